@@ -1,0 +1,35 @@
+"""Package, command and extras of amos_fairseq; tool settings live in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="amos_fairseq",
+    version="0.1.0",
+    description="Pretrain text encoders with an adversarial mixture of training signals (AMOS), as a fairseq plugin",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11,<3.12",
+    packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+    entry_points={"console_scripts": ["amos=amos_fairseq.cli.main:main"]},
+    install_requires=[
+        # The one fairseq that imports on Python 3.11; the original 0.12.2 does not.
+        "fairseq-fixed==0.12.3.1",
+        # A bare "torch" takes the newest CUDA build whatever is installed; these are the versions whose loader is weights-only.
+        "torch>=2.6,<2.14",
+        "matplotlib",
+        "numpy",
+        "rich",
+        "sentencepiece",
+        "tensorboard",
+        "tokenizers",
+        "tqdm",
+        "zstandard",
+    ],
+    extras_require={
+        # transformers 5 imports torchaudio eagerly, which does not load beside a CPU build of torch.
+        "test": ["pytest", "pytest-xdist", "ruff", "scikit-learn", "scipy", "transformers<5", "fastBPE==0.1.0"],
+        "wandb": ["wandb"],
+        "submitit": ["hydra-submitit-launcher"],
+    },
+)
