@@ -1,0 +1,177 @@
+"""Every logged line of a run as numbers: ``SAVE_DIR/metrics.jsonl``, the file that ``amos plot`` reads.
+
+One JSON object a line::
+
+    {"split": "train", "update": 100, "epoch": 0.25, "loss": 12.1, "mlm_loss_4": 5.3, ..., "lr": 0.0001, "wps": 41250.0}
+
+``split`` is ``train`` (fairseq's ``train_inner``: the mean since the line before it, every ``--log-interval``
+updates) or the name of a validation subset (``valid``). ``update`` counts optimizer steps, ``epoch`` passes over the
+training data. Every other value is a finite number or null, under the key that the console and TensorBoard use, without
+the strings that fairseq makes for the console. The averages that fairseq prints at the end of an epoch are left out:
+they are means over other updates and would stand beside the curve.
+"""
+
+import functools
+import json
+import logging
+import math
+import os
+from numbers import Number
+from typing import Any, Iterator, Optional
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import progress_bar
+from fairseq.logging.meters import Meter
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "metrics.jsonl"
+
+
+def to_number(value: Any) -> Optional[float]:
+    """A statistic of fairseq as a Python number, None where it is not finite; TypeError where it is no number."""
+    if isinstance(value, Meter):
+        value = value.smoothed_value
+    if torch.is_tensor(value) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, Number):
+        raise TypeError(f"not a number: {value!r}")
+    value = int(value) if isinstance(value, int) else float(value)
+    return value if math.isfinite(value) else None
+
+
+def numbers_of(stats: dict[str, Any]) -> dict[str, Optional[float]]:
+    """The statistics that are numbers. ``num_updates`` is left out: it is the record's ``update``."""
+    numbers = {}
+    for key, value in stats.items():
+        if key == "num_updates":
+            continue
+        try:
+            numbers[key] = to_number(value)
+        except TypeError:
+            continue  # a meter may hold a list or a text for the console; it has no place on a curve
+    return numbers
+
+
+class MetricsLog:
+    """The file of one run, written by the master rank alone."""
+
+    def __init__(self, save_dir: str) -> None:
+        self.path = os.path.join(save_dir, FILE_NAME)
+        self.epoch = 0.0
+
+    def append(self, split: str, update: int, stats: dict[str, Any]) -> None:
+        """Append one record, closing the file, so that a kill can cut the last line only.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        record = {"split": split, "update": int(update), "epoch": round(self.epoch, 6), **numbers_of(stats)}
+        try:
+            with open(self.path, "ab") as file:
+                file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: metrics cannot be written ({error.strerror}); make room or permit writing, "
+                "then start the same command again to continue from the last checkpoint"
+            ) from error
+
+    def cut_back(self, update: int) -> None:
+        """Drop what stands after ``update``: the resumed run writes it again. 0 starts the file anew.
+
+        A last line that a kill cut short goes as well. The file is replaced whole or left as it is.
+        """
+        if not os.path.exists(self.path):
+            return
+        with open(self.path, "rb") as file:
+            content = file.read()
+        kept = b"".join(self._kept_lines(content, update))
+        if kept == content:
+            return
+        logger.info("%s: cut back to update %d", self.path, update)
+        with whole_file(self.path) as unfinished, open(unfinished, "wb") as file:
+            file.write(kept)
+
+    def _kept_lines(self, content: bytes, update: int) -> Iterator[bytes]:
+        for number, line in enumerate(content.splitlines(), start=1):
+            try:
+                recorded_update = int(json.loads(line)["update"])
+            except (ValueError, KeyError, TypeError):
+                logger.warning("%s: line %d is broken and is dropped", self.path, number)
+                continue
+            if recorded_update <= update and update > 0:
+                yield line + b"\n"
+
+
+class MetricsProgressBar(progress_bar.BaseProgressBar):
+    """Passes everything on to another bar and records what is logged (as fairseq's own wrapper bars do)."""
+
+    def __init__(self, wrapped_bar: Any, iterator: Any, log: MetricsLog, epoch: int) -> None:
+        self.wrapped_bar = wrapped_bar
+        self.iterator = iterator
+        self.metrics_log = log
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.iterator)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.wrapped_bar)
+
+    def log(self, stats: dict[str, Any], tag: Optional[str] = None, step: Optional[int] = None) -> None:
+        """Record statistics of a training interval (fairseq's only caller of this method)."""
+        # The counting iterator knows its place in the epoch, also when the run was resumed in the middle of it.
+        self.metrics_log.epoch = self.epoch - 1 + self.iterator.n / max(len(self.iterator), 1)
+        self.metrics_log.append("train", step, stats)
+        self.wrapped_bar.log(stats, tag=tag, step=step)
+
+    def print(self, stats: dict[str, Any], tag: Optional[str] = None, step: Optional[int] = None) -> None:
+        """Record the statistics of a validation; the end-of-epoch averages of training pass unrecorded."""
+        if tag != "train":
+            self.metrics_log.append(tag, step, stats)
+        self.wrapped_bar.print(stats, tag=tag, step=step)
+
+    def update_config(self, config: dict[str, Any]) -> None:
+        self.wrapped_bar.update_config(config)
+
+
+def is_master_rank() -> bool:
+    """True in the one process that writes files (also where nothing is distributed)."""
+    return distributed_utils.get_global_rank() == 0
+
+
+def apply() -> None:
+    """Record from now on. The plugin calls this once, before fairseq's trainer asks for its first progress bar.
+
+    Both places are looked up in their modules by ``fairseq_cli.train`` at each call, so replacing them there suffices.
+    """
+    if getattr(progress_bar.progress_bar, "records_metrics", False):
+        return
+    make_bar, load_checkpoint = progress_bar.progress_bar, checkpoint_utils.load_checkpoint
+    logs: dict[str, MetricsLog] = {}
+
+    @functools.wraps(make_bar)
+    def recording_progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        bar = make_bar(iterator, *args, **kwargs)
+        # Only fairseq's trainer names the checkpoint directory (by the name that Aim gave it); other commands do not.
+        save_dir = kwargs.get("aim_param_checkpoint_dir")
+        if save_dir is None or not is_master_rank():
+            return bar
+        log = logs.setdefault(save_dir, MetricsLog(save_dir))
+        return MetricsProgressBar(bar, iterator, log, kwargs.get("epoch") or 1)
+
+    @functools.wraps(load_checkpoint)
+    def load_checkpoint_and_cut_back(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+        loaded = load_checkpoint(cfg, trainer, **kwargs)
+        if is_master_rank():
+            MetricsLog(cfg.save_dir).cut_back(trainer.get_num_updates())
+        return loaded
+
+    recording_progress_bar.records_metrics = True
+    progress_bar.progress_bar = recording_progress_bar
+    checkpoint_utils.load_checkpoint = load_checkpoint_and_cut_back
