@@ -1,0 +1,120 @@
+"""Batches of blocks over ranks and updates, and a position that survives a change of their number.
+
+An epoch is one order of blocks, cut into global batches of G = ranks * update_freq * batch size consecutive blocks:
+an update takes the next G blocks, whatever G is made of. fairseq counts its position in batches of one rank, which
+means something else after the number of ranks changed; here a checkpoint stores it in blocks.
+"""
+
+from typing import Any, Dict, List
+
+import numpy as np
+from fairseq.data import iterators
+
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.errors import UserError
+
+RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start the epochs anew"
+
+
+def equal_batches(indices: np.ndarray, batch_size: int) -> List[List[int]]:
+    """``indices`` in order, ``batch_size`` to a batch; the last batch holds the rest."""
+    return [indices[start : start + batch_size].tolist() for start in range(0, len(indices), batch_size)]
+
+
+def whole_updates(indices: np.ndarray, global_batch: int, source: str) -> np.ndarray:
+    """The longest beginning of an epoch's order that makes whole global batches.
+
+    fairseq normalises a partial last update wrongly on several ranks with update_freq > 1 (a rank without data counts
+    as sample size 0 for all its micro-batches), so there is none. The order differs in every epoch: what one leaves out
+    another takes. The rule knows the global batch only, hence the same blocks for any number of ranks.
+
+    Raises:
+        UserError: fewer blocks than one global batch.
+    """
+    kept = len(indices) - len(indices) % global_batch
+    if kept == 0:
+        raise UserError(
+            f"{source} has {len(indices)} blocks, fewer than the {global_batch} of one update (ranks x update_freq x "
+            "batch size): give more text, or a smaller --batch-size, --update-freq or --tokens-per-sample"
+        )
+    return indices[:kept]
+
+
+class BlockBatchIterator(iterators.EpochBatchIterator):
+    """fairseq's epoch iterator over equal batches, in the dataset's own order, with a position in blocks.
+
+    Args:
+        dataset: its ``ordered_indices`` is the order; fairseq's second shuffle of whole batches is off, because its
+            result depends on the batch size of a rank.
+        batches: equal batches in that order.
+        update_freq: micro-batches per update and rank; 1 for validation.
+        The others as in fairseq. Loader processes start anew in each epoch: those that fairseq keeps alive never hear
+        of ``set_epoch`` and repeat the masks of the first one.
+    """
+
+    def __init__(
+        self,
+        dataset: MaskedBlockDataset,
+        batches: List[List[int]],
+        *,
+        update_freq: int,
+        num_shards: int,
+        shard_id: int,
+        num_workers: int,
+        epoch: int,
+        buffer_size: int,
+    ) -> None:
+        super().__init__(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=batches,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=buffer_size,
+            disable_shuffling=True,
+            reuse_dataloader=False,
+            persistent_workers=False,
+        )
+        self.blocks_per_step = num_shards * len(batches[0])
+        self.global_batch = self.blocks_per_step * update_freq
+
+    def state_dict(self) -> Dict[str, Any]:
+        """fairseq's entries, and the position in blocks with the number of blocks that it refers to."""
+        state = super().state_dict()
+        state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
+        state["blocks_in_corpus"] = len(self.dataset)
+        return state
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Go to the saved position, with as many ranks and micro-batches as there are now.
+
+        Raises:
+            UserError: the position is not on the border of an update here, or refers to another corpus.
+        """
+        if state_dict["iterations_in_epoch"] > 0:
+            state_dict = {**state_dict, "iterations_in_epoch": self._steps_until(state_dict)}
+        super().load_state_dict(state_dict)
+
+    def _steps_until(self, state_dict: Dict[str, Any]) -> int:
+        epoch = state_dict["epoch"]
+        if "blocks_in_epoch" not in state_dict:
+            raise UserError(
+                f"the checkpoint stands inside epoch {epoch} of another task's data and cannot be continued there: "
+                + RESET_HINT
+            )
+        position, corpus = state_dict["blocks_in_epoch"], state_dict["blocks_in_corpus"]
+        if corpus != len(self.dataset):
+            raise UserError(
+                f"the checkpoint stands inside epoch {epoch} of a corpus of {corpus} blocks, but this one has "
+                f"{len(self.dataset)} (other text, or another --tokens-per-sample): {RESET_HINT}"
+            )
+        blocks_in_batches = sum(len(batch) for batch in self.frozen_batches)
+        if position % self.global_batch != 0 or position >= blocks_in_batches:
+            raise UserError(
+                f"the checkpoint stands after block {position} of epoch {epoch}, which is no border between updates of "
+                f"{self.global_batch} blocks (ranks x update_freq x batch size): keep the global batch by --update-freq "
+                f"and --batch-size, or {RESET_HINT}"
+            )
+        return position // self.blocks_per_step

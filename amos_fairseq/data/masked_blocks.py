@@ -1,0 +1,165 @@
+"""Blocks of tokens with masked positions, in shapes that never change.
+
+B blocks, T tokens per block, k = ceil(mask_prob * T) slots for masked positions.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, Dict, List
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset
+
+from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.errors import UserError
+
+MASK_SYMBOL = "<mask>"
+# What fairseq-preprocess --padding-factor appends to a dictionary to round its size; no text holds it.
+DICTIONARY_FILLER = "madeupword"
+
+
+def num_masked_positions(mask_prob: float, length: int) -> int:
+    """ceil(mask_prob * length), exact in the decimals that the user wrote: ceil(0.07 * 100) is 7, not 8."""
+    return math.ceil(Fraction(str(mask_prob)) * length)
+
+
+def special_ids(dictionary: Dictionary) -> List[int]:
+    """Ids that are never masked, never a target and never sampled, ascending.
+
+    fairseq's own ``<s> <pad> </s> <unk>``, ``<mask>``, and the filler words that round up a dictionary's size.
+    """
+    named = {dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), dictionary.index(MASK_SYMBOL)}
+    filler = {index for index, symbol in enumerate(dictionary.symbols) if symbol.startswith(DICTIONARY_FILLER)}
+    return sorted(named | filler)
+
+
+class MaskedBlockDataset(FairseqDataset):
+    """Blocks with ``<s>`` in front and k(L) masked positions each, L the real tokens of the block.
+
+    Args:
+        blocks: one-dimensional LongTensors of token ids without ``<s>``, for example fairseq's ``TokenBlockDataset``.
+            What is longer than T - 1 is cut (``complete`` and ``eos`` blocks can be).
+        dictionary: holds ``<mask>``.
+        tokens_per_block: T, ``<s>`` included.
+        mask_prob: share of a block's tokens that is masked, specials counted in L but never masked.
+        seed: of the masks and of the order.
+        training: masks and order change with the epoch (``set_epoch``); otherwise masks depend on (seed, block)
+            alone and blocks keep their order.
+        source: where the blocks come from, for error messages.
+
+    Raises:
+        UserError: a block holds a token id that the dictionary does not have.
+    """
+
+    def __init__(
+        self,
+        blocks: Any,
+        dictionary: Dictionary,
+        *,
+        tokens_per_block: int,
+        mask_prob: float,
+        seed: int,
+        training: bool,
+        source: str = "the corpus",
+    ) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.tokens_per_block = tokens_per_block
+        self.seed = seed
+        self.training = training
+        self.source = source
+        self.epoch = 1
+        self.bos, self.pad, self.mask = dictionary.bos(), dictionary.pad(), dictionary.index(MASK_SYMBOL)
+        self._maskable = np.ones(len(dictionary), dtype=bool)
+        self._maskable[special_ids(dictionary)] = False
+        # num_masked[L] for every possible length, so that __getitem__ computes no fractions.
+        self._num_masked = [num_masked_positions(mask_prob, length) for length in range(tokens_per_block + 1)]
+
+    @property
+    def slots(self) -> int:
+        """k = ceil(mask_prob * T), the width of the position tensors."""
+        return self._num_masked[self.tokens_per_block]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        """``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending."""
+        index = int(index)
+        block = self.blocks[index][: self.tokens_per_block - 1].long()
+        tokens = torch.cat([block.new_tensor([self.bos]), block])
+        return {"id": index, "tokens": tokens, "positions": torch.from_numpy(self._draw_positions(index, tokens))}
+
+    def _draw_positions(self, index: int, tokens: torch.Tensor) -> np.ndarray:
+        """Without replacement among the block's non-special tokens, from (seed, epoch, block) alone."""
+        ids = tokens.numpy()
+        if ids.max() >= len(self._maskable) or ids.min() < 0:
+            raise UserError(
+                f"{self.source} holds token id {int(ids.max())} in block {index}, but dict.txt gives ids up to "
+                f"{len(self._maskable) - 1}: it was binarized with another dictionary; binarize the text again"
+            )
+        candidates = np.flatnonzero(self._maskable[ids])
+        count = min(self._num_masked[len(ids)], len(candidates))
+        if self.training:
+            generator = keyed_generator(Purpose.TRAINING_MASK, self.seed, self.epoch, index)
+        else:
+            generator = keyed_generator(Purpose.VALIDATION_MASK, self.seed, 0, index)
+        return np.sort(generator.choice(candidates, size=count, replace=False)).astype(np.int64)
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """A batch in static shapes; an empty list (a rank without data in the last validation step) gives ``{}``.
+
+        Returns:
+            ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens), ``num_masked`` and ``first_id`` Python
+            ints, so that nothing waits for the device; ``net_input`` with ``tokens`` and ``masked_tokens``
+            LongTensor [B, T], ``masked_positions`` LongTensor [B, k] (ascending, unused slots 0) and
+            ``masked_weights`` FloatTensor [B, k] (1, unused slots 0).
+        """
+        if not samples:
+            return {}
+        tokens = torch.full((len(samples), self.tokens_per_block), self.pad, dtype=torch.long)
+        masked_tokens = tokens.clone()
+        positions = torch.zeros((len(samples), self.slots), dtype=torch.long)
+        weights = torch.zeros((len(samples), self.slots), dtype=torch.float32)
+        for row, sample in enumerate(samples):
+            length, count = len(sample["tokens"]), len(sample["positions"])
+            tokens[row, :length] = sample["tokens"]
+            masked_tokens[row, :length] = sample["tokens"]
+            masked_tokens[row, sample["positions"]] = self.mask
+            positions[row, :count] = sample["positions"]
+            weights[row, :count] = 1.0
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
+            "nsentences": len(samples),
+            "ntokens": sum(len(sample["tokens"]) for sample in samples),
+            "num_masked": sum(len(sample["positions"]) for sample in samples),
+            "first_id": samples[0]["id"],
+            "net_input": {
+                "tokens": tokens,
+                "masked_tokens": masked_tokens,
+                "masked_positions": positions,
+                "masked_weights": weights,
+            },
+        }
+
+    def ordered_indices(self) -> np.ndarray:
+        """Block indices [N] int64: a permutation from (seed, epoch) for training, ascending for validation."""
+        if not self.training:
+            return np.arange(len(self), dtype=np.int64)
+        return keyed_generator(Purpose.BLOCK_ORDER, self.seed, self.epoch, 0).permutation(len(self))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """False: an iterator that fairseq kept would repeat the first epoch's order."""
+        return False
+
+    def num_tokens(self, index: int) -> int:
+        """T for every block: what it costs, since shorter blocks are padded."""
+        return self.tokens_per_block
+
+    def size(self, index: int) -> int:
+        return self.tokens_per_block

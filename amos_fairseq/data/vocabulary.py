@@ -1,0 +1,128 @@
+"""The dictionary and tokenizer of a corpus: found, checked against each other, and kept beside the checkpoints."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+from fairseq import utils
+from fairseq.data import Dictionary
+
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.data.masked_blocks import MASK_SYMBOL
+from amos_fairseq.errors import UserError
+
+DICTIONARY_FILE = "dict.txt"
+TOKENIZER_DIRECTORY = "tokenizer"
+
+
+def shard_directories(data: str) -> List[Path]:
+    """The directories of ``dir0:dir1``; :class:`UserError` where one is missing or is no directory."""
+    directories = [Path(path) for path in utils.split_paths(data) if path]
+    if not directories:
+        raise UserError("the path of the binarized corpus is empty: give the directory that prepare.sh wrote")
+    for directory in directories:
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a directory: give the directory that prepare.sh wrote")
+    return directories
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Files that turn text into the ids of a corpus.
+
+    ``tokenizer_directory`` is None for a corpus that came without one; it then still trains.
+    """
+
+    dictionary_file: Path
+    dictionary_sha256: str
+    tokenizer_directory: Optional[Path]
+    tokenizer_sha256: Optional[str]
+
+    @classmethod
+    def of_corpus(cls, directories: List[Path], tokenizer_directory: Optional[str]) -> "Vocabulary":
+        """``dict.txt`` of the first shard, and the tokenizer given, beside it, or one level up (several shards).
+
+        Raises:
+            UserError: a ``dict.txt`` is missing or differs between shards or from the tokenizer's.
+        """
+        dictionary_file = directories[0] / DICTIONARY_FILE
+        sha256 = _dictionary_sha256(dictionary_file)
+        for directory in directories[1:]:
+            if _dictionary_sha256(directory / DICTIONARY_FILE) != sha256:
+                raise UserError(
+                    f"{directory / DICTIONARY_FILE} differs from {dictionary_file}: all shards of a corpus need one "
+                    "dictionary; binarize them together"
+                )
+        tokenizer = _find_tokenizer(directories, tokenizer_directory)
+        if tokenizer is None:
+            return cls(dictionary_file, sha256, None, None)
+        if _dictionary_sha256(tokenizer / DICTIONARY_FILE) != sha256:
+            raise UserError(
+                f"{tokenizer / DICTIONARY_FILE} differs from {dictionary_file}: the tokenizer is not the one that "
+                "binarized this corpus; give the right --tokenizer-directory or binarize the text again"
+            )
+        return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
+
+    def load_dictionary(self) -> Dictionary:
+        """``dict.txt`` and ``<mask>`` behind it; :class:`UserError` where fairseq cannot read the file."""
+        try:
+            dictionary = Dictionary.load(str(self.dictionary_file))
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"{self.dictionary_file} is not a fairseq dictionary: {error}") from error
+        dictionary.add_symbol(MASK_SYMBOL)
+        return dictionary
+
+    def copy_into(self, save_dir: str) -> Path:
+        """``SAVE_DIR/tokenizer``: the tokenizer's files, or ``dict.txt`` alone; whole or absent, written once.
+
+        Raises:
+            UserError: there is one already and it is another: its checkpoints could no longer be read.
+        """
+        target = Path(save_dir) / TOKENIZER_DIRECTORY
+        if target.exists():
+            if not self._is_copied_to(target):
+                raise UserError(
+                    f"{target} belongs to a run with another vocabulary than {self.dictionary_file}: give another "
+                    "--save-dir, or the corpus of that run"
+                )
+            return target
+        unfinished = target.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for source in self._files():
+            shutil.copyfile(source, unfinished / source.name)
+        os.rename(unfinished, target)
+        return target
+
+    def _files(self) -> List[Path]:
+        if self.tokenizer_directory is None:
+            return [self.dictionary_file]
+        return [path for path in self.tokenizer_directory.iterdir() if path.is_file() and path.name[0] != "."]
+
+    def _is_copied_to(self, target: Path) -> bool:
+        if self.tokenizer_sha256 is not None:
+            return directory_sha256(target) == self.tokenizer_sha256
+        copy = target / DICTIONARY_FILE
+        return copy.is_file() and file_sha256(copy) == self.dictionary_sha256
+
+
+def _dictionary_sha256(path: Path) -> str:
+    if not path.is_file():
+        raise UserError(f"{path} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
+    return file_sha256(path)
+
+
+def _find_tokenizer(directories: List[Path], given: Optional[str]) -> Optional[Path]:
+    if given:
+        if not Path(given).is_dir():
+            raise UserError(f"--tokenizer-directory {given} is not a directory")
+        return Path(given)
+    candidates = [directories[0] / TOKENIZER_DIRECTORY]
+    if len(directories) > 1:
+        candidates.append(directories[0].absolute().parent / TOKENIZER_DIRECTORY)
+    # SAVE_DIR/tokenizer itself, given as data, is a tokenizer directory with its dictionary.
+    if (directories[0] / "tokenizer.settings.json").is_file():
+        candidates.append(directories[0])
+    return next((candidate for candidate in candidates if candidate.is_dir()), None)

@@ -1,0 +1,249 @@
+"""Pretraining on plain text: blocks with masked positions, for every objective of this package."""
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from fairseq.data import Dictionary, TokenBlockDataset, data_utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
+from amos_fairseq.data.masked_blocks import MASK_SYMBOL, MaskedBlockDataset, num_masked_positions, special_ids
+from amos_fairseq.data.seeding import Purpose, noise_seed
+from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
+from amos_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TextPretrainingConfig(FairseqDataclass):
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "directory of the binarized corpus; dir0:dir1 are shards, epoch e reads the next one"},
+    )
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "tokens per block, <s> included (AMOS Table 3: sequence length 512)"}
+    )
+    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc", "eos"]) = field(
+        default="none",
+        metadata={
+            "help": "where blocks end: none fills every block; complete at the end of a paragraph; complete_doc also at "
+            "the end of a document; eos makes each paragraph a block"
+        },
+    )
+    mask_prob: float = field(
+        default=0.15, metadata={"help": "share of a block's tokens that is masked (AMOS Appendix B: 15 %%)"}
+    )
+    tokenizer_directory: Optional[str] = field(
+        default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
+    )
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    train_subset: str = II("dataset.train_subset")
+    update_freq: List[int] = II("optimization.update_freq")
+
+
+@register_task("text_pretraining", dataclass=TextPretrainingConfig)
+class TextPretrainingTask(FairseqTask):
+    """Epoch e reads shard (e - 1) mod n. What is drawn at random depends on (seed, epoch, block) or (seed, update,
+    block) alone: see :mod:`amos_fairseq.data.seeding`. A checkpoint's ``task_state`` names the vocabulary by sha256.
+    """
+
+    cfg: TextPretrainingConfig
+
+    def __init__(self, cfg: TextPretrainingConfig, vocabulary: Vocabulary, dictionary: Dictionary) -> None:
+        super().__init__(cfg)
+        self.vocabulary = vocabulary
+        self.dictionary = dictionary
+        self.mask_idx = dictionary.index(MASK_SYMBOL)
+        self.state.merge_state_dict(
+            {
+                "dictionary_sha256": vocabulary.dictionary_sha256,
+                "tokenizer_sha256": vocabulary.tokenizer_sha256,
+            }
+        )
+
+    @classmethod
+    def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
+        """Read the vocabulary; :class:`UserError` for paths, dictionaries or settings that cannot be used."""
+        if not 0.0 < cfg.mask_prob < 1.0:
+            raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
+        if cfg.tokens_per_sample < 2:
+            raise UserError(f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room beside <s>: give 2 or more")
+        vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
+        dictionary = vocabulary.load_dictionary()
+        logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
+        return cls(cfg, vocabulary, dictionary)
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def special_ids(self) -> List[int]:
+        """Ids that are never masked, never a target and never sampled, ascending."""
+        return special_ids(self.dictionary)
+
+    def masked_per_block(self, length: int) -> int:
+        """k(L) = ceil(mask_prob * L), the masked positions of a block of L tokens (if it has so many to mask)."""
+        return num_masked_positions(self.cfg.mask_prob, length)
+
+    @property
+    def masked_share(self) -> float:
+        """r = ceil(mask_prob * T) / T: puts sums over real tokens on the scale of sums over masked positions."""
+        return self.masked_per_block(self.cfg.tokens_per_sample) / self.cfg.tokens_per_sample
+
+    def max_positions(self) -> int:
+        return self.cfg.tokens_per_sample
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Blocks of one shard's ``split``; with ``combine`` also of ``split1``, ``split2``, ...
+
+        Raises:
+            UserError: the split is missing or empty; for training, in whichever shard, so that a run does not stop
+                in a later epoch.
+        """
+        directories = shard_directories(self.cfg.data)
+        training = split == self.cfg.train_subset
+        for directory in directories if training else directories[:1]:
+            _require_split(os.path.join(directory, split))
+        path = os.path.join(directories[(epoch - 1) % len(directories)], split)
+        tokens = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
+        if tokens is None or len(tokens) == 0 or tokens.sizes.sum() == 0:
+            raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")
+        self.datasets[split] = MaskedBlockDataset(
+            self._break_into_blocks(tokens, path),
+            self.dictionary,
+            tokens_per_block=self.cfg.tokens_per_sample,
+            mask_prob=self.cfg.mask_prob,
+            seed=self.cfg.seed,
+            training=training,
+            source=path,
+        )
+
+    def _break_into_blocks(self, tokens: Any, path: str) -> TokenBlockDataset:
+        size = self.cfg.tokens_per_sample - 1  # <s> takes the first place
+        blocks = TokenBlockDataset(
+            tokens,
+            tokens.sizes,
+            size,
+            pad=self.dictionary.pad(),
+            eos=self.dictionary.eos(),
+            break_mode=str(self.cfg.sample_break_mode),
+        )
+        cut = int((blocks.sizes > size).sum())
+        logger.info(f"{path}: {len(blocks)} blocks of up to {size + 1} tokens, {cut} of them cut to that length")
+        return blocks
+
+    def get_batch_iterator(
+        self,
+        dataset: MaskedBlockDataset,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        max_positions: Optional[int] = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        **ignored: Any,
+    ) -> BlockBatchIterator:
+        """Equal batches of ``max_sentences`` blocks (or ``max_tokens`` // T, the smaller of both).
+
+        The arguments that are left out serve corpora whose samples differ in length or that reuse an iterator.
+
+        Raises:
+            UserError: no whole block fits, or the corpus is smaller than one global batch.
+        """
+        length = self.cfg.tokens_per_sample
+        if max_positions is not None and max_positions < length:
+            raise UserError(
+                f"a block has --tokens-per-sample {length} tokens, but the model's --max-positions or --max-tokens "
+                f"allows {max_positions}"
+            )
+        limits = [limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None]
+        batch_size = min(limits)
+        if batch_size < 1:
+            raise UserError(f"--max-tokens {max_tokens} is less than one block of --tokens-per-sample {length}")
+        dataset.set_epoch(epoch)
+        indices = dataset.ordered_indices()
+        update_freq = 1
+        if dataset.training:
+            schedule = self.cfg.update_freq
+            update_freq = schedule[min(epoch, len(schedule)) - 1]
+            kept = whole_updates(indices, num_shards * update_freq * batch_size, dataset.source)
+            logger.info(f"epoch {epoch}: {len(kept)} blocks in whole updates, {len(indices) - len(kept)} left out")
+            indices = kept
+        return BlockBatchIterator(
+            dataset,
+            equal_batches(indices, batch_size),
+            update_freq=update_freq,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+        )
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+            return
+        target = self.vocabulary.copy_into(self.cfg.save_dir)
+        if self.vocabulary.tokenizer_directory is None:
+            logger.info(f"the corpus came without a tokenizer: {target} holds the dictionary alone")
+
+    def train_step(
+        self,
+        sample: Dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
+        """fairseq's step with noise of its own for each micro-batch.
+
+        fairseq seeds all ranks alike once per update, so that they would share dropout and Gumbel noise, and a
+        micro-batch would see other noise when it comes second on one rank than when it comes first on another.
+        """
+        torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def valid_step(
+        self, sample: Dict[str, Any], model: Any, criterion: Any
+    ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
+        """The same noise in every validation, for any rank; training's random numbers stay as they were."""
+        device = sample["net_input"]["tokens"].device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, self.cfg.seed, 0, sample["first_id"]))
+            return super().valid_step(sample, model, criterion)
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Compare a checkpoint's vocabulary with this task's; :class:`UserError` where they differ."""
+        for key, here in (
+            ("dictionary_sha256", self.vocabulary.dictionary_sha256),
+            ("tokenizer_sha256", self.vocabulary.tokenizer_sha256),
+        ):
+            saved = state_dict.get(key)
+            if saved is not None and here is not None and saved != here:
+                raise UserError(
+                    f"the checkpoint was trained with another {key.split('_')[0]} than {self.vocabulary.dictionary_file} "
+                    f"(sha256 {saved[:12]}..., here {here[:12]}...): use the vocabulary in its SAVE_DIR/tokenizer, "
+                    "also to binarize further text (prepare.sh --tokenizer)"
+                )
+
+
+def _require_split(path: str) -> None:
+    for suffix in (".bin", ".idx"):
+        if not os.path.isfile(path + suffix):
+            raise UserError(f"{path}{suffix} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
