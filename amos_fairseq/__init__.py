@@ -6,3 +6,5 @@ This is the one place that registers everything; fairseq imports it before it pa
 from amos_fairseq import compat
 
 compat.apply()
+
+from amos_fairseq import criterions, models, optim, tasks  # noqa: E402, F401

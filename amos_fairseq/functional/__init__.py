@@ -1,1 +1,1 @@
-
+"""Pure tensor functions; nothing here knows fairseq, modules or configurations."""

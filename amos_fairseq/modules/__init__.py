@@ -1,1 +1,1 @@
-
+"""What models are made of."""

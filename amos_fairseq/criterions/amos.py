@@ -1,0 +1,108 @@
+"""The objective of AMOS."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq import metrics
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from amos_fairseq.criterions.detection import detection_sums, log_detection
+from amos_fairseq.functional.mixture import mixture_entropy
+
+
+@dataclass
+class AmosCriterionConfig(FairseqDataclass):
+    """Appendix B of AMOS."""
+
+    discriminator_loss_weight: float = field(
+        default=50.0, metadata={"help": "lambda, the weight of the detection loss"}
+    )
+
+
+@register_criterion("amos", dataclass=AmosCriterionConfig)
+class AmosCriterion(FairseqCriterion):
+    """L_GEN + lambda L_DISC (AMOS Eq. 1, 2 and 4).
+
+        L_GEN  = 1/|M| sum_{i in M} sum_{d in D} -log p_MLM(x_i | h_i^(d))                                       (Eq. 2)
+        L_DISC = 1/n sum_i -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i,  r_i = sigmoid(logit_i)     (Eq. 1)
+
+    over the masked positions M and the n real tokens of a batch. Eq. 4's "- lambda L_DISC" for the mixture weights is the
+    gradient reversal inside the model, so lambda enters once, here.
+
+    Shapes: B sequences, T tokens, M masked positions a sequence, K depths.
+
+    Departures: the logits are positive for "replaced", Eq. 1 writes the probability of "original". fairseq divides the
+    summed gradient by the summed sample size, the number of masked positions; therefore the detection sum is multiplied
+    by the constant ceil(mask_prob T) / T instead of a batch's own |M| / n, and sums over ranks and accumulated batches
+    are exact (a block that is not full weighs in by its own tokens).
+    """
+
+    def __init__(self, task, discriminator_loss_weight: float):
+        super().__init__(task)
+        self.discriminator_loss_weight = discriminator_loss_weight
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        output = model(**sample["net_input"])
+        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
+        is_real = sample["net_input"]["tokens"].ne(self.padding_idx)  # [B,T]
+
+        mlm_losses = (output.mlm_nll * is_masked).sum((1, 2))  # [K]
+        rtd_losses = binary_cross_entropy_with_logits(output.rtd_logits, output.replaced.float(), reduction="none")
+        rtd_loss = (rtd_losses * is_real).sum()
+        loss = mlm_losses.sum() + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
+
+        num_masked = sample["num_masked"]
+        logging_output = {
+            "loss": loss.detach(),
+            "rtd_loss": rtd_loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": num_masked,
+            **mixture_sums(depth_names(model), output, mlm_losses.detach(), is_masked),
+            **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
+        }
+        return loss, num_masked, logging_output
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the contract's keys from sums over all ranks and accumulated batches."""
+        totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
+        num_masked, num_tokens = float(totals["sample_size"]), float(totals["ntokens"])
+        metrics.log_scalar("loss", mean(totals["loss"], num_masked), num_masked, round=3)
+        for key in totals:
+            if key.startswith(("mlm_", "mixture_")):
+                metrics.log_scalar(key, mean(totals[key], num_masked), num_masked, round=4)
+        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_tokens), num_tokens, round=4)
+        log_detection(totals, num_masked)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+def depth_names(model) -> list[str]:
+    """Names of the depths; a model on several ranks is wrapped and hides its attributes."""
+    return (model if hasattr(model, "depth_names") else model.module).depth_names
+
+
+def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor) -> dict[str, Tensor]:
+    """Sums over masked positions: loss and accuracy of each depth, its mixture weight, and the entropy of the mixture."""
+    gamma = output.mixture_weights.detach()  # [B,M,K]
+    correct = (output.mlm_correct * is_masked).sum((1, 2))  # [K]
+    weights = (gamma * is_masked.unsqueeze(-1)).sum((0, 1))  # [K]
+    sums = {"mixture_entropy": (mixture_entropy(gamma) * is_masked).sum()}
+    for depth, name in enumerate(names):
+        sums[f"mlm_loss_{name}"] = mlm_losses[depth]
+        sums[f"mlm_acc_{name}"] = correct[depth]
+        sums[f"mixture_{name}"] = weights[depth]
+    return sums
+
+
+def mean(total: Tensor | float, count: float) -> float:
+    """total / count as a Python float, 0 for an empty batch (a numpy or tensor scalar must not enter the checkpoint)."""
+    return float(torch.as_tensor(total, dtype=torch.float64)) / count if count else 0.0

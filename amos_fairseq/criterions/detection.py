@@ -1,0 +1,60 @@
+"""How well replaced tokens are detected: sums in the batch, rates in the log. Positive class: "replaced"."""
+
+from typing import Any
+
+from fairseq import metrics
+from fairseq.logging.meters import MetersDict
+from torch import Tensor
+
+from amos_fairseq.functional.detection import auc_from_histograms, logit_histogram
+
+
+def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[str, Tensor]:
+    """Sums over the real tokens of a batch; they add up over batches and ranks.
+
+    Args:
+        logits: [B,T] float, positive for "replaced".
+        replaced: [B,T] bool.
+        is_real: [B,T] bool, False at padding.
+    """
+    flagged = (logits > 0) & is_real
+    replaced = replaced & is_real
+    return {
+        "_flagged": flagged.sum(),
+        "_replaced": replaced.sum(),
+        "_hits": (flagged & replaced).sum(),
+        "_replaced_logits": logit_histogram(logits, replaced),
+        "_original_logits": logit_histogram(logits, is_real & ~replaced),
+    }
+
+
+def log_detection(totals: dict[str, Any], num_masked: float) -> None:
+    """Log ``replaced``, ``rtd_acc``, ``rtd_recall``, ``rtd_precision`` and ``rtd_auc`` from summed ``totals``.
+
+    The sums themselves are kept under names that fairseq hides, so that rates over many updates are rates of sums.
+    """
+    for key in ("_flagged", "_replaced", "_hits"):
+        metrics.log_scalar_sum(key, float(totals[key]))
+    metrics.log_scalar_sum("_tokens", float(totals["ntokens"]))
+    metrics.log_scalar_sum("_masked", num_masked)
+    for key in ("_replaced_logits", "_original_logits"):
+        metrics.log_scalar_sum(key, totals[key].cpu())
+
+    metrics.log_derived("replaced", lambda meters: ratio(meters, "_replaced", "_masked"))
+    metrics.log_derived("rtd_acc", accuracy)
+    metrics.log_derived("rtd_recall", lambda meters: ratio(meters, "_hits", "_replaced"))
+    metrics.log_derived("rtd_precision", lambda meters: ratio(meters, "_hits", "_flagged"))
+    metrics.log_derived(
+        "rtd_auc", lambda meters: auc_from_histograms(meters["_replaced_logits"].sum, meters["_original_logits"].sum)
+    )
+
+
+def ratio(meters: MetersDict, part: str, whole: str) -> float:
+    """One sum over another; 0 where there is nothing to divide by (no token flagged, none replaced)."""
+    return meters[part].sum / meters[whole].sum if meters[whole].sum else 0.0
+
+
+def accuracy(meters: MetersDict) -> float:
+    """Share of real tokens judged rightly: all but the missed and the falsely flagged."""
+    wrong = meters["_replaced"].sum + meters["_flagged"].sum - 2 * meters["_hits"].sum
+    return 1 - wrong / meters["_tokens"].sum if meters["_tokens"].sum else 0.0

@@ -1,0 +1,27 @@
+"""Read and write a few positions of every sequence through an index tensor of static shape.
+
+Shapes: B sequences, T tokens, M masked positions, D width. Padded slots hold position 0 and weight 0; position 0 is
+``<s>``, which is never masked, so a padded slot can be read and written back without touching a real masked position.
+"""
+
+from torch import Tensor
+
+
+def gather_positions(states: Tensor, positions: Tensor) -> Tensor:
+    """``states`` [B,T,D] at ``positions`` [B,M] -> [B,M,D]."""
+    return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.size(-1)))
+
+
+def replace_positions(tokens: Tensor, positions: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+    """A copy of ``tokens`` [B,T] with ``values`` [B,M] at ``positions`` [B,M] wherever ``weights`` [B,M] is not 0.
+
+    A padded slot writes back what stands there: several slots may name position 0, and all write the same value.
+    """
+    kept = tokens.gather(1, positions)
+    return tokens.scatter(1, positions, values.where(weights != 0, kept))
+
+
+def add_at_positions(states: Tensor, positions: Tensor, values: Tensor, weights: Tensor) -> Tensor:
+    """``states`` [B,T,D] plus ``weights`` [B,M] * ``values`` [B,M,D] at ``positions`` [B,M]."""
+    weighted = values * weights.unsqueeze(-1).to(values.dtype)
+    return states.scatter_add(1, positions.unsqueeze(-1).expand_as(weighted), weighted.to(states.dtype))

@@ -1,0 +1,240 @@
+"""AMOS: an adversarial mixture of training signal generators (Meng et al., ICLR 2022), section 3.3.
+
+Shapes: B sequences, T tokens, M masked positions a sequence, K depths, D width, V rows of the vocabulary.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import II
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.mixture import mix_logits
+from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
+from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
+from amos_fairseq.models.configuration import EncoderConfig, encoder_shape, register_sizes
+from amos_fairseq.models.vocabulary import Vocabulary
+from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.heads import DetectionHead, MlmHead
+from amos_fairseq.modules.initialization import initialize, mark_undecayed
+from amos_fairseq.modules.mixture import STRATEGIES, MixtureWeights
+
+
+@dataclass
+class AmosConfig(EncoderConfig):
+    """AMOS-base (section 4 and Appendix B); the ablations of "Figure 3", Tables 6 and 7 are settings of the same model."""
+
+    relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
+        default="t5", metadata={"help": "relative positions: none, t5, or those of the released AMOS checkpoint"}
+    )
+    generator_depths: str = field(
+        default="4,6,8", metadata={"help": "layers of the generator that carry an MLM head, ascending"}
+    )
+    mixture: ChoiceEnum(list(STRATEGIES)) = field(
+        default="learned", metadata={"help": "who weighs the depths: the adversary, or one of the ablations"}
+    )
+    fixed_mixture_weights: str = field(default="", metadata={"help": "a number per depth, for --mixture fixed"})
+    gumbel_temperature: float = field(default=0.3, metadata={"help": "temperature tau of Gumbel-Softmax"})
+    no_stop_gradient: bool = field(
+        default=False, metadata={"help": "let deeper MLM losses train the shallower blocks too (ablation)"}
+    )
+    adversarial_mlm_multiplier: float = field(
+        default=0.0, metadata={"help": "also train the MLM embeddings h to mislead, times this number (ablation)"}
+    )
+    separate_generators: bool = field(
+        default=False, metadata={"help": "one generator per depth instead of one with several heads (ablation)"}
+    )
+    max_update: int = II("optimization.max_update")
+
+
+class AmosOutput(NamedTuple):
+    """Everything that the criterion, the log and ``amos inspect`` read; a faster forward pass fills the same fields."""
+
+    mlm_nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
+    mlm_correct: Tensor  # [K,B,M] bool, the depth's best guess is the original
+    mixture_weights: Tensor  # [B,M,K] float32, gamma
+    sampled_tokens: Tensor  # [B,M] int64
+    corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
+    replaced: Tensor  # [B,T] bool, differs from the original
+    rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
+
+
+@register_model("amos", dataclass=AmosConfig)
+class AmosModel(BaseFairseqModel):
+    """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator: the encoder to keep.
+
+    Token embeddings are shared by generator, output layer and discriminator; positions, LayerNorms and bias tables are
+    each encoder's own. The generator has no dropout.
+    """
+
+    def __init__(self, cfg: AmosConfig, vocabulary: Vocabulary):
+        super().__init__()
+        self.cfg = cfg
+        self.vocabulary = vocabulary
+        self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
+        num_depths, width = len(self.depths), cfg.encoder_embed_dim
+        num_generators = num_depths if cfg.separate_generators else 1
+        generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
+
+        self.embed_tokens = nn.Embedding(vocabulary.num_rows, width, padding_idx=vocabulary.pad)
+        self.generators = nn.ModuleList(
+            TransformerEncoder(encoder_shape(cfg, num_layers, with_dropout=False)) for num_layers in generator_layers
+        )
+        self.mlm_heads = nn.ModuleList(
+            MlmHead(width, vocabulary.num_rows, cfg.layer_norm_eps) for _ in range(num_generators)
+        )
+        self.mixture = MixtureWeights(
+            str(cfg.mixture), num_depths, width, parse_numbers(cfg.fixed_mixture_weights), cfg.max_update
+        )
+        self.discriminator = TransformerEncoder(encoder_shape(cfg))
+        self.detection_head = DetectionHead(width)
+
+        initialize(self, cfg.init_std, cfg.linear_init_std)
+        mark_undecayed(self, also=("relative_position",))
+        self.register_buffer("unsampled_rows", vocabulary.unsampled_rows(), persistent=False)
+
+    @classmethod
+    def build_model(cls, cfg: AmosConfig, task) -> "AmosModel":
+        """Raises UserError for settings that describe no model."""
+        try:
+            return cls(cfg, Vocabulary.of(task.source_dictionary))
+        except ValueError as error:
+            raise UserError(f"the model cannot be built: {error}") from error
+
+    def forward(
+        self,
+        tokens: Tensor,
+        masked_tokens: Tensor,
+        masked_positions: Tensor,
+        masked_weights: Tensor,
+        has_padding: bool = True,
+    ) -> AmosOutput:
+        """Mask, guess, mix, sample, corrupt, detect.
+
+        Args:
+            tokens: [B,T] int64, the original text.
+            masked_tokens: [B,T] int64, what the generator reads.
+            masked_positions: [B,M] int64; padded slots hold 0.
+            masked_weights: [B,M] float, 1, or 0 for a padded slot.
+            has_padding: False promises that no sequence is padded, which saves the mask.
+        """
+        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
+        features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
+        originals = tokens.gather(1, masked_positions)
+        guesses = [
+            linear_cross_entropy(h, self.embed_tokens.weight, bias, originals)
+            for h, bias in zip(hidden, self.mlm_biases(), strict=True)
+        ]
+        gamma = self.mixture(features)
+        sampled, residual = self.sample(hidden, gamma)
+        corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
+        embeddings = self.embed_tokens(corrupted)
+        if residual is not None:
+            embeddings = add_at_positions(embeddings, masked_positions, residual, masked_weights)
+        states = self.discriminator(embeddings, padding_mask)[-1]
+        return AmosOutput(
+            mlm_nll=torch.stack([nll for nll, _ in guesses]),
+            mlm_correct=torch.stack([correct for _, correct in guesses]),
+            mixture_weights=gamma,
+            sampled_tokens=sampled,
+            corrupted_tokens=corrupted,
+            replaced=corrupted.ne(tokens),
+            rtd_logits=self.detection_head(states),
+        )
+
+    def generate(
+        self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The generator at the masked positions: features f^(d) and, after the MLM head, h^(d); K tensors [B,M,D] each.
+
+        The layer above a depth reads it without a gradient, so each block is trained by its own head alone (section 3.3).
+        """
+        embeddings = self.embed_tokens(masked_tokens)
+        if self.cfg.separate_generators:
+            states = [generator(embeddings, padding_mask)[-1] for generator in self.generators]
+        else:
+            stops = () if self.cfg.no_stop_gradient else self.depths[:-1]
+            layers = self.generators[0](embeddings, padding_mask, detach_after=stops)
+            states = [layers[depth - 1] for depth in self.depths]
+        features = [gather_positions(state, masked_positions) for state in states]
+        heads = self.mlm_heads if self.cfg.separate_generators else [self.mlm_heads[0]] * len(features)
+        return features, [head(f) for head, f in zip(heads, features, strict=True)]
+
+    def mlm_biases(self) -> list[Tensor]:
+        """The output bias [V] of each depth."""
+        biases = [head.bias for head in self.mlm_heads]
+        return biases if self.cfg.separate_generators else biases * len(self.depths)
+
+    def sample(self, hidden: list[Tensor], gamma: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Replacements from the mixture: tokens [B,M], and the residual [B,M,D] that carries the reversed gradient.
+
+        The residual is None where nobody would receive its gradient.
+        """
+        multiplier = self.cfg.adversarial_mlm_multiplier
+        biases = [head.bias for head in self.mlm_heads]
+        logits = mix_logits(hidden, biases, gamma, self.embed_tokens.weight, multiplier)
+        logits = logits.masked_fill(self.unsampled_rows, float("-inf"))
+        noise = gumbel_noise(logits)
+        sampled = gumbel_max(logits, noise)
+        if not (self.mixture.learned or multiplier) or not torch.is_grad_enabled():
+            return sampled, None
+        return sampled, adversarial_residual(logits, noise, self.cfg.gumbel_temperature, self.embed_tokens.weight)
+
+    @torch.no_grad()
+    def propose(
+        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What each depth proposes: logits [K,B,M,V] float32 of its softmax, and mixture weights [B,M,K].
+
+        Takes the arguments of :meth:`forward`, for looking at a model, not for training one.
+        """
+        features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.vocabulary.pad))
+        logits = [
+            linear(h, self.embed_tokens.weight, b).float() for h, b in zip(hidden, self.mlm_biases(), strict=True)
+        ]
+        return torch.stack(logits), self.mixture(features)
+
+    def extract_features(self, tokens: Tensor) -> Tensor:
+        """Hidden states of the last layer of the encoder: [B,T] int64 -> [B,T,D]."""
+        return self.discriminator(self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad))[-1]
+
+    @property
+    def depth_names(self) -> list[str]:
+        """Suffixes of the log keys: the depth, and a counter where separate generators have equal depths."""
+        names = [str(depth) for depth in self.depths]
+        if len(set(names)) == len(names):
+            return names
+        return [f"{name}_{number}" for number, name in enumerate(names, start=1)]
+
+    def set_num_updates(self, num_updates: int) -> None:
+        super().set_num_updates(num_updates)
+        self.mixture.num_updates = num_updates
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+
+def parse_numbers(text: str) -> list[float]:
+    """ "0.2,0.3,0.5" -> [0.2, 0.3, 0.5]; raises ValueError."""
+    return [float(number) for number in text.split(",")] if text else []
+
+
+def parse_depths(text: str, separate: bool) -> list[int]:
+    """ "4,6,8" -> [4, 6, 8]; raises ValueError. Only separate generators may have equal depths."""
+    try:
+        depths = [int(depth) for depth in text.split(",")]
+    except ValueError:
+        depths = []
+    ascending = depths == sorted(depths if separate else set(depths))
+    if not depths or depths[0] < 1 or not ascending:
+        raise ValueError(f"--generator-depths needs ascending layer numbers from 1 on, such as 4,6,8; got {text!r}")
+    return depths
+
+
+register_sizes("amos", tiny={"generator_depths": "1,2", "linear_init_std": 0.1})

@@ -1,0 +1,31 @@
+"""A learned bias per head and relative position, one table for all layers of an encoder."""
+
+import torch
+from torch import Tensor, nn
+
+from amos_fairseq.functional.relative_position import BUCKETS, toeplitz
+
+
+class RelativePositionBias(nn.Module):
+    """The bias that is added to q.k / sqrt(d) (T5: Raffel et al., 2019; AMOS section 4).
+
+    The table does not depend on the longest sequence: longer ones can be read later.
+
+    Args:
+        scheme: ``t5`` or ``amos``, see :mod:`amos_fairseq.functional.relative_position`.
+        num_buckets: rows of the table.
+        max_distance: distances from here on share a bucket.
+        num_heads: columns of the table.
+    """
+
+    def __init__(self, scheme: str, num_buckets: int, max_distance: int, num_heads: int):
+        super().__init__()
+        self.bucket = BUCKETS[scheme]
+        self.max_distance = max_distance
+        self.table = nn.Embedding(num_buckets, num_heads)
+
+    def forward(self, length: int) -> Tensor:
+        """[H, T, T] for T = ``length``, in the dtype of the table; entry (h, i, j) belongs to query i and key j."""
+        distance = torch.arange(1 - length, length, device=self.table.weight.device)
+        rows = self.bucket(distance, self.table.num_embeddings, self.max_distance)
+        return toeplitz(self.table(rows).t())
