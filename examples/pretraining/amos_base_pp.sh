@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# AMOS base++ as flags; config/amos_base_pp.yaml holds the same and says where each number comes from.
+#
+#   bash examples/pretraining/amos_base_pp.sh DATA SAVE_DIR [more flags; of two equal ones the last one counts]
+#
+# The same command continues the run.
+# Global batch 2048: --batch-size x --update-freq x number of GPUs; as it stands for ONE GPU.
+set -euo pipefail
+data="${1:?usage: amos_base_pp.sh DATA SAVE_DIR [flags of fairseq-train]}"
+save_dir="${2:?usage: amos_base_pp.sh DATA SAVE_DIR [flags of fairseq-train]}"
+checkout="$(dirname "${BASH_SOURCE[0]}")/../.."
+
+exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fairseq" \
+    --task text_pretraining --tokens-per-sample 512 --sample-break-mode none --mask-prob 0.15 \
+    --arch amos_base --max-positions 512 \
+    --criterion amos --discriminator-loss-weight 50 \
+    --batch-size 32 --update-freq 64 --required-batch-size-multiple 1 --num-workers 2 \
+    --max-update 1950000 --lr 0.0002 --lr-scheduler polynomial_decay --warmup-updates 10000 \
+    --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 2.0 \
+    --bf16 --seed 1 --log-format simple --log-interval 100 --tensorboard-logdir "$save_dir/tensorboard" \
+    --save-interval 1000000000 --save-interval-updates 2000 --no-epoch-checkpoints \
+    --validate-interval 1000000000 --validate-interval-updates 10000 \
+    --keep-interval-updates 3 --keep-interval-updates-pattern 250000 \
+    --best-checkpoint-metric num_updates --maximize-best-checkpoint-metric \
+    "${@:3}"
