@@ -44,17 +44,20 @@ def log_detection(totals: dict[str, Any], num_masked: float) -> None:
     metrics.log_derived("rtd_acc", accuracy)
     metrics.log_derived("rtd_recall", lambda meters: ratio(meters, "_hits", "_replaced"))
     metrics.log_derived("rtd_precision", lambda meters: ratio(meters, "_hits", "_flagged"))
-    metrics.log_derived(
-        "rtd_auc", lambda meters: auc_from_histograms(meters["_replaced_logits"].sum, meters["_original_logits"].sum)
-    )
+    metrics.log_derived("rtd_auc", area_under_curve)
 
 
 def ratio(meters: MetersDict, part: str, whole: str) -> float:
     """One sum over another; 0 where there is nothing to divide by (no token flagged, none replaced)."""
-    return meters[part].sum / meters[whole].sum if meters[whole].sum else 0.0
+    return round(meters[part].sum / meters[whole].sum, 4) if meters[whole].sum else 0.0
 
 
 def accuracy(meters: MetersDict) -> float:
     """Share of real tokens judged rightly: all but the missed and the falsely flagged."""
     wrong = meters["_replaced"].sum + meters["_flagged"].sum - 2 * meters["_hits"].sum
-    return 1 - wrong / meters["_tokens"].sum if meters["_tokens"].sum else 0.0
+    return round(1 - wrong / meters["_tokens"].sum, 4) if meters["_tokens"].sum else 0.0
+
+
+def area_under_curve(meters: MetersDict) -> float:
+    """nan while no token, or every token, is replaced."""
+    return round(auc_from_histograms(meters["_replaced_logits"].sum, meters["_original_logits"].sum), 4)

@@ -19,7 +19,7 @@ from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import EncoderConfig, encoder_shape, register_sizes
-from amos_fairseq.models.vocabulary import Vocabulary
+from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
@@ -73,22 +73,20 @@ class AmosModel(BaseFairseqModel):
     each encoder's own. The generator has no dropout.
     """
 
-    def __init__(self, cfg: AmosConfig, vocabulary: Vocabulary):
+    def __init__(self, cfg: AmosConfig, rows: EmbeddingRows):
         super().__init__()
         self.cfg = cfg
-        self.vocabulary = vocabulary
+        self.rows = rows
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
         num_depths, width = len(self.depths), cfg.encoder_embed_dim
         num_generators = num_depths if cfg.separate_generators else 1
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
 
-        self.embed_tokens = nn.Embedding(vocabulary.num_rows, width, padding_idx=vocabulary.pad)
+        self.embed_tokens = nn.Embedding(rows.num_rows, width, padding_idx=rows.pad)
         self.generators = nn.ModuleList(
             TransformerEncoder(encoder_shape(cfg, num_layers, with_dropout=False)) for num_layers in generator_layers
         )
-        self.mlm_heads = nn.ModuleList(
-            MlmHead(width, vocabulary.num_rows, cfg.layer_norm_eps) for _ in range(num_generators)
-        )
+        self.mlm_heads = nn.ModuleList(MlmHead(width, rows.num_rows, cfg.layer_norm_eps) for _ in range(num_generators))
         self.mixture = MixtureWeights(
             str(cfg.mixture), num_depths, width, parse_numbers(cfg.fixed_mixture_weights), cfg.max_update
         )
@@ -97,13 +95,13 @@ class AmosModel(BaseFairseqModel):
 
         initialize(self, cfg.init_std, cfg.linear_init_std)
         mark_undecayed(self, also=("relative_position",))
-        self.register_buffer("unsampled_rows", vocabulary.unsampled_rows(), persistent=False)
+        self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
 
     @classmethod
     def build_model(cls, cfg: AmosConfig, task) -> "AmosModel":
         """Raises UserError for settings that describe no model."""
         try:
-            return cls(cfg, Vocabulary.of(task.source_dictionary))
+            return cls(cfg, EmbeddingRows.of(task.source_dictionary))
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
 
@@ -124,7 +122,7 @@ class AmosModel(BaseFairseqModel):
             masked_weights: [B,M] float, 1, or 0 for a padded slot.
             has_padding: False promises that no sequence is padded, which saves the mask.
         """
-        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
+        padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         originals = tokens.gather(1, masked_positions)
         guesses = [
@@ -194,7 +192,7 @@ class AmosModel(BaseFairseqModel):
 
         Takes the arguments of :meth:`forward`, for looking at a model, not for training one.
         """
-        features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.vocabulary.pad))
+        features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
         logits = [
             linear(h, self.embed_tokens.weight, b).float() for h, b in zip(hidden, self.mlm_biases(), strict=True)
         ]
@@ -202,7 +200,7 @@ class AmosModel(BaseFairseqModel):
 
     def extract_features(self, tokens: Tensor) -> Tensor:
         """Hidden states of the last layer of the encoder: [B,T] int64 -> [B,T,D]."""
-        return self.discriminator(self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad))[-1]
+        return self.discriminator(self.embed_tokens(tokens), tokens.eq(self.rows.pad))[-1]
 
     @property
     def depth_names(self) -> list[str]:

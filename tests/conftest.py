@@ -1,0 +1,90 @@
+"""A small made-up corpus and tiny training runs that all tests share."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# As small as a run can be that still has two depths, a mixture to learn, dropout, and several updates an epoch.
+TINY_RUN = [
+    "--user-dir", "amos_fairseq", "--task", "text_pretraining", "--arch", "amos_tiny", "--criterion", "amos",
+    "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--tokens-per-sample", "32", "--max-positions", "32",
+    "--optimizer", "grouped_adam", "--lr", "0.002", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "2",
+    "--total-num-update", "100", "--clip-norm", "2.0", "--batch-size", "16", "--max-update", "6", "--num-workers", "0",
+    "--log-interval", "1", "--log-format", "simple", "--no-epoch-checkpoints", "--seed", "7", "--validate-interval-updates", "6",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text file of documents in which each of 200 words prefers four successors, so that there is something to learn."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 7))) for _ in range(200)]
+    successors = {word: draw.sample(words, 4) for word in words}
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(60):
+            for _ in range(4):
+                word = draw.choice(words)
+                sentence = [word]
+                for _ in range(draw.randint(10, 60)):
+                    word = draw.choice(successors[word]) if draw.random() < 0.9 else draw.choice(words)
+                    sentence.append(word)
+                file.write(" ".join(sentence) + "\n")
+            file.write("\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def binarized_corpus(corpus_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The text as stock fairseq-preprocess binarizes it by words: train, valid, dict.txt; no tokenizer."""
+    lines = corpus_text.read_text(encoding="utf-8").splitlines(keepends=True)
+    cut = len(lines) * 9 // 10
+    source = tmp_path_factory.mktemp("split")
+    (source / "train").write_text("".join(lines[:cut]), encoding="utf-8")
+    (source / "valid").write_text("".join(lines[cut:]), encoding="utf-8")
+    out = tmp_path_factory.mktemp("binarized")
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(out)]
+    command += ["--trainpref", str(source / "train"), "--validpref", str(source / "valid")]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment())
+    return out
+
+
+@pytest.fixture
+def run_training(binarized_corpus: Path) -> Callable[..., subprocess.CompletedProcess]:
+    """``run_training(save_dir, *flags, data=..., env=..., check=True)``: fairseq-train with tiny settings, in a process."""
+
+    def run(
+        save_dir: Path,
+        *flags: str,
+        data: Path | str = binarized_corpus,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "fairseq_cli.train", str(data), *TINY_RUN, "--save-dir", str(save_dir), *flags]
+        result = subprocess.run(
+            command, cwd=ROOT, env=environment(env), timeout=timeout, capture_output=True, text=True, check=False
+        )
+        if check and result.returncode != 0:
+            raise AssertionError(f"exit {result.returncode}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
+        return result
+
+    return run
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """One thread per process: tests run beside each other, and sums then have one order."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def read_metrics(save_dir: Path) -> list[dict]:
+    """All records of SAVE_DIR/metrics.jsonl."""
+    return [json.loads(line) for line in (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
