@@ -39,7 +39,7 @@ class MaskedBlockDataset(FairseqDataset):
 
     Args:
         blocks: one-dimensional LongTensors of token ids without ``<s>``, for example fairseq's ``TokenBlockDataset``.
-            What is longer than T - 1 is cut (``complete`` and ``eos`` blocks can be).
+            What is longer than T - 1 is cut (a block that ends with its paragraph can be).
         dictionary: holds ``<mask>``.
         tokens_per_block: T, ``<s>`` included.
         mask_prob: share of a block's tokens that is masked, specials counted in L but never masked.

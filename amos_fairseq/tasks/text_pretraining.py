@@ -29,11 +29,11 @@ class TextPretrainingConfig(FairseqDataclass):
     tokens_per_sample: int = field(
         default=512, metadata={"help": "tokens per block, <s> included (AMOS Table 3: sequence length 512)"}
     )
-    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc", "eos"]) = field(
+    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc"]) = field(
         default="none",
         metadata={
             "help": "where blocks end: none fills every block; complete at the end of a paragraph; complete_doc also at "
-            "the end of a document; eos makes each paragraph a block"
+            "the end of a document; a paragraph longer than a block is cut"
         },
     )
     mask_prob: float = field(
