@@ -3,7 +3,7 @@
 #
 #   bash examples/pretraining/amos_large.sh DATA SAVE_DIR [more flags; of two equal ones the last one counts]
 #
-# The same command continues the run.
+# The same command continues the run. Another --max-update wants the same --total-num-update (of the learning rate).
 # Global batch 2048: --batch-size x --update-freq x number of GPUs; as it stands for ONE GPU.
 set -euo pipefail
 data="${1:?usage: amos_large.sh DATA SAVE_DIR [flags of fairseq-train]}"
@@ -14,9 +14,10 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --task text_pretraining --tokens-per-sample 512 --sample-break-mode none --mask-prob 0.15 \
     --arch amos_large --max-positions 512 \
     --criterion amos --discriminator-loss-weight 50 \
-    --batch-size 16 --update-freq 128 --required-batch-size-multiple 1 --num-workers 2 \
-    --max-update 400000 --lr 0.0002 --lr-scheduler polynomial_decay --warmup-updates 10000 \
-    --optimizer grouped_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 2.0 \
+    --batch-size 16 --update-freq 128 --num-workers 2 \
+    --max-update 400000 --clip-norm 2.0 \
+    --lr 0.0002 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 400000 \
+    --optimizer grouped_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 \
     --bf16 --seed 1 --log-format simple --log-interval 100 --tensorboard-logdir "$save_dir/tensorboard" \
     --save-interval 1000000000 --save-interval-updates 1000 --no-epoch-checkpoints \
     --validate-interval 1000000000 --validate-interval-updates 1000 \

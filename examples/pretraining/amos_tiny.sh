@@ -3,7 +3,7 @@
 #
 #   bash examples/pretraining/amos_tiny.sh DATA SAVE_DIR [more flags; of two equal ones the last one counts]
 #
-# The same command continues the run.
+# The same command continues the run. Another --max-update wants the same --total-num-update (of the learning rate).
 # Global batch 128: --batch-size x --update-freq x number of ranks.
 set -euo pipefail
 data="${1:?usage: amos_tiny.sh DATA SAVE_DIR [flags of fairseq-train]}"
@@ -14,9 +14,10 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --task text_pretraining --tokens-per-sample 64 --sample-break-mode none --mask-prob 0.15 \
     --arch amos_tiny --max-positions 64 \
     --criterion amos --discriminator-loss-weight 50 \
-    --batch-size 128 --update-freq 1 --required-batch-size-multiple 1 --num-workers 1 \
-    --max-update 2800 --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 200 \
-    --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 2.0 \
+    --batch-size 128 --update-freq 1 --num-workers 1 \
+    --max-update 2800 --clip-norm 2.0 \
+    --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 200 --total-num-update 2800 \
+    --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 \
     --seed 1 --log-format simple --log-interval 50 --tensorboard-logdir "$save_dir/tensorboard" \
     --save-interval 1000000000 --save-interval-updates 700 --no-epoch-checkpoints \
     --validate-interval 1000000000 --validate-interval-updates 200 \
