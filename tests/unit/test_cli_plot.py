@@ -1,0 +1,143 @@
+"""``amos plot`` against the records it was given: what it reads, what it draws, what it refuses."""
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib.pyplot as plt
+import pytest
+
+from amos_fairseq.cli import plot, plot_panels
+from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
+
+
+def record(split, update, depths=(1, 2), **values):
+    per_depth = {f"mlm_loss_{d}": 5.0 - d - update / 100 for d in depths} | {f"mixture_{d}": d / 10 for d in depths}
+    train = {"lr": update / 1e4, "wps": 1000.0 + update} if split == "train" else {}
+    detection = {"rtd_recall": 0.25, "rtd_auc": 0.6, "mixture_entropy": 0.5}
+    return {"split": split, "update": update, "epoch": 0.5, **per_depth, **detection, **train, **values}
+
+
+@pytest.fixture
+def save_dir(tmp_path):
+    """A run of two depths with a null in the training loss and one validation."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    records = [record("train", 10), record("train", 20, mlm_loss_2=None), record("train", 30), record("valid", 30)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return directory
+
+
+def drawn(runs, key):
+    """The panel of `key` drawn by the command's own function: its axes."""
+    panel = next(panel for panel in plot_panels.PANELS if panel.key == key)
+    _, ax = plt.subplots()
+    plot_panels.draw_panel(ax, panel, runs)
+    plt.close()
+    return ax
+
+
+def test_curves_hold_the_records(save_dir):
+    curves = plot.read_curves(str(save_dir / "metrics.jsonl"))
+    assert curves["train"]["mlm_loss_1"].updates == [10, 20, 30]
+    assert curves["train"]["mlm_loss_1"].values == pytest.approx([3.9, 3.8, 3.7])
+    assert math.isnan(curves["train"]["mlm_loss_2"].values[1])
+    assert curves["valid"]["rtd_auc"].values == [0.6]
+    assert "lr" not in curves["valid"]
+
+
+def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
+    lines = drawn(plot.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
+    assert [list(line.get_xdata()) for line in lines] == [[10, 20, 30], [30], [10, 20, 30], [30]]
+    assert [line.get_linestyle() for line in lines] == ["-", "None", "-", "None"]
+    colours = [line.get_color() for line in lines]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+
+
+def test_mixture_entropy_is_no_depth(save_dir):
+    runs = plot.read_runs([str(save_dir)])
+    assert [text.get_text() for text in drawn(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
+
+
+def test_depths_keep_their_colour_in_every_run_and_runs_their_line(save_dir, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(record("train", u, depths=(2, 10))) + "\n" for u in (10, 20)))
+    runs = plot.read_runs([str(save_dir), str(other)])
+    ax = drawn(runs, "mixture_")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["depth 1", "depth 2", "depth 10"]
+    of_depth_2 = [line for line in ax.get_lines() if line.get_ydata()[0] == 0.2 and len(line.get_xdata()) > 1]
+    assert len(of_depth_2) == 2
+    assert of_depth_2[0].get_color() == of_depth_2[1].get_color()
+    assert of_depth_2[0].get_linestyle() != of_depth_2[1].get_linestyle()
+
+
+def test_runs_are_named_by_what_differs(tmp_path):
+    files = [str(tmp_path / name) for name in ("a/run/metrics.jsonl", "b/run/metrics.jsonl", "c.jsonl")]
+    assert plot.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
+    assert plot.run_names(files[1:]) == ["run", "c.jsonl"]
+
+
+def test_command_writes_whole_pictures_and_says_where(save_dir, tmp_path, capsys):
+    out = tmp_path / "pictures"
+    assert main(["plot", str(save_dir), "--out", str(out)]) == 0
+    names = ["overview", *(panel.file_name for panel in plot_panels.PANELS)]
+    assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert capsys.readouterr().out.split() == [str(out / f"{name}.{kind}") for name in names for kind in ("png", "svg")]
+    height, width, _ = plt.imread(out / "overview.png").shape
+    assert width > 1500
+    assert height > 700
+    assert ElementTree.parse(out / "overview.svg").getroot().tag.endswith("svg")
+
+
+def test_values_that_no_run_logged_are_left_out_and_said(tmp_path, capsys):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"split": "valid", "update": 5, "rtd_auc": 0.7}\n')
+    assert main(["plot", str(log), "--out", str(tmp_path)]) == 0
+    assert "MLM loss per generator depth: left out, no run logged mlm_loss\n" in capsys.readouterr().out
+    assert not (tmp_path / "mlm_loss.png").exists()
+    assert (tmp_path / "auc.png").exists()
+
+
+def test_same_log_gives_the_same_picture_bytes(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"split": "train", "update": 5, "rtd_auc": 0.7}\n')
+    for name in ("first", "second"):
+        main(["plot", str(log), "--out", str(tmp_path / name)])
+    assert (tmp_path / "first" / "auc.svg").read_bytes() == (tmp_path / "second" / "auc.svg").read_bytes()
+
+
+def test_cut_last_line_is_left_out_and_said(save_dir, capsys):
+    log = save_dir / "metrics.jsonl"
+    complete = str(plot.read_curves(str(log)))
+    with log.open("a") as file:
+        file.write('{"split": "train", "upd')
+    assert str(plot.read_curves(str(log))) == complete  # as text, because nan is unequal to itself
+    assert capsys.readouterr().out.startswith(f"{log}: the last line (line 5) is cut short and left out")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"metrics\.jsonl: no metrics to plot \(No such file or directory\); name a SAVE_DIR"),
+        ("", r"metrics\.jsonl: no records yet"),
+        ('{"split": "train", "update": 1}\nnonsense\n{"split": "train", "update": 2}\n', r"line 2: .*\('nonsense'\)"),
+        ('{"split": "train", "update": 1, "lr": "text"}\n{"split": "train", "update": 2}\n', r"line 1: not a record"),
+        ("[1, 2]\n[3]\n", r"line 1: not a record"),
+    ],
+)
+def test_bad_logs_are_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(UserError, match=message):
+        plot.read_runs([str(tmp_path)])
+
+
+def test_directory_that_cannot_be_made_is_one_line(save_dir, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as exit_info:
+        main(["plot", str(save_dir), "--out", str(tmp_path / "file" / "out")])
+    assert exit_info.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "pictures cannot be written (Not a directory); choose another directory with --out" in error
