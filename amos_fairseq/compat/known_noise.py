@@ -1,0 +1,25 @@
+"""Silence what fairseq and Hydra say on every start and no user can act on.
+
+A dozen lines about deprecated spellings inside fairseq, a package for a speech task and pinned memory without an
+accelerator stand between the user and the first line that matters. Each is named here; every other warning passes.
+"""
+
+import logging
+import warnings
+
+HARMLESS = (
+    r"hydra\.experimental\..* is no longer experimental",
+    r"\s*The version_base parameter is not specified",
+    r"In '.*': Usage of deprecated keyword in package header",
+    r"\s*'config' is validated against ConfigStore schema with the same name",
+    r"\s*The strict flag in the compose API is deprecated",
+    r"'pin_memory' argument is set as true but no accelerator is found",
+    r"`torch\.cuda\.amp\.autocast\(args\.\.\.\)` is deprecated",
+)
+
+
+def apply() -> None:
+    """Call before fairseq is imported: its text-to-speech task logs while it is being imported."""
+    for message in HARMLESS:
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
