@@ -1,0 +1,145 @@
+"""A Hugging Face ``tokenizer.json`` as it is: for imported models and for vocabularies that exist already."""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import tokenizers
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.piece_spelling import BOS, EOS, MASK, PAD, SPECIAL_SYMBOLS, UNK, unspell_piece
+from amos_fairseq.interop.tokenizer_base import Tokenizer, read_model_file
+
+# fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
+_ROLES = (
+    (BOS, ("cls_token", "bos_token"), ("[CLS]", "<s>")),
+    (PAD, ("pad_token",), ("[PAD]", "<pad>")),
+    (EOS, ("sep_token", "eos_token"), ("[SEP]", "</s>")),
+    (UNK, ("unk_token",), ("[UNK]", "<unk>")),
+    (MASK, ("mask_token",), ("[MASK]", "<mask>")),
+)
+_CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """The vocabulary is the tokenizer's own, in the order of its ids.
+
+    Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line
+    in ``dict.txt``. Text is treated by the tokenizer's own normaliser. A word or character that it does not know is
+    ``<unk>``, as its own encoding has no surface for it.
+    """
+
+    kind = "huggingface"
+    model_file = "tokenizer.json"
+
+    def __init__(self, model: bytes, special_tokens: Dict[str, str]) -> None:
+        """``model``: the bytes of ``tokenizer.json``; ``ValueError`` where they are none."""
+        self._tokenizer = _parse(model)
+        # Lengths are the business of the task, and a text that spells "[MASK]" is text.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.special_tokens = special_tokens
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        absent = sorted(token for token in special_tokens.values() if token not in ids)
+        if absent:
+            raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
+        special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
+        vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
+        super().__init__(vocabulary, cased=self._keeps_case(), model=model)
+        self._token_of_id = {index: special_tokens[symbol] for index, symbol in special_ids.items()}
+        self._symbol_of_id = {ids[piece]: self._spellings[piece] for piece in vocabulary}
+        self._symbol_of_id.update({index: UNK for index, symbol in special_ids.items() if symbol == UNK})
+        self.hugging_face_ids: Dict[str, int] = {self._spellings[piece]: ids[piece] for piece in vocabulary}
+        self.hugging_face_ids.update({symbol: index for index, symbol in special_ids.items()})
+
+    @classmethod
+    def from_files(cls, directory: Path, settings: Dict[str, Any]) -> "HuggingFaceTokenizer":
+        path = directory / cls.model_file
+        model = read_model_file(path)
+        try:
+            special_tokens = settings.get("special_tokens") or find_special_tokens(directory, _parse(model))
+            return cls(model, special_tokens)
+        except ValueError as error:
+            raise UserError(f"{path} is not a usable Hugging Face tokenizer: {error}") from error
+
+    def settings(self) -> Dict[str, Any]:
+        return {**super().settings(), "special_tokens": self.special_tokens}
+
+    def encode_lines(self, lines: List[str]) -> List[List[str]]:
+        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
+
+    def decode(self, pieces: List[str]) -> str:
+        # Not by ids: fairseq's symbols have none where the tokenizer lacks the role.
+        tokens = [self.special_tokens.get(piece, piece) if piece in SPECIAL_SYMBOLS else piece for piece in pieces]
+        tokens = [unspell_piece(token) for token in tokens]
+        return self._tokenizer.decoder.decode(tokens) if self._tokenizer.decoder else " ".join(tokens)
+
+    def _keeps_case(self) -> bool:
+        normalizer = self._tokenizer.normalizer
+        return normalizer is None or "A" in normalizer.normalize_str("A")
+
+    def _symbols(self, line: str, encoding: tokenizers.Encoding) -> List[str]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        if token_of_id.keys().isdisjoint(encoding.ids):
+            return [symbol_of_id[index] for index in encoding.ids]
+        symbols = []
+        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            surface = line[start:end].strip()
+            # The text spells a special token, or a model without pre-tokenizer found one in its own vocabulary.
+            if index in token_of_id and (index not in symbol_of_id or surface == token_of_id[index]):
+                symbols += self._symbols_of_characters(surface)
+            else:
+                symbols.append(symbol_of_id[index])
+        return symbols
+
+    def _symbols_of_characters(self, surface: str) -> List[str]:
+        """No character alone can spell a special token."""
+        ids = (index for character in surface for index in self._encode_ids(character))
+        return [self._symbol_of_id.get(index, UNK) for index in ids]
+
+    def _encode_ids(self, text: str) -> List[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> Dict[str, str]:
+    """fairseq's symbol to the tokenizer's token, from its configuration files, else from the usual spellings.
+
+    Roles that the tokenizer lacks are left out.
+
+    Raises:
+        UserError: a configuration file is broken.
+    """
+    configured: Dict[str, Optional[str]] = {}
+    for name in _CONFIGURATION_FILES:
+        configured = {**_configured_tokens(directory / name), **configured}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    configured.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
+    special_tokens: Dict[str, str] = {}
+    for symbol, names, spellings in _ROLES:
+        candidates = (*(configured.get(name) for name in names), *spellings)
+        found = next((token for token in candidates if token in vocabulary), None)
+        # Some tokenizers use one token in two roles; an id can stand for one symbol only.
+        if found is not None and found not in special_tokens.values():
+            special_tokens[symbol] = found
+    return special_tokens
+
+
+def _configured_tokens(path: Path) -> Dict[str, Optional[str]]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    names = [name for _, names, _ in _ROLES for name in names if name in content]
+    # A token is written as a string or as {"content": string, ...}.
+    return {name: content[name]["content"] if isinstance(content[name], dict) else content[name] for name in names}
+
+
+def _parse(model: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error)) from error

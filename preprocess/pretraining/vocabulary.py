@@ -1,0 +1,161 @@
+"""Learn a vocabulary from the sample: SentencePiece BPE, or BPE in fastBPE's format. Same text, same bytes."""
+
+import io
+import json
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import sentencepiece
+import tokenizers
+from tokenizers import models, trainers
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules, fastbpe_piece
+from amos_fairseq.interop.sentencepiece_tokenizer import NORMALIZATION, SentencePieceTokenizer
+from amos_fairseq.interop.tokenizer import Tokenizer
+
+# SentencePiece passes over longer lines without a word (its max_sentence_length).
+LONGEST_LINE_BYTES = 4192
+# The number is written into the model file, so it must not follow the machine; the pieces do not depend on it.
+SENTENCEPIECE_THREADS = 4
+# BERT's own limit (the default of the tokenizers library too): rarer characters become <unk>.
+MOST_CHARACTERS = 1000
+
+
+def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Tokenizer:
+    """A tokenizer of exactly ``vocab_size`` pieces (fairseq's symbols and ``<mask>`` come on top).
+
+    ``sample``: UTF-8 text, a paragraph a line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
+
+    Raises:
+        UserError: the text allows fewer pieces, or has more different characters than pieces.
+    """
+    learn = {"sentencepiece": _learn_sentencepiece, "fastbpe": _learn_fastbpe}[bpe]
+    return learn(sample, vocab_size, cased)
+
+
+def sample_lines(sample: Path) -> Iterator[str]:
+    """The paragraphs of the sample, those over ``LONGEST_LINE_BYTES`` cut, at a space where there is one."""
+    with open(sample, encoding="utf-8", newline="\n") as stream:
+        for line in stream:
+            if paragraph := line.strip():
+                yield from cut_long_line(paragraph)
+
+
+def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
+    """Parts of at most ``limit`` bytes of UTF-8 that together hold every word (but for the spaces at the cuts)."""
+    rest = line.encode("utf-8")
+    while len(rest) > limit:
+        cut = rest.rfind(b" ", 1, limit + 1)
+        if cut == -1:
+            cut = limit
+            while rest[cut] & 0xC0 == 0x80:  # not inside a character
+                cut -= 1
+        yield rest[:cut].decode("utf-8")
+        rest = rest[cut:].lstrip(b" ")
+    if rest:
+        yield rest.decode("utf-8")
+
+
+def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> SentencePieceTokenizer:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sample_lines(sample),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size + 1,  # its <unk> is not a line of dict.txt
+            normalization_rule_name=NORMALIZATION[cased],
+            max_sentence_length=LONGEST_LINE_BYTES,
+            num_threads=SENTENCEPIECE_THREADS,
+            # fairseq has its own.
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            unk_id=0,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explain_sentencepiece_error(error, vocab_size) from error
+    return SentencePieceTokenizer(model.getvalue(), cased)
+
+
+def _explain_sentencepiece_error(error: RuntimeError, vocab_size: int) -> Exception:
+    if found := re.search(r"size too high .*<= (\d+)", str(error)):
+        return _too_large(vocab_size, int(found.group(1)) - 1)
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+        return _too_small(vocab_size, int(found.group(1)) - 1)
+    return error
+
+
+def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastBPETokenizer:
+    alphabet, finals = _characters(sample, cased, min(MOST_CHARACTERS, vocab_size // 4))
+    if len(alphabet) + len(finals) > vocab_size:
+        raise _too_small(vocab_size, len(alphabet) + len(finals))
+    pieces, merges = _train_bpe(sample, cased, vocab_size, alphabet, finals)
+    if len(pieces) < vocab_size:
+        raise _too_large(vocab_size, len(pieces))
+    # The third column is a count in fastBPE's own files; of it only the order is used, and a rank has that order.
+    codes = "".join(f"{first} {second} {len(merges) - rank}\n" for rank, (first, second) in enumerate(merges))
+    vocabulary = [fastbpe_piece(piece) for piece in pieces]
+    return FastBPETokenizer(vocabulary, codes.encode("utf-8"), cased)
+
+
+def _characters(sample: Path, cased: bool, limit: int) -> Tuple[List[str], List[str]]:
+    """The ``limit`` most frequent characters and, of these, the ones that end a word, both sorted.
+
+    The library would choose and number them in the order of a hash table, which changes from run to run, and with
+    the numbers change the ties between merges.
+    """
+    pieces, _ = _train_bpe(sample, cased, 0, [], [])
+    alphabet = [piece for piece in pieces if len(piece) == 1]
+    if len(alphabet) > limit:
+        normalizer, _ = basic_rules(cased)
+        counts: Dict[str, int] = Counter()
+        for line in sample_lines(sample):
+            counts.update(normalizer.normalize_str(line))
+        alphabet = sorted(alphabet, key=lambda character: (-counts[character], character))[:limit]
+    kept = set(alphabet)
+    finals = [piece for piece in pieces if piece.endswith(END_OF_WORD) and piece[: -len(END_OF_WORD)] in kept]
+    return sorted(alphabet), sorted(finals)
+
+
+def _train_bpe(
+    sample: Path, cased: bool, vocab_size: int, alphabet: List[str], finals: List[str]
+) -> Tuple[List[str], List[Tuple[str, str]]]:
+    """Pieces in the order of their ids, and merges. With an empty alphabet every character is taken."""
+    learner = tokenizers.Tokenizer(models.BPE())
+    learner.normalizer, learner.pre_tokenizer = basic_rules(cased)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        end_of_word_suffix=END_OF_WORD,
+        special_tokens=alphabet + finals,  # these get the first ids, in this order
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet) or sys.maxunicode,
+        show_progress=False,
+    )
+    learner.train_from_iterator(sample_lines(sample), trainer)
+    model = json.loads(learner.to_str())["model"]
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return pieces, [(first, second) for first, second in model["merges"]]
+
+
+def _too_large(vocab_size: int, largest: int) -> UserError:
+    return UserError(f"--vocab-size {vocab_size} is larger than the text allows: give at most {largest}, or more text")
+
+
+def _too_small(vocab_size: int, smallest: int) -> UserError:
+    return UserError(
+        f"--vocab-size {vocab_size} is smaller than the number of characters that need a piece: give at least "
+        f"{smallest}"
+    )
+
+
+def use_cores(number: int) -> None:
+    """Threads of the tokenizers library in this process; the learned pieces do not depend on it."""
+    os.environ["RAYON_NUM_THREADS"] = str(number)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if number > 1 else "false"
