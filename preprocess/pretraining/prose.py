@@ -82,7 +82,7 @@ def paragraphs_of_lines(text: str) -> Iterator[list[str]]:
 def without_markup(paragraph: str) -> str:
     """Remove the marks of reStructuredText and Markdown, keeping the words that they mark."""
     paragraph = REFERENCE.sub("", ROLE.sub(r"\1", paragraph))
-    return QUOTED.sub(r"\2", paragraph).replace("``", '"')
+    return re.sub(r"::$", ":", QUOTED.sub(r"\2", paragraph).replace("``", '"'))
 
 
 def is_prose(paragraph: str) -> bool:
