@@ -85,6 +85,11 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
 
 
-def read_metrics(save_dir: Path) -> list[dict]:
-    """All records of SAVE_DIR/metrics.jsonl."""
-    return [json.loads(line) for line in (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+@pytest.fixture(scope="session")
+def read_metrics() -> Callable[[Path], list[dict]]:
+    """``read_metrics(save_dir)``: all records of SAVE_DIR/metrics.jsonl."""
+
+    def read(save_dir: Path) -> list[dict]:
+        return [json.loads(line) for line in (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    return read

@@ -1,0 +1,76 @@
+"""What only a GPU can show; every test skips cleanly where there is none."""
+
+import math
+
+import pytest
+import torch
+
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def tiny_encoder() -> TransformerEncoder:
+    torch.manual_seed(0)
+    return TransformerEncoder(
+        EncoderShape(
+            num_layers=2,
+            width=32,
+            ffn_width=64,
+            num_heads=2,
+            max_positions=192,
+            dropout=0.0,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            layer_norm_eps=1e-5,
+            position_scheme="t5",
+            position_buckets=32,
+            position_max_distance=128,
+        )
+    )
+
+
+@pytest.mark.parametrize("length", [64, 128, 192])
+def test_encoder_equals_cpu(length: int) -> None:
+    """Values and gradients of the CPU, also at T % 128 == 64, where cuDNN's attention gives NaN."""
+    states = torch.randn(2, length, 32)
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[1, -5:] = True
+    results = {}
+    for device in ("cpu", "cuda"):
+        encoder = tiny_encoder().to(device)
+        inputs = states.to(device).requires_grad_()
+        output = encoder(inputs, padding.to(device))[-1]
+        output[~padding.to(device)].pow(2).sum().backward()
+        table = encoder.relative_position.table.weight
+        results[device] = [tensor.detach().cpu() for tensor in (output[~padding.to(device)], inputs.grad, table.grad)]
+    for on_cpu, on_gpu in zip(results["cpu"], results["cuda"], strict=True):
+        # float32 sums of up to 2 * 192 * 64 terms in another order.
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-3, atol=1e-4)
+
+
+def test_cross_entropy_in_half_precision_is_float32() -> None:
+    hidden, weight = torch.randn(6, 16, device="cuda"), torch.randn(64, 16, device="cuda")
+    bias, targets = torch.zeros(64, device="cuda"), torch.arange(6, device="cuda")
+    exact, _ = linear_cross_entropy(hidden, weight, bias, targets)
+    for dtype in (torch.float16, torch.bfloat16):
+        nll, _ = linear_cross_entropy(hidden.to(dtype), weight.to(dtype), bias.to(dtype), targets)
+        assert nll.dtype == torch.float32
+        # Logits of size about 4 with 8 bits of mantissa in bfloat16.
+        torch.testing.assert_close(nll, exact, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [(), ("--bf16",), ("--fp16",), ("--amp",)], ids=["fp32", "bf16", "fp16", "amp"])
+def test_trains_and_resumes_in_every_precision(
+    run_training, read_metrics, tmp_path, precision: tuple[str, ...]
+) -> None:
+    """Finite losses that start at the entropy of a uniform guess, and a resume that goes on."""
+    run_training(tmp_path, *precision, "--max-update", "4")
+    run_training(tmp_path, *precision, "--max-update", "8")
+    records = [record for record in read_metrics(tmp_path) if record["split"] == "train"]
+    assert [record["update"] for record in records][-1] == 8
+    assert all(math.isfinite(record["loss"]) for record in records)
+    # 256 embedding rows, of which the corpus uses about 205; an untrained head is close to uniform.
+    assert abs(records[0]["mlm_loss_1"] - math.log(256)) < 0.3
