@@ -1,0 +1,51 @@
+"""The Hydra callback that imports the plugin before fairseq chooses ranks and devices."""
+
+from pathlib import Path
+
+import fairseq.utils
+import pytest
+
+import amos_fairseq
+from amos_fairseq.compat.hydra_callback import ImportPlugin
+from amos_fairseq.errors import UserError
+
+PACKAGE = Path(amos_fairseq.__file__).parent
+
+
+class Common:
+    """fairseq's ``cfg.common``, as far as ``import_user_module`` reads it."""
+
+    def __init__(self, user_dir: str) -> None:
+        self.user_dir = user_dir
+
+
+def test_a_second_spelling_of_the_package_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "amos_fairseq").symlink_to(PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fairseq.utils.import_user_module, "memo", set(), raising=False)
+    with pytest.raises(ImportError, match="not globally unique"):
+        fairseq.utils.import_user_module(Common("amos_fairseq"))
+    fairseq.utils.import_user_module.memo.clear()
+    ImportPlugin(user_dir="amos_fairseq")
+    fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+def test_a_package_beside_fairseq_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """site-packages holds both; the user types common.user_dir=amos_fairseq in a directory that has none."""
+    site_packages = tmp_path / "site-packages"
+    (site_packages / "fairseq").mkdir(parents=True)
+    (site_packages / "amos_fairseq").symlink_to(PACKAGE)
+    monkeypatch.setattr(fairseq.utils, "__file__", str(site_packages / "fairseq" / "utils.py"))
+    monkeypatch.setattr(fairseq.utils.import_user_module, "memo", set(), raising=False)
+    monkeypatch.chdir(tmp_path)
+    ImportPlugin(user_dir="amos_fairseq")
+    fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+def test_another_copy_and_a_missing_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"common\.user_dir=elsewhere does not exist"):
+        ImportPlugin(user_dir="elsewhere")
+    (tmp_path / "amos_fairseq").mkdir()
+    with pytest.raises(UserError, match=r"pip install -e \."):
+        ImportPlugin(user_dir="amos_fairseq")
