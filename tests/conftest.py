@@ -18,7 +18,8 @@ TINY_RUN = [
     "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--tokens-per-sample", "32", "--max-positions", "32",
     "--optimizer", "grouped_adam", "--lr", "0.002", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "2",
     "--total-num-update", "100", "--clip-norm", "2.0", "--batch-size", "16", "--max-update", "6", "--num-workers", "0",
-    "--log-interval", "1", "--log-format", "simple", "--no-epoch-checkpoints", "--seed", "7", "--validate-interval-updates", "6",
+    "--log-interval", "1", "--log-format", "simple", "--no-epoch-checkpoints", "--seed", "7",
+    "--validate-interval-updates", "6",
 ]  # fmt: skip
 
 
