@@ -7,12 +7,36 @@ known_noise.apply()  # before anything imports fairseq
 # isort: on
 
 from amos_fairseq import metrics_log
-from amos_fairseq.compat import distribution, launch, memory_map, precision
+from amos_fairseq.compat import (
+    atomic_checkpoints,
+    distribution,
+    known_names,
+    launch,
+    master_weights,
+    memory_map,
+    non_finite,
+    precision,
+    run_lifecycle,
+    safe_loading,
+    signals,
+    train_script,
+    user_errors,
+)
 
 
 def apply() -> None:
     """Patch fairseq in place. Called once, when the plugin is imported, before the flags are parsed."""
+    user_errors.apply()
+    known_names.apply()
+    safe_loading.apply()
+    master_weights.apply()
+    # Around fairseq's load_checkpoint, from the inside: refuse or accept, then cut the log back, first of all mend.
+    run_lifecycle.apply()
     metrics_log.apply()
+    atomic_checkpoints.apply()
+    non_finite.apply()
+    signals.apply()
+    train_script.apply()
     precision.apply()
     distribution.apply()
     launch.apply()

@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from amos_fairseq.compat.distribution import arrange_ranks
 from amos_fairseq.compat.precision import choose_precision
+from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import report_user_errors
 
 
@@ -28,7 +29,7 @@ def prepare_launch(cfg: Any) -> None:
 
 def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
     """``main`` of one rank. A function of this module, so that a spawned rank imports the plugin before it starts."""
-    with report_user_errors():
+    with exit_on_mistake():
         main(cfg, **kwargs)
 
 
@@ -44,6 +45,6 @@ def apply() -> None:
             call_main(cfg, functools.partial(run_rank, main), **kwargs)
         except ProcessExitedException as ended:
             # A spawned rank has said why; its status tells a scheduler whether to start the run again.
-            sys.exit(ended.exit_code)
+            sys.exit(ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code)
 
     distributed_utils.call_main = prepare_and_call_main
