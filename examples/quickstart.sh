@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# bash examples/quickstart.sh [TEXT_FILE] [OUT_DIR]
+#
+# From nothing to a pretrained AMOS: makes the environment, learns a small vocabulary, binarizes the text, pretrains
+# `amos_tiny`, and shows what it learned on text that it did not see. About eight minutes on two cores after the
+# installation. Started again, it goes on where it was, and does nothing that is already done.
+#
+# TEXT_FILE  UTF-8 text, documents separated by blank lines (.txt .gz .xz .zst .jsonl); absent or "": the English prose
+#            of the documentation that the environment holds, about 11 MB
+# OUT_DIR    everything is written below it (default: quickstart_out)
+set -euo pipefail
+
+EXAMPLES="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=examples/environment.sh
+source "$EXAMPLES/environment.sh"
+
+# Few pieces: a model of minutes sees each of them often enough. The number belongs to amos_tiny (by measurement).
+VOCABULARY_SIZE=400
+
+absolute_path() {
+    case "$1" in
+        /*) echo "$1" ;;
+        *) echo "$PWD/$1" ;;
+    esac
+}
+
+# Prints what OUT_DIR is made from, so that a second run with another text is noticed.
+text_identity() {
+    if [ -z "$TEXT_FILE" ]; then
+        echo "documentation"
+    else
+        "$(find_python)" "$EXAMPLES/quickstart_text.py" "$TEXT_FILE"
+    fi
+}
+
+# Everything that can be wrong with what the user typed, before the first byte is written.
+check_arguments() {
+    case "${1:-}" in
+        -h | --help)
+            sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+    esac
+    [ "$#" -le 2 ] || fail "quickstart.sh takes TEXT_FILE and OUT_DIR, not $# arguments: quote names that hold spaces"
+    TEXT_FILE="${1:+$(absolute_path "$1")}"
+    OUT_DIR="$(absolute_path "${2:-quickstart_out}")"
+    IDENTITY="$(text_identity)"
+    [ ! -e "$OUT_DIR" ] || [ -d "$OUT_DIR" ] || fail "$OUT_DIR is not a folder: give another OUT_DIR"
+    if [ -f "$OUT_DIR/text.identity" ] && [ "$(cat "$OUT_DIR/text.identity")" != "$IDENTITY" ]; then
+        fail "$OUT_DIR was made from another text: give another OUT_DIR, or remove that folder"
+    fi
+}
+
+step() {
+    echo
+    echo "== $* ($((SECONDS / 60)) min $((SECONDS % 60)) s)"
+}
+
+# Hydra's quoting: a path may hold spaces, commas and equals signs.
+quoted() {
+    local escaped="${1//\\/\\\\}"
+    echo "\"${escaped//\"/\\\"}\""
+}
+
+make_text() {
+    [ -z "$TEXT_FILE" ] || return 0
+    TEXT_FILE="$OUT_DIR/documentation.txt"
+    if [ ! -f "$TEXT_FILE" ]; then
+        step "Collecting the prose of the documentation that is already here"
+        python preprocess/pretraining/documentation_corpus.py --out "$TEXT_FILE"
+    fi
+}
+
+binarize() {
+    [ ! -f "$DATA/corpus.json" ] || return 0
+    step "Learning $VOCABULARY_SIZE word pieces and binarizing"
+    preprocess/pretraining/prepare.sh "$TEXT_FILE" --out "$DATA" --vocab-size "$VOCABULARY_SIZE" \
+        --bpe sentencepiece --cased --workers "$(getconf _NPROCESSORS_ONLN)"
+}
+
+pretrain() {
+    step "Pretraining amos_tiny (the same command continues a run that was stopped)"
+    # One process, whatever the machine has: the settings of amos_tiny are those of one.
+    fairseq-hydra-train --config-dir examples/pretraining/config --config-name amos_tiny \
+        task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
+        distributed_training.distributed_world_size=1
+}
+
+look_at_it() {
+    step "Looking at it"
+    python examples/quickstart_report.py "$DATA" "$RUN"
+    amos plot "$RUN" --out "$OUT_DIR/plots"
+    amos inspect "$RUN/checkpoint_last.pt" --out "$OUT_DIR/inspect.html" \
+        --text "The function returns the number of elements in the list, and raises an error if the list is empty."
+}
+
+main() {
+    check_arguments "$@"
+    prepare_environment
+    cd "$CHECKOUT"
+    DATA="$OUT_DIR/data"
+    RUN="$OUT_DIR/run"
+    # More threads than the little matrices can feed make it slower.
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+    SECONDS=0
+    mkdir -p "$OUT_DIR"
+    echo "$IDENTITY" >"$OUT_DIR/text.identity"
+    make_text
+    binarize
+    pretrain
+    look_at_it
+    step "Done"
+    echo "  text          $TEXT_FILE"
+    echo "  binarized     $DATA  (what fairseq-train takes)"
+    echo "  run           $RUN  (checkpoints, metrics.jsonl, tensorboard/, tokenizer/)"
+    echo "  curves        $OUT_DIR/plots/overview.png"
+    echo "  every token   $OUT_DIR/inspect.html  (open it in a browser)"
+}
+
+main "$@"
