@@ -1,0 +1,83 @@
+"""The command of the README through fairseq-hydra-train: trains, continues from the same place, launches as flags do."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, environment
+
+COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
+# As conftest's tiny runs. 64 blocks of 32 tokens make three updates an epoch, so that update 4 lies within the second.
+SMALLER = [
+    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=64", "lr_scheduler.warmup_updates=2",
+    "lr_scheduler.total_num_update=20", "common.log_interval=1", "checkpoint.save_interval_updates=4",
+]  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout in which runs may leave their files."""
+    for name in ("amos_fairseq", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Type the command in ``checkout``; PYTHONPATH stands for an installed package."""
+    command = [str(Path(sys.executable).parent / "fairseq-hydra-train"), *COMMAND, *SMALLER, *overrides]
+    variables = environment({"PYTHONPATH": str(checkout), **(env or {})})
+    return subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, check=False)
+
+
+def load(checkpoint: Path) -> dict:
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(checkpoint, weights_only=True)
+
+
+@pytest.mark.slow
+def test_the_same_command_continues_the_run_to_the_same_bits(
+    checkout: Path, binarized_corpus: Path, read_metrics: Callable[[Path], list[dict]]
+) -> None:
+    data = f"task.data={binarized_corpus}"
+    for save_dir, updates in (("runs/halves", 4), ("runs/halves", 8), ("runs/whole", 8)):
+        done = hydra_train(checkout, data, f"checkpoint.save_dir={save_dir}", f"optimization.max_update={updates}")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    halves, whole = (checkout / "runs" / name for name in ("halves", "whole"))
+
+    assert sorted(path.name for path in checkout.iterdir()) == ["amos_fairseq", "examples", "runs"]
+    assert {".hydra", "tensorboard", "tokenizer", "hydra_train.log", "metrics.jsonl"} <= set(os.listdir(halves))
+    assert "Loaded checkpoint runs/halves/checkpoint_last.pt (epoch 2 @ 4 updates)" in (
+        halves / "hydra_train.log"
+    ).read_text(encoding="utf-8")
+
+    continued, straight = load(halves / "checkpoint_last.pt"), load(whole / "checkpoint_last.pt")
+    assert continued["optimizer_history"][-1]["num_updates"] == 8
+    assert continued["model"].keys() == straight["model"].keys()
+    for name, parameter in straight["model"].items():
+        torch.testing.assert_close(continued["model"][name], parameter, rtol=0, atol=0, msg=name)
+    torch.testing.assert_close(
+        continued["last_optimizer_state"]["state"], straight["last_optimizer_state"]["state"], rtol=0, atol=0
+    )
+    losses = [
+        [(record["update"], record["loss"]) for record in read_metrics(run) if record["split"] == "train"]
+        for run in (halves, whole)
+    ]
+    assert [update for update, _ in losses[1]] == list(range(1, 9))
+    assert losses[0] == losses[1]
+    # "best" is the newest by definition.
+    assert load(halves / "checkpoint_best.pt")["optimizer_history"][-1]["num_updates"] == 8
+
+
+def test_the_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
+    """Four processes that know nothing of each other: stock fairseq would train four models in one directory."""
+    refused = hydra_train(checkout, f"task.data={binarized_corpus}", env={"WORLD_SIZE": "4"})
+    assert refused.returncode == 1
+    assert "amos_fairseq: error: WORLD_SIZE=4 is in the environment" in refused.stderr
+    assert "Traceback" not in refused.stdout + refused.stderr
+    assert not list(checkout.glob("checkpoints/**/*.pt"))
