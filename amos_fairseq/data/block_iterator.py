@@ -80,6 +80,16 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         self.blocks_per_step = num_shards * len(batches[0])
         self.global_batch = self.blocks_per_step * update_freq
 
+    def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        """fairseq's iterator, without the reference cycle through its batch sampler.
+
+        A cycle is left to the garbage collector, which tears a loader's queues down before the loader: each of its
+        processes then waits out a timeout of 5 s, in every epoch and validation.
+        """
+        iterator = super()._get_iterator_for_epoch(*args, **kwargs)
+        self.epoch_batch_sampler.ordered_batches = None  # it has made its batches
+        return iterator
+
     def state_dict(self) -> Dict[str, Any]:
         """fairseq's entries, and the position in blocks with the number of blocks that it refers to."""
         state = super().state_dict()

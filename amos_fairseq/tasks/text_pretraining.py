@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING
+from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
 from amos_fairseq.data.masked_blocks import MASK_SYMBOL, MaskedBlockDataset, num_masked_positions, special_ids
@@ -71,6 +71,8 @@ class TextPretrainingTask(FairseqTask):
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
         """Read the vocabulary; :class:`UserError` for paths, dictionaries or settings that cannot be used."""
+        if OmegaConf.is_missing(cfg, "data"):
+            raise UserError("no corpus is named: give the directory that prepare.sh wrote, as task.data=DIR")
         if not 0.0 < cfg.mask_prob < 1.0:
             raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
         if cfg.tokens_per_sample < 2:
@@ -118,8 +120,6 @@ class TextPretrainingTask(FairseqTask):
             _require_split(os.path.join(directory, split))
         path = os.path.join(directories[(epoch - 1) % len(directories)], split)
         tokens = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
-        if tokens is None or len(tokens) == 0 or tokens.sizes.sum() == 0:
-            raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")
         self.datasets[split] = MaskedBlockDataset(
             self._break_into_blocks(tokens, path),
             self.dictionary,
@@ -247,3 +247,5 @@ def _require_split(path: str) -> None:
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
             raise UserError(f"{path}{suffix} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
+    if os.path.getsize(path + ".bin") == 0:
+        raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")

@@ -1,0 +1,209 @@
+"""The pretraining task: what it refuses, shards, exact resume, noise per micro-batch."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data import iterators
+from made_up_corpus import NUM_WORDS, TOKENS_PER_SAMPLE, make_task, write_corpus, write_split
+
+from amos_fairseq.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+def train_iterator(data: Path | str, epoch: int = 1, *, update_freq: int = 1, batch_size: int = 4, **settings):
+    task = make_task(data, update_freq=[update_freq])
+    task.load_dataset("train", epoch=epoch)
+    return task.get_batch_iterator(task.dataset("train"), max_sentences=batch_size, epoch=epoch, **settings)
+
+
+def contents(batch: dict) -> tuple:
+    return (batch["id"].tolist(), *(tensor.tolist() for tensor in batch["net_input"].values()))
+
+
+def test_masked_share_by_hand(corpus: Path) -> None:
+    """ceil(0.15 * 512) = 77."""
+    task = make_task(corpus, tokens_per_sample=512)
+    assert task.masked_share == 77 / 512
+    assert [task.masked_per_block(length) for length in (512, 100, 7)] == [77, 15, 2]
+    assert task.mask_idx == len(task.source_dictionary) - 1 == 4 + NUM_WORDS
+    assert task.special_ids == [0, 1, 2, 3, 34]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "{corpus}/nowhere"}, r"nowhere is not a directory"),
+        ({"data": ""}, r"path of the binarized corpus is empty"),
+        ({"data": "{corpus}/tokenizer/bpe.codes"}, r"bpe.codes is not a directory"),
+        ({"data": "{corpus}/.."}, r"dict.txt is missing: give a directory that prepare.sh"),
+        ({"tokenizer_directory": "{corpus}/other"}, r"--tokenizer-directory .*other is not a directory"),
+        ({"mask_prob": 15.0}, r"--mask-prob 15.0 is not a share"),
+        ({"mask_prob": 0.0}, r"--mask-prob 0.0 is not a share"),
+        ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 leaves no room"),
+    ],
+)
+def test_settings_that_cannot_be_used(corpus: Path, settings: dict, message: str) -> None:
+    settings = {
+        key: value.format(corpus=corpus) if isinstance(value, str) else value for key, value in settings.items()
+    }
+    with pytest.raises(UserError, match=message):
+        make_task(**({"data": corpus} | settings))
+
+
+def test_missing_or_empty_data_are_refused_before_training(corpus: Path, tmp_path: Path) -> None:
+    second = shutil.copytree(corpus, tmp_path / "second")
+    (second / "train.idx").unlink()
+    with pytest.raises(UserError, match=r"second/train.idx is missing"):
+        make_task(f"{corpus}:{second}").load_dataset("train", epoch=1)
+    with pytest.raises(UserError, match=r"corpus/test.bin is missing"):
+        make_task(corpus).load_dataset("test")
+    write_split(second, "train", 0, seed=0)
+    with pytest.raises(UserError, match=r"second/train.bin holds no tokens"):
+        make_task(second).load_dataset("train")
+
+
+def test_batches_that_cannot_be_made_are_refused(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"fewer than the 4000 of one update"):
+        train_iterator(corpus, update_freq=250, batch_size=4, num_shards=4)
+    with pytest.raises(UserError, match=r"--tokens-per-sample 16 tokens, but the model's --max-positions .* allows 12"):
+        train_iterator(corpus, max_positions=12)
+    with pytest.raises(UserError, match=r"--max-tokens 15 is less than one block"):
+        train_iterator(corpus, max_tokens=15)
+
+
+def test_batch_size_by_sentences_or_tokens(corpus: Path) -> None:
+    """Stock fairseq makes batches of 8 from --batch-size 12 (a multiple of 8); here 12 is 12."""
+    assert len(train_iterator(corpus, batch_size=12).frozen_batches[0]) == 12
+    assert len(train_iterator(corpus, batch_size=12, max_tokens=5 * TOKENS_PER_SAMPLE + 3).frozen_batches[0]) == 5
+
+
+def test_epochs_go_round_the_shards(corpus: Path, tmp_path: Path) -> None:
+    second = write_corpus(tmp_path / "second", seed=1, num_lines=50, tokenizer=False)
+    task = make_task(f"{corpus}:{second}")
+    assert task.has_sharded_data("train")
+    tokens = []
+    for epoch in (1, 2, 3):
+        task.load_dataset("train", epoch=epoch)
+        dataset = task.dataset("train")
+        tokens.append([dataset[index]["tokens"].tolist() for index in range(len(dataset))])
+    assert tokens[0] == tokens[2] != tokens[1]
+    alone = make_task(second)
+    alone.load_dataset("train")
+    dataset = alone.dataset("train")
+    assert tokens[1] == [dataset[index]["tokens"].tolist() for index in range(len(dataset))]
+
+
+@pytest.mark.parametrize(("batches_before", "num_workers"), [(3, 0), (7, 2)])
+def test_resume_in_the_middle_of_an_epoch(corpus: Path, batches_before: int, num_workers: int) -> None:
+    """Epoch 2, in a new process, with other loader processes: the rest of the epoch as if nothing had happened."""
+    whole = [contents(batch) for batch in train_iterator(corpus, 2).next_epoch_itr(shuffle=True)]
+    interrupted = train_iterator(corpus, 2)
+    batches = interrupted.next_epoch_itr(shuffle=True)
+    for _ in range(batches_before):
+        next(batches)
+    state = interrupted.state_dict()
+    assert state["epoch"] == 2
+    resumed = train_iterator(corpus, 2, num_workers=num_workers)
+    resumed.load_state_dict(state)
+    assert [contents(batch) for batch in resumed.next_epoch_itr(shuffle=True)] == whole[batches_before:]
+    assert all(isinstance(value, (int, bool)) for value in state.values())
+
+
+@pytest.mark.parametrize(("num_shards", "update_freq", "batch_size"), [(2, 2, 2), (4, 1, 2), (1, 1, 8), (8, 1, 1)])
+def test_resume_with_another_number_of_ranks(corpus: Path, num_shards: int, update_freq: int, batch_size: int) -> None:
+    """Saved by 1 rank x update_freq 4 x batch 2 after 3 updates; continued by others with a global batch of 8."""
+    single = train_iterator(corpus, update_freq=4, batch_size=2)
+    batches = single.next_epoch_itr(shuffle=True)
+    updates = [
+        [block for batch in group for block in batch["id"].tolist()] for group in iterators.GroupedIterator(batches, 4)
+    ]
+    single = train_iterator(corpus, update_freq=4, batch_size=2)
+    batches = single.next_epoch_itr(shuffle=True)
+    for _ in range(3 * 4):
+        next(batches)
+    taken: list[list[int]] = [[] for _ in updates[3:]]
+    for rank in range(num_shards):
+        resumed = train_iterator(
+            corpus, update_freq=update_freq, batch_size=batch_size, num_shards=num_shards, shard_id=rank
+        )
+        resumed.load_state_dict(single.state_dict())
+        groups = list(iterators.GroupedIterator(resumed.next_epoch_itr(shuffle=True), update_freq))
+        assert len(groups) == len(taken)
+        for update, group in enumerate(groups):
+            taken[update] += [block for batch in group for block in batch["id"].tolist()]
+    assert [sorted(update) for update in taken] == [sorted(update) for update in updates[3:]]
+
+
+def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
+    iterator = train_iterator(corpus, update_freq=2, batch_size=2)
+    batches = iterator.next_epoch_itr(shuffle=True)
+    for _ in range(6):
+        next(batches)
+    state = iterator.state_dict()  # 12 blocks
+    with pytest.raises(UserError, match=r"after block 12 of epoch 1, .* updates of 8 blocks .* --reset-dataloader"):
+        train_iterator(corpus, update_freq=2, batch_size=2, num_shards=2).load_state_dict(state)
+    with pytest.raises(UserError, match=r"another --tokens-per-sample.*--reset-dataloader"):
+        train_iterator(corpus).load_state_dict({**state, "blocks_in_corpus": 5})
+    with pytest.raises(UserError, match=r"another task's data.*--reset-dataloader"):
+        train_iterator(corpus).load_state_dict({"version": 2, "epoch": 1, "iterations_in_epoch": 3, "shuffle": True})
+    at_the_start = train_iterator(corpus, num_shards=2)
+    at_the_start.load_state_dict({**state, "iterations_in_epoch": 0, "blocks_in_epoch": 0})
+    assert at_the_start.iterations_in_epoch == 0
+
+
+class NoisyCriterion:
+    """Returns the noise that a model would see."""
+
+    def __call__(self, model, sample):
+        return torch.rand(4, requires_grad=True), 1, {}
+
+
+class Model:
+    def train(self) -> None:
+        pass
+
+    eval = train
+
+    def set_num_updates(self, update: int) -> None:
+        pass
+
+
+class Optimizer:
+    def backward(self, loss: torch.Tensor) -> None:
+        pass
+
+
+def test_noise_of_a_micro_batch_is_its_own(corpus: Path) -> None:
+    """A function of (seed, update, first block): not of what was drawn before, nor shared by two micro-batches."""
+
+    def train_noise(seed: int, update: int, first_id: int, drawn_before: int = 0) -> tuple:
+        torch.manual_seed(drawn_before)
+        sample = {"first_id": first_id}
+        task = make_task(corpus, seed=seed)
+        return tuple(task.train_step(sample, Model(), NoisyCriterion(), Optimizer(), update)[0].tolist())
+
+    keys = [(seed, update, first_id) for seed in (1, 2) for update in (0, 1, 5) for first_id in (0, 1, 5)]
+    noises = [train_noise(*key) for key in keys]
+    assert len(set(noises)) == len(keys)
+    assert noises == [train_noise(*key, drawn_before=9) for key in keys]
+
+
+def test_validation_noise_leaves_training_noise_alone(corpus: Path) -> None:
+    task = make_task(corpus)
+
+    def valid_noise(first_id: int) -> list[float]:
+        sample = {"first_id": first_id, "net_input": {"tokens": torch.zeros(1, 1)}}
+        return task.valid_step(sample, Model(), NoisyCriterion())[0].tolist()
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = valid_noise(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert valid_noise(3) == first != valid_noise(4)

@@ -1,0 +1,109 @@
+"""The dictionary and tokenizer of a corpus: compared, refused, kept beside the checkpoints, known by their sha256."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from made_up_corpus import make_task, write_corpus
+
+from amos_fairseq.data.fingerprint import directory_sha256
+from amos_fairseq.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+def test_dictionaries_that_differ_are_refused(corpus: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(corpus, tmp_path / "other")
+    with (other / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    with pytest.raises(UserError, match=r"other/dict.txt differs from .*corpus/dict.txt: all shards"):
+        make_task(f"{corpus}:{other}")
+    with pytest.raises(
+        UserError, match=r"tokenizer/dict.txt differs from .*other/dict.txt: the tokenizer is not the one"
+    ):
+        make_task(other)
+    (other / "dict.txt").write_text("no counts here\n")
+    shutil.rmtree(other / "tokenizer")
+    with pytest.raises(UserError, match=r"other/dict.txt is not a fairseq dictionary"):
+        make_task(other)
+
+
+def test_vocabulary_is_kept_beside_the_checkpoints(corpus: Path, tmp_path: Path) -> None:
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    task.begin_epoch(1, None)
+    copy = tmp_path / "run" / "tokenizer"
+    assert sorted(path.name for path in copy.iterdir()) == ["bpe.codes", "dict.txt"]
+    assert (copy / "dict.txt").read_bytes() == (corpus / "dict.txt").read_bytes()
+    assert list((tmp_path / "run").iterdir()) == [copy]
+    written = (copy / "dict.txt").stat().st_mtime_ns
+    task.begin_epoch(2, None)
+    assert (copy / "dict.txt").stat().st_mtime_ns == written
+    state = task.state_dict()
+    assert state["dictionary_sha256"] == hashlib.sha256((corpus / "dict.txt").read_bytes()).hexdigest()
+    assert state["tokenizer_sha256"] == directory_sha256(corpus / "tokenizer") == directory_sha256(copy)
+    assert make_task(copy).state_dict()["dictionary_sha256"] == state["dictionary_sha256"]
+
+
+def test_directory_hash_sees_names_bytes_and_borders(tmp_path: Path) -> None:
+    def digest(files: dict[str, str]) -> str:
+        directory = tmp_path / "hashed"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        for name, text in files.items():
+            (directory / name).write_text(text)
+        return directory_sha256(directory)
+
+    same = {"a": "xy", "b": "z"}
+    assert digest(same) == digest({"b": "z", "a": "xy", ".hidden": "left out"})
+    others = [{"a": "x", "b": "yz"}, {"a": "z", "b": "xy"}, {"ab": "xyz"}, {"a": "xy", "c": "z"}, {"a": "xy"}]
+    assert len({digest(files) for files in [same, *others]}) == 6
+
+
+def test_corpus_without_a_tokenizer_keeps_its_dictionary(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "plain", tokenizer=False)
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    task.begin_epoch(1, None)
+    assert [path.name for path in (tmp_path / "run" / "tokenizer").iterdir()] == ["dict.txt"]
+    assert task.state_dict()["tokenizer_sha256"] is None
+    task.begin_epoch(2, None)
+
+
+def test_tokenizer_of_several_shards_lies_above_them(corpus: Path, tmp_path: Path) -> None:
+    for shard in ("shard0", "shard1"):
+        shutil.copytree(corpus, tmp_path / shard, ignore=shutil.ignore_patterns("tokenizer"))
+    shutil.copytree(corpus / "tokenizer", tmp_path / "tokenizer")
+    task = make_task(f"{tmp_path}/shard0:{tmp_path}/shard1")
+    assert task.state_dict()["tokenizer_sha256"] == directory_sha256(corpus / "tokenizer")
+
+
+def test_save_dir_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:
+    other = write_corpus(tmp_path / "other", tokenizer=False)
+    with (other / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    make_task(other, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
+    with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
+        make_task(corpus, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
+
+
+def test_only_the_first_rank_writes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for rank, written in ((1, False), (0, True)):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        make_task(corpus, save_dir=str(tmp_path)).begin_epoch(1, None)
+        assert (tmp_path / "tokenizer").exists() == written
+
+
+def test_checkpoint_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:
+    task = make_task(corpus)
+    task.load_state_dict(make_task(corpus).state_dict())
+    task.load_state_dict({})  # a checkpoint of stock fairseq
+    with pytest.raises(UserError, match=r"trained with another dictionary than .*dict.txt"):
+        task.load_state_dict({**task.state_dict(), "dictionary_sha256": "0" * 64})
+    with pytest.raises(UserError, match=r"trained with another tokenizer"):
+        task.load_state_dict({**task.state_dict(), "tokenizer_sha256": "0" * 64})
+    assert task.state_dict() == make_task(corpus).state_dict()
