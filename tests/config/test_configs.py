@@ -17,17 +17,18 @@ from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError
 
 import amos_fairseq  # noqa: F401  (registers what the recipes name)
+from amos_fairseq.errors import UserError
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
-# fairseq registers its schema under the name of the config, which Hydra announces to end in a later version.
-pytestmark = pytest.mark.filterwarnings("ignore:\\s*'amos_")
+# Hydra announces the end of what fairseq calls on every composition.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]
 
 
@@ -194,6 +195,13 @@ def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "amos_tiny.yaml").write_text(text.replace("encoder_layers:", "encoder_layrs:"))
     with pytest.raises(ConfigKeyError, match="encoder_layrs"):
         compose_recipe("amos_tiny", config_dir=tmp_path)
+
+
+def test_shards_are_named_without_quotes_and_no_data_is_a_clear_mistake() -> None:
+    assert compose_recipe("amos_tiny", "task.data=a/shard0:a/shard1").task.data == "a/shard0:a/shard1"
+    recipe = compose_recipe("amos_tiny", "task.data='???'")
+    with pytest.raises(UserError, match=r"task\.data=DIR"):
+        TASK_REGISTRY["text_pretraining"].setup_task(recipe.task)
 
 
 @pytest.mark.parametrize("name", NAMES)
