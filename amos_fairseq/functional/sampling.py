@@ -26,7 +26,7 @@ def adversarial_residual(logits: Tensor, noise: Tensor, temperature: float, embe
     y = softmax((logits + g) / temperature) (AMOS section 3.3; straight through as in Jang et al., 2017), R the gradient
     reversal and sg the stop-gradient. The discriminator reads s E. Its first part is the ordinary embedding of the sampled
     token; this function returns the rest, (R(y) - sg(y)) E. Its value is exactly 0, its gradient to ``logits`` is the one
-    of Gumbel-Softmax times -1, and its gradient to ``embedding`` is 0.
+    of Gumbel-Softmax times -1, and ``embedding`` receives none.
 
     Args:
         logits: [..., V] float32, -inf on rows that must not be sampled.
@@ -38,4 +38,5 @@ def adversarial_residual(logits: Tensor, noise: Tensor, temperature: float, embe
         [..., D] of ``embedding``'s dtype.
     """
     y = ((logits + noise) / temperature).softmax(-1)
-    return (reverse_gradient(y) - y.detach()).to(embedding.dtype) @ embedding
+    # Through this zero the embedding's gradient is zero: it is not computed.
+    return (reverse_gradient(y) - y.detach()).to(embedding.dtype) @ embedding.detach()

@@ -18,12 +18,12 @@ from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
-from amos_fairseq.models.configuration import EncoderConfig, encoder_shape, register_sizes
+from amos_fairseq.models.configuration import EncoderConfig, check_encoder, encoder_shape, register_sizes
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
-from amos_fairseq.modules.mixture import STRATEGIES, MixtureWeights
+from amos_fairseq.modules.mixture import STRATEGIES, MixtureWeights, parse_weights
 
 
 @dataclass
@@ -75,6 +75,8 @@ class AmosModel(BaseFairseqModel):
 
     def __init__(self, cfg: AmosConfig, rows: EmbeddingRows):
         super().__init__()
+        check_encoder(cfg)
+        check_settings(cfg)
         self.cfg = cfg
         self.rows = rows
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
@@ -88,7 +90,7 @@ class AmosModel(BaseFairseqModel):
         )
         self.mlm_heads = nn.ModuleList(MlmHead(width, rows.num_rows, cfg.layer_norm_eps) for _ in range(num_generators))
         self.mixture = MixtureWeights(
-            str(cfg.mixture), num_depths, width, parse_numbers(cfg.fixed_mixture_weights), cfg.max_update
+            str(cfg.mixture), num_depths, width, parse_weights(cfg.fixed_mixture_weights), cfg.max_update
         )
         self.discriminator = TransformerEncoder(encoder_shape(cfg))
         self.detection_head = DetectionHead(width)
@@ -218,9 +220,14 @@ class AmosModel(BaseFairseqModel):
         return self.cfg.max_positions
 
 
-def parse_numbers(text: str) -> list[float]:
-    """ "0.2,0.3,0.5" -> [0.2, 0.3, 0.5]; raises ValueError."""
-    return [float(number) for number in text.split(",")] if text else []
+def check_settings(cfg: AmosConfig) -> None:
+    """Raise ValueError for numbers out of range, and for a setting that another one makes meaningless."""
+    if cfg.gumbel_temperature <= 0:
+        raise ValueError(f"--gumbel-temperature {cfg.gumbel_temperature} must be above 0 (0.3 in AMOS, Appendix B)")
+    if cfg.adversarial_mlm_multiplier < 0:
+        raise ValueError(f"--adversarial-mlm-multiplier {cfg.adversarial_mlm_multiplier} must not be negative")
+    if cfg.fixed_mixture_weights and str(cfg.mixture) != "fixed":
+        raise ValueError(f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed")
 
 
 def parse_depths(text: str, separate: bool) -> list[int]:

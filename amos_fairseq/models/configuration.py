@@ -60,6 +60,17 @@ class EncoderConfig(FairseqDataclass):
     )
 
 
+def check_encoder(cfg: EncoderConfig) -> None:
+    """Raise ValueError for sizes that are not positive and probabilities that are none."""
+    sizes = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions")
+    for name in (*sizes, "layer_norm_eps"):
+        if not getattr(cfg, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must be above 0")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0 <= getattr(cfg, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must be a probability below 1")
+
+
 def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropout: bool = True) -> EncoderShape:
     """The shape of the main encoder, or of another with ``num_layers`` layers and, if wished, without dropout."""
     return EncoderShape(

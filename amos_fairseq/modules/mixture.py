@@ -75,6 +75,14 @@ class MixtureWeights(nn.Module):
         return [1 / self.num_depths] * self.num_depths
 
 
+def parse_weights(text: str) -> list[float]:
+    """ "0.2,0.3,0.5" -> [0.2, 0.3, 0.5]; raises ValueError."""
+    try:
+        return [float(number) for number in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--fixed-mixture-weights needs numbers such as 0.2,0.3,0.5; got {text!r}") from None
+
+
 def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float], max_update: int) -> None:
     """Raise ValueError for settings that describe no mixture."""
     if strategy not in STRATEGIES:

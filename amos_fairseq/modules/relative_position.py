@@ -16,10 +16,14 @@ class RelativePositionBias(nn.Module):
         num_buckets: rows of the table.
         max_distance: distances from here on share a bucket.
         num_heads: columns of the table.
+
+    Raises:
+        ValueError: so few buckets, or so small a maximum distance, that no bucket is logarithmic.
     """
 
     def __init__(self, scheme: str, num_buckets: int, max_distance: int, num_heads: int):
         super().__init__()
+        check_buckets(scheme, num_buckets, max_distance)
         self.bucket = BUCKETS[scheme]
         self.max_distance = max_distance
         self.table = nn.Embedding(num_buckets, num_heads)
@@ -29,3 +33,15 @@ class RelativePositionBias(nn.Module):
         distance = torch.arange(1 - length, length, device=self.table.weight.device)
         rows = self.bucket(distance, self.table.num_embeddings, self.max_distance)
         return toeplitz(self.table(rows).t())
+
+
+def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:
+    """Raise ValueError where the logarithm of the buckets has no base above 1."""
+    if num_buckets < 4:
+        raise ValueError(f"--relative-position-buckets {num_buckets} is too few: give at least 4, an even number")
+    largest_exact = num_buckets // 4 + (scheme == "amos")
+    if max_distance <= largest_exact:
+        raise ValueError(
+            f"--relative-position-max-distance {max_distance} is too small for --relative-position-buckets {num_buckets} "
+            f"of scheme {scheme}: give more than {largest_exact}"
+        )

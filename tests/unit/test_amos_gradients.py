@@ -1,0 +1,69 @@
+"""Losses and gradients of AMOS, every parameter and every ablation, against the float64 reference of reference_amos.py."""
+
+import pytest
+import torch
+from reference_amos import ReferenceAmos, assert_close, losses_and_gradients
+from small_models import gumbel, small_batch, small_criterion, small_model
+
+from amos_fairseq.models import amos
+
+SETTINGS = {
+    "amos": {},
+    "other depths": {"generator_depths": "2,3"},
+    "every layer": {"generator_depths": "1,2,3,4"},
+    "single depth": {"generator_depths": "3"},
+    "no stop-gradient": {"no_stop_gradient": True},
+    "separate generators": {"separate_generators": True, "generator_depths": "1,2,3"},
+    "equal generators": {"separate_generators": True, "generator_depths": "2,2,2"},
+    "adversarial MLM": {"adversarial_mlm_multiplier": 0.1},
+    "adversarial MLM, uniform": {"adversarial_mlm_multiplier": 1.0, "mixture": "uniform"},
+    "adversarial MLM, separate": {
+        "adversarial_mlm_multiplier": 0.5, "separate_generators": True, "generator_depths": "1,2"
+    },
+    "adversarial MLM, single depth": {"adversarial_mlm_multiplier": 2.0, "generator_depths": "2"},
+    "uniform": {"mixture": "uniform"},
+    "fixed": {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5"},
+    "no relative positions": {"relative_position_scheme": "none"},
+    "temperature": {"gumbel_temperature": 1.7},
+}  # fmt: skip
+CONSTANT = {"single depth": [1.0], "adversarial MLM, single depth": [1.0], "fixed": [0.2, 0.3, 0.5]}
+WEIGHT, SHARE = 50.0, 3 / 12
+
+
+@pytest.fixture
+def noise(monkeypatch):
+    """The same Gumbel noise for the model and for the reference."""
+    noise = gumbel(4, 3, 64, seed=3)
+    monkeypatch.setattr(amos, "gumbel_noise", lambda like: noise)
+    return noise
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_losses_samples_and_all_gradients_are_the_reference_ones(name, noise):
+    model, batch = small_model(**SETTINGS[name]), small_batch()
+    expected = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE, CONSTANT.get(name, [1 / 3] * 3))
+    loss, log, gradients = losses_and_gradients(model, small_criterion(WEIGHT), batch)
+
+    total = expected.generator_loss + WEIGHT * SHARE * expected.detection_loss
+    assert float(loss) == pytest.approx(total, rel=1e-5)
+    assert float(log["rtd_loss"]) == pytest.approx(expected.detection_loss, rel=1e-5)
+    with torch.no_grad():
+        output = model(**batch["net_input"])
+    for row, count in enumerate((3, 2, 3, 3)):
+        assert output.sampled_tokens[row, :count].tolist() == expected.sampled[row]
+        assert torch.allclose(output.mixture_weights[row, :count].double(), expected.mixture_weights[row], atol=1e-6)
+    assert_close(gradients, expected.gradients)
+
+
+def test_reference_notices_a_wrong_sign_factor_and_path(noise):
+    """What the comparison above is worth: it fails where lambda, tau, m or the stop-gradient are only a little off."""
+    model, batch = small_model(adversarial_mlm_multiplier=0.1), small_batch()
+    reference = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE)
+    for change in (
+        {"adversarial_mlm_multiplier": 0.101}, {"adversarial_mlm_multiplier": 0.0},
+        {"gumbel_temperature": 0.301}, {"no_stop_gradient": True},
+    ):  # fmt: skip
+        other = small_model(**({"adversarial_mlm_multiplier": 0.1} | change))
+        gradients = losses_and_gradients(other, small_criterion(WEIGHT), batch)[2]
+        with pytest.raises(AssertionError):
+            assert_close(gradients, reference.gradients)

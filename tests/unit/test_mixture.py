@@ -1,0 +1,156 @@
+"""Eq. 3 of AMOS and the ablations of who weighs the depths, against loops, frequencies and hand values."""
+
+import math
+
+import pytest
+import torch
+from small_models import small_batch, small_model
+
+from amos_fairseq.functional.mixture import mix_logits, mixture_entropy
+from amos_fairseq.modules.mixture import MixtureWeights
+
+B, M, K, D, V = 2, 3, 3, 4, 10
+
+
+@pytest.fixture
+def tensors() -> dict:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float32)
+
+    return {
+        "hidden": [random(B, M, D).requires_grad_() for _ in range(K)],
+        "biases": [random(V).requires_grad_() for _ in range(K)],
+        "weights": random(B, M, K).softmax(-1).requires_grad_(),
+        "embedding": random(V, D).requires_grad_(),
+    }
+
+
+def naive_logit(t: dict, b: int, m: int, v: int, biases: list) -> float:
+    return sum(
+        t["weights"][b, m, d].item()
+        * (sum(t["embedding"][v, x].item() * t["hidden"][d][b, m, x].item() for x in range(D)) + biases[d][v].item())
+        for d in range(K)
+    )
+
+
+@pytest.mark.parametrize("num_biases", [1, K])
+def test_mixed_logits_are_those_of_a_loop(tensors, num_biases):
+    biases = tensors["biases"][:num_biases]
+    mixed = mix_logits(tensors["hidden"], biases, tensors["weights"], tensors["embedding"])
+    assert mixed.shape == (B, M, V)
+    for b in range(B):
+        for m in range(M):
+            for v in range(V):
+                naive = naive_logit(tensors, b, m, v, biases * (K // num_biases))
+                assert mixed[b, m, v].item() == pytest.approx(naive, abs=1e-5)
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 0.25])
+def test_only_the_weights_and_a_share_of_h_receive_a_gradient(tensors, multiplier):
+    mixed = mix_logits(**tensors, hidden_gradient=multiplier)
+    upstream = torch.randn(B, M, V, generator=torch.Generator().manual_seed(1))
+    mixed.backward(upstream)
+    assert tensors["embedding"].grad is None
+    assert all(bias.grad is None for bias in tensors["biases"])
+    embedding = tensors["embedding"].detach()
+    for d, (h, bias) in enumerate(zip(tensors["hidden"], tensors["biases"], strict=True)):
+        by_weight = (upstream * (h.detach() @ embedding.T + bias.detach())).sum(-1)
+        assert torch.allclose(tensors["weights"].grad[..., d], by_weight, atol=1e-5)
+        by_hidden = multiplier * tensors["weights"].detach()[..., d : d + 1] * (upstream @ embedding)
+        assert torch.allclose(torch.zeros(B, M, D) if h.grad is None else h.grad, by_hidden, atol=1e-6)
+
+
+def test_entropy_by_hand():
+    weights = torch.tensor([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
+    assert mixture_entropy(weights).tolist() == pytest.approx([0.0, math.log(3), math.log(2)], abs=1e-6)
+
+
+def features(num_depths: int = K, copies: int = M) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(B, copies, D, generator=generator) for _ in range(num_depths)]
+
+
+def test_learned_weights_are_eq_3():
+    mixture = MixtureWeights("learned", K, D)
+    inputs = features()
+    gamma = mixture(inputs)
+    for b in range(B):
+        for m in range(M):
+            scores = [math.exp(sum(mixture.v[x].item() * f[b, m, x].item() for x in range(D))) for f in inputs]
+            assert gamma[b, m].tolist() == pytest.approx([score / sum(scores) for score in scores], abs=1e-6)
+
+
+def test_v_starts_small_has_no_bias_and_exists_only_where_it_is_learned():
+    torch.manual_seed(0)
+    named = dict(MixtureWeights("learned", K, 10_000).named_parameters())
+    assert list(named) == ["v"]
+    assert named["v"].std().item() == pytest.approx(0.02, rel=0.05)
+    for strategy, extra in (
+        ("uniform", {}), ("random_layer", {}), ("layer_switch", {"max_update": 9}), ("fixed", {"fixed_weights": [1, 0, 0]})
+    ):  # fmt: skip
+        assert not list(MixtureWeights(strategy, K, D, **extra).parameters())
+    alone = MixtureWeights("learned", 1, D)
+    assert not list(alone.parameters())
+    assert torch.equal(alone(features(1)), torch.ones(B, M, 1))
+
+
+def test_uniform_and_fixed_weights():
+    assert torch.allclose(MixtureWeights("uniform", K, D)(features()), torch.full((B, M, K), 1 / 3))
+    fixed = MixtureWeights("fixed", K, D, fixed_weights=[0.2, 0.3, 0.5])(features())
+    assert torch.allclose(fixed, torch.tensor([0.2, 0.3, 0.5]).expand(B, M, K))
+
+
+def test_random_layer_draws_one_depth_per_position_uniformly():
+    """60,000 positions: each depth a third of the time, within five standard deviations; neighbours independent."""
+    torch.manual_seed(3)
+    gamma = MixtureWeights("random_layer", K, D)(features(copies=30_000))
+    assert torch.equal(gamma.sum(-1), torch.ones(B, 30_000))
+    assert set(gamma.unique().tolist()) == {0.0, 1.0}
+    spread = 5 * math.sqrt(60_000 * (1 / 3) * (2 / 3))
+    assert (gamma.sum((0, 1)) - 20_000).abs().max() < spread
+    depth = gamma.argmax(-1)
+    agreeing = int((depth[:, 1:] == depth[:, :-1]).sum()) + int((depth[0] == depth[1]).sum())
+    assert abs(agreeing - 89_998 / 3) < 5 * math.sqrt(89_998 * (1 / 3) * (2 / 3))
+
+
+@pytest.mark.parametrize(
+    ("max_update", "first_updates"), [(30, [0, 10, 20]), (100, [0, 34, 67]), (125_000, [0, 41_667, 83_334])]
+)
+def test_layer_switch_changes_at_equal_parts_of_the_run(max_update, first_updates):
+    """Depth j from update j / K of max_update on: ceil by hand."""
+    mixture = MixtureWeights("layer_switch", K, D, max_update=max_update)
+    for depth, update in enumerate(first_updates):
+        mixture.num_updates = update
+        assert mixture(features())[0, 0].tolist() == [float(d == depth) for d in range(K)]
+        if update:
+            mixture.num_updates = update - 1
+            assert mixture(features())[0, 0].tolist() == [float(d == depth - 1) for d in range(K)]
+    mixture.num_updates = 3 * max_update
+    assert mixture(features())[0, 0].tolist() == [0.0, 0.0, 1.0]
+
+
+def test_fairseq_tells_the_mixture_the_number_of_updates():
+    model = small_model(mixture="layer_switch")
+    for update, depth in ((0, 0), (9, 0), (10, 1), (20, 2), (29, 2)):
+        model.set_num_updates(update)
+        assert model(**small_batch()["net_input"]).mixture_weights.argmax(-1).unique().tolist() == [depth]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"strategy": "best"}, "unknown mixture 'best'"),
+        ({"strategy": "fixed"}, r"needs 3 numbers .* got \[\]"),
+        ({"strategy": "fixed", "fixed_weights": [0.5, 0.5]}, "needs 3 numbers"),
+        ({"strategy": "fixed", "fixed_weights": [0.5, 0.6, 0.5]}, "sum to 1"),
+        ({"strategy": "fixed", "fixed_weights": [-0.5, 1.0, 0.5]}, "not negative"),
+        ({"strategy": "fixed", "fixed_weights": [math.nan, 0.5, 0.5]}, "sum to 1"),
+        ({"strategy": "fixed", "fixed_weights": [0.5, math.nan, 0.5]}, "sum to 1"),
+        ({"strategy": "layer_switch"}, "needs --max-update"),
+    ],
+)
+def test_settings_that_describe_no_mixture_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        MixtureWeights(num_depths=K, width=D, **settings)

@@ -1,0 +1,104 @@
+"""Buckets of relative positions against Hugging Face's MPNet, scalar loops and hand values; their spread over all pairs."""
+
+import math
+
+import pytest
+import torch
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket, toeplitz
+from amos_fairseq.modules.relative_position import RelativePositionBias
+
+DISTANCES = torch.arange(-600, 601)
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance"), [(32, 128), (64, 128), (32, 512), (16, 40), (8, 9), (4, 3), (33, 128)]
+)
+def test_t5_buckets_are_those_of_hugging_face(num_buckets, max_distance):
+    theirs = MPNetEncoder.relative_position_bucket(DISTANCES, num_buckets, max_distance)
+    assert torch.equal(t5_bucket(DISTANCES, num_buckets, max_distance), theirs)
+
+
+def test_t5_buckets_by_hand():
+    # 16 buckets a side: 0..7 exact, then 8 + floor(8 ln(n / 8) / ln(16)); a key to the right starts at 16.
+    distances = torch.tensor([0, -1, -7, -8, -11, -12, -127, -128, -999, 1, 7, 8, 128])
+    assert t5_bucket(distances, 32, 128).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15, 17, 23, 24, 31]
+
+
+def amos_row(distance: int, num_buckets: int, max_distance: int) -> int:
+    """The released AMOS checkpoint's scheme in the words of our design: ceil, base (max - 1) / exact, signed, shifted."""
+    side = num_buckets // 2
+    exact = side // 2
+    bucket = abs(distance)
+    if bucket >= exact:
+        in_base = math.log(bucket / exact, (max_distance - 1) / exact)
+        bucket = min(exact + math.ceil(in_base * (side - 1 - exact) - 1e-9), side - 1)
+    return int(math.copysign(bucket, distance)) + side - 1
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(64, 128), (32, 128), (64, 500), (16, 40)])
+def test_amos_buckets_are_those_of_a_scalar_loop(num_buckets, max_distance):
+    expected = [amos_row(distance, num_buckets, max_distance) for distance in DISTANCES.tolist()]
+    rows = amos_bucket(DISTANCES, num_buckets, max_distance)
+    assert rows.tolist() == expected
+    assert (rows.min(), rows.max()) == (0, num_buckets - 2)
+
+
+def test_amos_buckets_by_hand():
+    # 64 buckets: 0..15 exact, 16 is 16, 17 is 16 + ceil(15 ln(17/16) / ln(127/16)) = 17; 127 and beyond 31; + 31 by sign.
+    distances = torch.tensor([0, 1, -1, 15, -15, 16, 17, 126, 127, 128, 600, -600])
+    assert amos_bucket(distances, 64, 128).tolist() == [31, 32, 30, 46, 16, 47, 48, 62, 62, 62, 62, 0]
+
+
+def test_toeplitz_against_a_double_loop():
+    length = 7
+    values = torch.randn(3, 2 * length - 1, generator=torch.Generator().manual_seed(0))
+    spread = toeplitz(values)
+    assert spread.shape == (3, length, length)
+    for query in range(length):
+        for key in range(length):
+            assert torch.equal(spread[:, query, key], values[:, key - query + length - 1])
+
+
+@pytest.mark.parametrize("scheme", ["t5", "amos"])
+def test_bias_of_a_pair_is_its_row_of_the_table(scheme):
+    torch.manual_seed(0)
+    module = RelativePositionBias(scheme, 16, 20, 3)
+    bias = module(40)
+    for query in range(40):
+        for key in range(40):
+            distance = key - query
+            if scheme == "t5":
+                row = int(MPNetEncoder.relative_position_bucket(torch.tensor(distance), 16, 20))
+            else:
+                row = amos_row(distance, 16, 20)
+            assert torch.equal(bias[:, query, key], module.table.weight[row])
+
+
+@pytest.mark.parametrize("scheme", ["t5", "amos"])
+def test_longer_sequences_share_the_table(scheme):
+    """The table has as many rows as buckets, and a long sequence's bias begins with a short one's."""
+    module = RelativePositionBias(scheme, 32, 128, 2)
+    assert module.table.weight.shape == (32, 2)
+    assert torch.equal(module(300)[:, :50, :50], module(50))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "num_buckets", "max_distance", "complaint"),
+    [
+        ("t5", 3, 128, "at least 4"),
+        ("t5", 32, 8, "more than 8"),
+        ("amos", 64, 17, "more than 17"),
+        ("amos", 2, 128, "at least 4"),
+    ],
+)
+def test_settings_without_logarithmic_buckets_are_refused(scheme, num_buckets, max_distance, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        RelativePositionBias(scheme, num_buckets, max_distance, 2)
+
+
+@pytest.mark.parametrize(("scheme", "max_distance"), [("t5", 9), ("amos", 18)])
+def test_smallest_maximum_distance_that_is_allowed_gives_rows_of_the_table(scheme, max_distance):
+    num_buckets = 32 if scheme == "t5" else 64
+    assert RelativePositionBias(scheme, num_buckets, max_distance, 2)(100).isfinite().all()

@@ -1,0 +1,127 @@
+"""Gumbel sampling: frequencies against softmax, straight-through gradient against torch.nn.functional.gumbel_softmax."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from small_models import gumbel, small_batch, small_model
+
+from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
+
+# A chi-square test raises a false alarm once in a million runs; the seeds are fixed, so it either always or never does.
+FALSE_ALARM = 1e-6
+
+
+def chi_square_p(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """p-value of the counts; rows expected fewer than five times are counted together."""
+    expected = probabilities.double() * counts.sum()
+    rare = expected < 5
+    counts = counts.double()
+    cells = [counts[~rare], counts[rare].sum()[None]], [expected[~rare], expected[rare].sum()[None]]
+    got, wanted = (torch.cat(part) for part in cells)
+    keep = wanted > 0
+    assert not got[~keep].any()
+    return stats.chisquare(got[keep].numpy(), wanted[keep].numpy()).pvalue
+
+
+def test_noise_has_the_gumbel_distribution():
+    torch.manual_seed(0)
+    noise = gumbel_noise(torch.empty(200_000, dtype=torch.bfloat16))
+    assert noise.dtype == torch.float32
+    assert noise.isfinite().all()
+    assert stats.kstest(noise.numpy(), stats.gumbel_r.cdf).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_samples_follow_the_softmax_and_never_hit_a_forbidden_row(dtype):
+    torch.manual_seed(1)
+    logits = (torch.randn(50) * 2).to(dtype).float()
+    logits[[0, 1, 2, 3, 49]] = -math.inf
+    many = logits.expand(100_000, -1)
+    counts = torch.bincount(gumbel_max(many, gumbel_noise(many)), minlength=50)
+    assert not counts[[0, 1, 2, 3, 49]].any()
+    assert chi_square_p(counts, logits.double().softmax(-1)) > FALSE_ALARM
+    wrong = (logits.double() * 1.05).softmax(-1)  # a temperature that is 5 % off does not pass
+    assert chi_square_p(counts, wrong) < FALSE_ALARM
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_model_samples_the_mixture_of_its_depths(dtype):
+    """20,000 replacements of each position against softmax(sum_d gamma^(d) logits^(d)) over words; no other row."""
+    model = small_model(seed=2).to(dtype).eval()
+    copies, batch = 20_000, small_batch((12,), slots=3)["net_input"]
+    with torch.no_grad():
+        logits, gamma = model.propose(**batch)
+        hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[1]
+        torch.manual_seed(3)
+        sampled = model.sample([h.expand(copies, -1, -1) for h in hidden], gamma.expand(copies, -1, -1))[0]
+    mixed = torch.einsum("bmk,kbmv->bmv", gamma.double(), logits.double())[0]
+    words = torch.arange(4, 44)
+    assert torch.isin(sampled, words).all()
+    for slot in range(3):
+        counts = torch.bincount(sampled[:, slot], minlength=64)[words]
+        assert chi_square_p(counts, mixed[slot, words].softmax(-1)) > FALSE_ALARM
+
+
+def straight_through(logits, noise, temperature, embedding, upstream, monkeypatch):
+    """Gradients of PyTorch's hard Gumbel-Softmax for the same noise: of the logits, and of the embedding."""
+    logits = logits.clone().requires_grad_()
+    embedding = embedding.clone().requires_grad_()
+    with monkeypatch.context() as patch:
+        # gumbel_softmax draws -log(Exp(1)); an exponential of exp(-noise) gives it our noise.
+        patch.setattr(torch.Tensor, "exponential_", lambda self: self.copy_((-noise.to(self.dtype)).exp()))
+        one_hot = torch.nn.functional.gumbel_softmax(logits, tau=temperature, hard=True)
+    (one_hot @ embedding).backward(upstream)
+    return one_hot.detach(), logits.grad, embedding.grad
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_gradient_is_the_reversed_one_of_torch_gumbel_softmax(temperature, monkeypatch):
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(6, 40, generator=generator, dtype=torch.float64)
+    logits[:, :4] = -math.inf
+    noise = gumbel(6, 40, seed=5).double()
+    embedding = torch.randn(40, 8, generator=generator, dtype=torch.float64)
+    upstream = torch.randn(6, 8, generator=generator, dtype=torch.float64)
+    one_hot, expected, of_embedding = straight_through(logits, noise, temperature, embedding, upstream, monkeypatch)
+    assert torch.equal(gumbel_max(logits, noise), one_hot.argmax(-1))
+
+    logits.requires_grad_()
+    embedding.requires_grad_()
+    residual = adversarial_residual(logits, noise, temperature, embedding)
+    assert torch.equal(residual, torch.zeros(6, 8, dtype=torch.float64))
+    residual.backward(upstream)
+    assert torch.allclose(logits.grad, -expected, rtol=1e-9, atol=1e-12)
+    assert logits.grad.abs().max() > 1e-3
+    assert not logits.grad[:, :4].any()
+    # The rest of s E is the plain lookup of the sampled rows; together they are PyTorch's gradient of the embedding.
+    assert embedding.grad is None or not embedding.grad.any()
+    lookup = embedding.detach().clone().requires_grad_()
+    lookup[gumbel_max(logits, noise)].backward(upstream)
+    assert torch.allclose(lookup.grad, of_embedding, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_value_of_the_residual_is_exactly_zero(dtype):
+    """In any precision, however peaked: the discriminator reads the embedding of the hard sample and nothing else."""
+    embedding = (torch.randn(40, 8, generator=torch.Generator().manual_seed(6)) * 100).to(dtype)
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(7)) * 30
+    residual = adversarial_residual(logits.requires_grad_(), gumbel(6, 40, seed=8), 0.3, embedding)
+    assert residual.dtype == dtype
+    assert torch.equal(residual, torch.zeros_like(residual))
+
+
+def test_bfloat16_gradient_stays_near_the_float64_one():
+    """y is computed in float32 whatever the embedding's dtype; what is left is the rounding of two products (2^-8)."""
+    generator = torch.Generator().manual_seed(9)
+    logits, noise = torch.randn(32, 200, generator=generator) * 2, gumbel(32, 200, seed=10)
+    embedding, upstream = torch.randn(200, 16, generator=generator), torch.randn(32, 16, generator=generator)
+    gradients = []
+    for dtype in (torch.float64, torch.bfloat16):
+        leaf = logits.to(torch.float64 if dtype == torch.float64 else torch.float32).requires_grad_()
+        rounded = embedding.to(torch.bfloat16).to(dtype)
+        adversarial_residual(leaf, noise, 0.3, rounded).backward(upstream.to(torch.bfloat16).to(dtype))
+        gradients.append(leaf.grad.double())
+    exact, rounded = gradients
+    assert (rounded - exact).norm() / exact.norm() < 2**-7
