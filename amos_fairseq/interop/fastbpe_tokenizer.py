@@ -4,6 +4,7 @@ Codes and pieces have fastBPE's own format (``first second count`` a line; ``lo@
 read them. The `tokenizers` library applies them here, as the fastBPE package needs a compiler to install.
 """
 
+import functools
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -17,6 +18,9 @@ from amos_fairseq.interop.tokenizer_base import DICTIONARY_FILE, Tokenizer, read
 END_OF_WORD = "</w>"
 CONTINUED = "@@"
 _UNKNOWN = "<unk>"
+# Bounds of the table of encoded words: a constant amount of memory whatever the text.
+_REMEMBERED_PARTS = 1 << 17
+_LONGEST_REMEMBERED = 64
 
 
 def basic_rules(cased: bool) -> Tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
@@ -63,6 +67,7 @@ class FastBPETokenizer(Tokenizer):
         self._unknown_id = ids[_UNKNOWN]
         super().__init__(vocabulary, cased, codes)
         self._symbol_of_id = self.dictionary_symbols
+        self._remembered = functools.lru_cache(_REMEMBERED_PARTS)(self._encode_part)
 
     @classmethod
     def from_files(cls, directory: Path, settings: Dict[str, Any]) -> "FastBPETokenizer":
@@ -79,29 +84,33 @@ class FastBPETokenizer(Tokenizer):
             ) from error
 
     def encode_lines(self, lines: List[str]) -> List[List[str]]:
-        treated = [self._normalizer.normalize_str(line) for line in lines]
-        encodings = self._bpe.encode_batch(treated, add_special_tokens=False)
-        return [self._symbols(line, encoding) for line, encoding in zip(treated, encodings, strict=True)]
+        return [self.encode(line) for line in lines]
+
+    def encode(self, line: str) -> List[str]:
+        """Part by part between spaces, which no rule and no merge crosses: frequent words come from a table."""
+        symbols: List[str] = []
+        for part in line.split(" "):
+            symbols += self._remembered(part) if len(part) <= _LONGEST_REMEMBERED else self._encode_part(part)
+        return symbols
 
     def decode(self, pieces: List[str]) -> str:
         joined = " ".join(unspell_piece(piece) for piece in pieces) + " "
         return joined.replace(CONTINUED + " ", "").rstrip(" ")
 
-    def _symbols(self, line: str, encoding: tokenizers.Encoding) -> List[str]:
-        ids = encoding.ids
-        if self._unknown_id not in ids:
-            symbol_of_id = self._symbol_of_id
-            return [symbol_of_id[index] for index in ids]
-        words = [*encoding.word_ids, None]
-        symbols = []
-        for position, index in enumerate(ids):
-            if index != self._unknown_id:
-                symbols.append(self._symbol_of_id[index])
-                continue
-            start, end = encoding.offsets[position]
-            continued = words[position] == words[position + 1]
-            symbols.append(self._spellings[line[start:end] + (CONTINUED if continued else "")])
-        return symbols
+    def _encode_part(self, part: str) -> List[str]:
+        treated = self._normalizer.normalize_str(part)
+        encoding = self._bpe.encode(treated, add_special_tokens=False)
+        ids, words = encoding.ids, [*encoding.word_ids, None]
+        return [
+            self._symbol_of_id[index]
+            if index != self._unknown_id
+            else self._surface(treated, encoding.offsets[position], words[position] == words[position + 1])
+            for position, index in enumerate(ids)
+        ]
+
+    def _surface(self, treated: str, offsets: Tuple[int, int], continued: bool) -> str:
+        character = treated[offsets[0] : offsets[1]]
+        return self._spellings[character + (CONTINUED if continued else "")]
 
 
 def _merge_of_line(line: str) -> Tuple[str, str]:

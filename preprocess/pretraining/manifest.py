@@ -1,0 +1,103 @@
+"""``corpus.json``: what a finished corpus was made of, with which settings, and what is in it."""
+
+import json
+import shutil
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Dict, List
+
+from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.tokenizer import Tokenizer
+from preprocess.pretraining.encoding import Counts
+from preprocess.pretraining.splitting import Split
+from preprocess.pretraining.workspace import MANIFEST
+
+_LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
+
+
+def describe(counts: Counts) -> Dict[str, Any]:
+    """Counts for ``corpus.json``. ``tokens``: ids in the binarized file, ``</s>`` included."""
+    return {
+        "documents": counts.documents,
+        "paragraphs": counts.paragraphs,
+        "words": counts.words,
+        "bytes": counts.bytes,
+        "pieces": counts.pieces,
+        "tokens": counts.pieces + counts.lines,
+        "unknown": counts.unknown,
+        "unknown_share": counts.unknown / max(1, counts.pieces),
+        "pieces_per_word": counts.pieces / max(1, counts.words),
+    }
+
+
+def file_hashes(directory: Path) -> Dict[str, str]:
+    return {path.name: file_sha256(path) for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")}
+
+
+def build_manifest(
+    out: Path, settings: Dict[str, Any], split: Split, tokenizer: Tokenizer, shards: List[Dict[str, Any]]
+) -> Dict[str, Any]:
+    """The content of ``corpus.json``. ``shards``: for each its ``train`` and ``valid`` counts and ``sha256``."""
+    names = [f"shard{number}" for number in range(len(shards))] if len(shards) > 1 else ["."]
+    return {
+        "task_data": ":".join(str(out / name) for name in names),
+        "settings": settings,
+        "versions": {library: version(library) for library in _LIBRARIES},
+        "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
+        "vocabulary_sample": asdict(split.sample),
+        "inputs": split.inputs,
+        "train": _sum([shard["train"] for shard in shards]),
+        "valid": shards[0]["valid"],
+        "shards": [{"directory": name, **shard} for name, shard in zip(names, shards, strict=True)],
+    }
+
+
+def is_finished(out: Path, settings: Dict[str, Any], inputs: List[Path]) -> bool:
+    """Whether ``out`` holds the whole corpus of these inputs and settings.
+
+    Raises:
+        UserError: it holds a whole corpus of others.
+    """
+    if not (out / MANIFEST).is_file():
+        return False
+    manifest = read_manifest(out)
+    earlier, records = manifest["settings"], manifest["inputs"]
+    different = sorted(name for name in settings if settings[name] != earlier.get(name))
+    if different:
+        name = different[0]
+        raise UserError(
+            f"{out} holds a finished corpus with {name} = {earlier.get(name)}, not {settings[name]}: give another "
+            "--out, or remove it"
+        )
+    _compare_inputs(out, inputs, records)
+    shutil.rmtree(out / ".prepare", ignore_errors=True)  # a run that was killed in its last step leaves it
+    return True
+
+
+def read_manifest(out: Path) -> Dict[str, Any]:
+    """``corpus.json`` of ``out``; :class:`UserError` where it is another program's."""
+    path = out / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest.keys() >= {"task_data", "settings", "inputs", "shards"}:
+            return manifest
+    except (ValueError, AttributeError):
+        pass
+    raise UserError(f"{path} was not written by prepare.sh: give another --out")
+
+
+def _compare_inputs(out: Path, inputs: List[Path], records: List[Dict[str, Any]]) -> None:
+    same = [path.stat().st_size for path in inputs] == [record["bytes"] for record in records]
+    if same:
+        same = all(file_sha256(path) == record["sha256"] for path, record in zip(inputs, records, strict=True))
+    if not same:
+        raise UserError(f"{out} holds a finished corpus of other inputs: give another --out, or remove it")
+
+
+def _sum(counts: List[Dict[str, Any]]) -> Dict[str, Any]:
+    total = {name: sum(count[name] for count in counts) for name in counts[0]}
+    total["unknown_share"] = total["unknown"] / max(1, total["pieces"])
+    total["pieces_per_word"] = total["pieces"] / max(1, total["words"])
+    return total

@@ -1,0 +1,178 @@
+"""Documents out of any input file, in constant memory, with the place of every fault."""
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import re
+import zlib
+from pathlib import Path
+from typing import BinaryIO, Callable, Iterator, List
+
+import zstandard
+
+from amos_fairseq.errors import UserError
+
+BUFFER_BYTES = 1 << 20
+# A document is held in memory and lies in one shard, so it needs a bound.
+LARGEST_DOCUMENT_BYTES = 1 << 27
+COMPRESSIONS = (".gz", ".xz", ".zst")
+_JSON_LINES = (".jsonl", ".ndjson")
+_UTF8_MARK = b"\xef\xbb\xbf"
+_DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_LINE_ENDS = re.compile(r"[\r\n]+")
+
+
+class InputFile:
+    """One file of text. ``documents()`` runs through it once; ``sha256`` is then that of the file as it lies on disk.
+
+    A document is ``bytes``: valid UTF-8, a non-empty stripped paragraph a line, each line ended by ``\\n``. In
+    ``.jsonl`` every line is a document (its field ``text``), elsewhere blank lines stand between them.
+    """
+
+    def __init__(self, path: Path, on_read: Callable[[int], object] = lambda size: None) -> None:
+        self.path = path
+        self._on_read = on_read
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def documents(self) -> Iterator[bytes]:
+        """Documents in their order.
+
+        Raises:
+            UserError: the file is damaged, not UTF-8, no JSON lines, holds no text or a document that is too large.
+        """
+        suffixes = [suffix.lower() for suffix in self.path.suffixes[-2:]]
+        kind = suffixes[-2] if len(suffixes) == 2 and suffixes[-1] in COMPRESSIONS else (suffixes or [""])[-1]
+        parse = self._json_documents if kind in _JSON_LINES else self._text_documents
+        empty = True
+        with open(self.path, "rb", buffering=0) as raw:
+            measured = _MeasuredFile(raw, self._digest, self._on_read)
+            try:
+                for document in parse(_decompressed(measured, suffixes[-1] if suffixes else "")):
+                    empty = False
+                    yield document
+                while measured.read(BUFFER_BYTES):  # what follows the compressed stream belongs to the hash too
+                    pass
+            except _DAMAGED as error:
+                raise UserError(f"{self.path} is damaged ({error}): fetch or compress it again") from error
+        if empty:
+            raise UserError(f"{self.path} holds no text: remove it from the inputs or fill it")
+
+    def _text_documents(self, stream: BinaryIO) -> Iterator[bytes]:
+        paragraphs: List[bytes] = []
+        size = start = 0
+        for number, line in self._lines(stream):
+            paragraph = line.strip()
+            if not paragraph:
+                if paragraphs:
+                    yield b"\n".join(paragraphs) + b"\n"
+                paragraphs, size = [], 0
+                continue
+            start = start if paragraphs else number
+            size += len(paragraph)
+            if size > LARGEST_DOCUMENT_BYTES:
+                raise self._too_large(start)
+            # A lone carriage return ends a line for fairseq, which reads with universal newlines.
+            paragraphs += filter(None, map(bytes.strip, paragraph.split(b"\r")))
+        if paragraphs:
+            yield b"\n".join(paragraphs) + b"\n"
+
+    def _json_documents(self, stream: BinaryIO) -> Iterator[bytes]:
+        for number, line in self._lines(stream):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)["text"]
+                paragraphs = map(str.strip, _LINE_ENDS.split(text))
+                document = "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise UserError(
+                    f'{self.path}, line {number}: not a JSON object with a string "text": {line[:60]!r}'
+                ) from None
+            if document:
+                yield document
+
+    def _lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Numbered lines that are valid UTF-8, without a byte-order mark."""
+        number = offset = 0
+        while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
+            number += 1
+            if len(line) > LARGEST_DOCUMENT_BYTES:
+                raise self._too_large(number)
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                place = f"line {number}, byte {offset + error.start}"
+                raise UserError(
+                    f"{self.path}, {place}: not UTF-8 ({error.reason}): convert the file, for example with iconv"
+                ) from None
+            offset += len(line)
+            yield number, line.removeprefix(_UTF8_MARK) if number == 1 else line
+
+    def _too_large(self, number: int) -> UserError:
+        return UserError(
+            f"{self.path}: the document from line {number} on is larger than {LARGEST_DOCUMENT_BYTES >> 20} MiB: put a "
+            "blank line between documents"
+        )
+
+
+class _MeasuredFile(io.RawIOBase):
+    """Hashes and reports what is read, so that a corpus is read once."""
+
+    def __init__(self, raw: BinaryIO, digest: "hashlib._Hash", on_read: Callable[[int], object]) -> None:
+        self._raw, self._digest, self._on_read = raw, digest, on_read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        size = self._raw.readinto(buffer)
+        self._digest.update(buffer[:size])
+        self._on_read(size)
+        return size
+
+
+class _ZstandardFile(io.RawIOBase):
+    """All frames of a .zst file. The library's own reader takes a cut file for a whole one."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._frame = None
+        self._compressed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self._plain:
+            chunk = self._compressed or self._raw.read(BUFFER_BYTES)
+            if not chunk:
+                if self._frame is not None:
+                    raise EOFError("the file ends inside a zstandard frame")
+                return 0
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            self._plain = self._frame.decompress(chunk)
+            self._compressed = b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
+        size = min(len(buffer), len(self._plain))
+        buffer[:size] = self._plain[:size]
+        self._plain = self._plain[size:]
+        return size
+
+
+def _decompressed(measured: _MeasuredFile, suffix: str) -> BinaryIO:
+    buffered = io.BufferedReader(measured, BUFFER_BYTES)
+    if suffix == ".gz":
+        return io.BufferedReader(gzip.GzipFile(fileobj=buffered), BUFFER_BYTES)
+    if suffix == ".xz":
+        return io.BufferedReader(lzma.LZMAFile(buffered), BUFFER_BYTES)
+    if suffix == ".zst":
+        return io.BufferedReader(_ZstandardFile(measured), BUFFER_BYTES)
+    return buffered

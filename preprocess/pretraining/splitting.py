@@ -1,0 +1,211 @@
+"""One pass over the inputs: validation documents, the vocabulary's sample, and the training text in pieces.
+
+What happens to a document follows from its content and the seed alone, never from the number of processes.
+"""
+
+import contextlib
+import hashlib
+import heapq
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
+
+from amos_fairseq.errors import UserError
+from preprocess.pretraining.reading import InputFile
+
+PIECES_PER_SHARD = 16  # small enough to cut the text into shards of nearly one size
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    seed: int
+    shard_bytes: int
+    valid_share: float
+    valid_bytes: int
+    sample_bytes: int
+
+
+@dataclass
+class Piece:
+    """A file of whole documents, a blank line after each."""
+
+    name: str
+    documents: int = 0
+    paragraphs: int = 0
+    bytes: int = 0  # without the blank lines
+
+    def add(self, document: bytes) -> None:
+        self.documents += 1
+        self.paragraphs += document.count(b"\n")
+        self.bytes += len(document)
+
+
+@dataclass
+class Split:
+    """What the pass found. ``pieces`` hold the training text in order."""
+
+    inputs: List[Dict[str, object]]
+    pieces: List[Piece]
+    valid: Piece
+    sample: Piece
+
+
+@dataclass
+class SmallestHashes:
+    """The documents with the smallest keys that fit into ``budget`` bytes: a random choice in constant memory.
+
+    At least one is kept whatever its size. Documents with equal keys (equal texts) are kept or refused together.
+    """
+
+    budget: int
+    size: int = 0
+    _refused_from: Optional[bytes] = None
+    _heap: List[Tuple[int, int, bytes, bytes]] = field(default_factory=list)
+    _copies: Dict[bytes, int] = field(default_factory=Counter)
+    _added: int = 0
+
+    def add(self, key: bytes, document: bytes) -> List[bytes]:
+        """Offer a document; returns those that now do not fit, in the order of their coming where keys are equal."""
+        if self._refused_from is not None and key >= self._refused_from:
+            return [document]
+        self._added += 1
+        heapq.heappush(self._heap, (-int.from_bytes(key, "big"), self._added, key, document))
+        self.size += len(document)
+        refused = []
+        self._copies[key] += 1
+        while self.size > self.budget and len(self._copies) > 1:
+            self._refused_from = self._largest_key()
+            while self._largest_key() == self._refused_from:
+                refused.append(self._pop())
+        return refused
+
+    def in_order(self) -> List[Tuple[bytes, bytes]]:
+        """Kept (key, document), smallest key first."""
+        return [(key, document) for _, _, key, document in sorted(self._heap, key=lambda entry: (entry[2], entry[1]))]
+
+    def _largest_key(self) -> bytes:
+        return self._heap[0][2]
+
+    def _pop(self) -> bytes:
+        _, _, key, document = heapq.heappop(self._heap)
+        self.size -= len(document)
+        self._copies[key] -= 1
+        if not self._copies[key]:
+            del self._copies[key]
+        return document
+
+
+def split_corpus(
+    inputs: List[Path], directory: Path, settings: SplitSettings, on_read: Callable[[int], object]
+) -> Split:
+    """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
+
+    ``on_read`` is told the number of bytes read, as they lie on disk.
+
+    Raises:
+        UserError: an input is bad, or the text has no two different documents.
+    """
+    records: List[Dict[str, object]] = []
+    valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
+    total = 0
+    with _Pieces(directory, max(1, settings.shard_bytes // PIECES_PER_SHARD)) as pieces:
+        for path in inputs:
+            file, documents = InputFile(path, on_read), 0
+            for document in file.documents():
+                documents += 1
+                total += len(document)
+                digest = document_hash(document, settings.seed)
+                sample.add(digest[8:] + digest[:8], document)
+                for refused in valid.add(digest[:8], document):
+                    pieces.write(refused)
+            records.append(
+                {"name": path.name, "bytes": path.stat().st_size, "sha256": file.sha256, "documents": documents}
+            )
+        chosen, others = _within(valid.in_order(), settings.valid_share * total)
+        for _, document in others:
+            pieces.write(document)
+    if not pieces.pieces:
+        raise UserError(
+            "the text is too small to leave a validation document: it needs two different documents or more "
+            "(a blank line between them, or one JSON object a line)"
+        )
+    held_out = {key for key, _ in chosen}
+    learnable = [document for key, document in sample.in_order() if key[8:] not in held_out]
+    if not learnable:
+        raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
+    return Split(
+        records,
+        pieces.pieces,
+        _write_piece(directory / "valid.txt", [document for _, document in chosen]),
+        _write_piece(directory / "sample.txt", learnable),
+    )
+
+
+def document_hash(document: bytes, seed: int) -> bytes:
+    """16 bytes: the first 8 decide on validation, the last 8 on the vocabulary's sample."""
+    return hashlib.blake2b(document, digest_size=16, key=str(seed).encode("ascii")).digest()
+
+
+def group_into_shards(sizes: List[int], limit: int) -> List[List[int]]:
+    """Indices of the pieces of each shard: neighbours, nearly equal sums, none over ``limit`` (unless one piece is)."""
+    total = sum(sizes)
+    for number in range(max(1, math.ceil(total / limit)), len(sizes) + 1):
+        groups: List[List[int]] = [[] for _ in range(number)]
+        before = 0
+        for index, size in enumerate(sizes):
+            groups[min(number - 1, (2 * before + size) * number // (2 * total))].append(index)
+            before += size
+        if all(groups) and all(sum(sizes[i] for i in group) <= limit for group in groups):
+            return groups
+    return [[index] for index in range(len(sizes))]
+
+
+class _Pieces:
+    """Writes documents into files of at most ``limit`` bytes of text (or of one larger document)."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.pieces: List[Piece] = []
+        self._directory, self._limit = directory, limit
+        self._current = contextlib.ExitStack()
+        self._file: Optional[BinaryIO] = None
+
+    def __enter__(self) -> "_Pieces":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._current.close()
+
+    def write(self, document: bytes) -> None:
+        if self._file is None or self.pieces[-1].bytes + len(document) > self._limit:
+            self._begin(Piece(f"{len(self.pieces):05d}.txt"))
+        self._file.write(document + b"\n")
+        self.pieces[-1].add(document)
+
+    def _begin(self, piece: Piece) -> None:
+        self._current.close()
+        self.pieces.append(piece)
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(open(self._directory / piece.name, "wb"))
+            self._current = stack.pop_all()
+
+
+def _within(documents: List[Tuple[bytes, bytes]], budget: float) -> Tuple[list, list]:
+    """The first documents that fit into ``budget`` bytes (at least one, and those equal to the last), and the rest."""
+    size = number = 0
+    for key, document in documents:
+        size += len(document)
+        if number and size > budget and key != documents[number - 1][0]:
+            break
+        number += 1
+    return documents[:number], documents[number:]
+
+
+def _write_piece(path: Path, documents: Iterable[bytes]) -> Piece:
+    piece = Piece(path.name)
+    with open(path, "wb") as stream:
+        for document in documents:
+            stream.write(document + b"\n")
+            piece.add(document)
+    return piece

@@ -1,0 +1,152 @@
+"""The hidden directory in which a corpus grows: finished stages stay, unfinished ones leave nothing."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from preprocess.pretraining.splitting import Piece, Split
+
+MANIFEST = "corpus.json"
+_COUNTS = "counts.json"
+_HIDDEN = ".prepare"
+
+
+class Workspace:
+    """``OUT/.prepare``. What is there under its final name is whole; the rest is named ``*.unfinished``.
+
+    As a context manager it holds the lock, and clears what an ended run left behind.
+    """
+
+    def __init__(self, out: Path, identity: Dict[str, Any]) -> None:
+        """``identity``: settings and inputs; a run goes on from the stages of an earlier one only if they are equal.
+
+        Raises:
+            UserError: ``out`` holds something else, or another unfinished corpus, or another run is at work.
+        """
+        self.out, self._identity = out, identity
+        self.root = out / _HIDDEN
+        self._lock: Optional[int] = None
+
+    def __enter__(self) -> "Workspace":
+        self._created_out = not self.out.exists()
+        if not self._created_out and not self.root.is_dir() and any(self.out.iterdir()):
+            raise UserError(f"--out {self.out} is not empty and holds no corpus of prepare.sh: give another directory")
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(os.close, self._lock)
+            self._claim()
+            on_failure.pop_all()
+        self._remove_unfinished()
+        return self
+
+    def __exit__(self, kind: Optional[type], *exception: object) -> None:
+        if kind is not None and self.root.is_dir():
+            self._remove_unfinished()
+            if not self.text.is_dir():
+                self.discard()
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """Leave ``out`` as it was before."""
+        shutil.rmtree(self.root)
+        if self._created_out:
+            self.out.rmdir()
+
+    @property
+    def text(self) -> Path:
+        return self.root / "text"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
+
+    def shard(self, number: int) -> Path:
+        return self.root / f"shard{number}"
+
+    def unfinished(self, path: Path) -> Path:
+        """A fresh directory that becomes ``path`` by :meth:`finish`."""
+        directory = path.with_name(path.name + ".unfinished")
+        directory.mkdir()
+        return directory
+
+    def finish(self, unfinished: Path) -> None:
+        unfinished.rename(unfinished.with_suffix(""))
+
+    def save_split(self, directory: Path, split: Split) -> None:
+        write_json(directory / "split.json", dataclasses.asdict(split))
+
+    def load_split(self) -> Optional[Split]:
+        path = self.text / "split.json"
+        if not path.is_file():
+            return None
+        record = json.loads(path.read_text(encoding="utf-8"))
+        pieces = [Piece(**piece) for piece in record["pieces"]]
+        return Split(record["inputs"], pieces, Piece(**record["valid"]), Piece(**record["sample"]))
+
+    def save_counts(self, directory: Path, counts: Dict[str, Any]) -> None:
+        write_json(directory / _COUNTS, counts)
+
+    def load_counts(self, number: int) -> Optional[Dict[str, Any]]:
+        path = self.shard(number) / _COUNTS
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def publish(self, shards: int, manifest: Dict[str, Any]) -> None:
+        """Move the finished parts to their places in ``out``, the manifest last; a killed move is taken up again."""
+        write_json(self.root / MANIFEST, manifest)
+        for number in range(shards):
+            self._move(self.shard(number), self._target(number, shards))
+        self._move(self.tokenizer, self.out / "tokenizer")
+        os.replace(self.root / MANIFEST, self.out / MANIFEST)
+        shutil.rmtree(self.root)
+
+    def take_up_publishing(self) -> bool:
+        """True where an earlier run was ended while it published; it is then done."""
+        path = self.root / MANIFEST
+        if not path.is_file():
+            return False
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        self.publish(len(manifest["shards"]), manifest)
+        return True
+
+    def _target(self, number: int, shards: int) -> Path:
+        return self.out / f"shard{number}" if shards > 1 else self.out
+
+    def _move(self, source: Path, target: Path) -> None:
+        target.mkdir(exist_ok=True)
+        for path in sorted(source.iterdir()) if source.is_dir() else []:
+            if path.name != _COUNTS:
+                os.replace(path, target / path.name)
+
+    def _claim(self) -> None:
+        path = self.root / "identity.json"
+        if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != self._identity:
+            raise UserError(
+                f"{self.out} holds an unfinished corpus of other inputs or settings: repeat the command that began it, "
+                f"or remove {self.root}"
+            )
+        write_json(path, self._identity)
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, children do not inherit it
+        except OSError:
+            raise UserError(f"another prepare.sh is writing {self.out}: wait for it, or give another --out") from None
+
+    def _remove_unfinished(self) -> None:
+        for path in self.root.glob("*.unfinished"):
+            shutil.rmtree(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Whole or absent."""
+    with whole_file(str(path)) as unfinished:
+        Path(unfinished).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
