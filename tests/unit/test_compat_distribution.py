@@ -1,0 +1,191 @@
+"""Which ranks a launch gives, on machines with any number of GPUs, and what is refused; two real gloo ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat import distribution
+from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, require_ranks
+from amos_fairseq.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def torchrun_environment(rank: int, world_size: int, **more: str) -> dict[str, str]:
+    return {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": str(world_size), "RANK": str(rank)} | more
+
+
+def settings(**values):
+    """fairseq's own configuration; the default world size of this machine does not enter."""
+    cfg = OmegaConf.structured(FairseqConfig)
+    values = {"distributed_world_size": 1, "device_id": 0} | values
+    for name, value in values.items():
+        cfg.distributed_training[name] = value
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "rank", "local_rank", "backend"),
+    [(0, 3, "1", "gloo"), (2, 3, "1", "nccl"), (4, 3, "3", "nccl"), (8, 9, None, "nccl")],
+)
+def test_torchrun_on_cpu_and_gpus(num_gpus: int, rank: int, local_rank: str | None, backend: str) -> None:
+    """Stock divides by zero GPUs, ignores torchrun at world size 1, and guesses the device from the global rank."""
+    cfg = settings()
+    environment = torchrun_environment(rank, 16)
+    if local_rank is not None:
+        environment["LOCAL_RANK"] = local_rank
+    arrange_ranks(cfg, environment, num_gpus)
+    training = cfg.distributed_training
+    assert (training.distributed_world_size, training.distributed_rank) == (16, rank)
+    assert training.device_id == (int(local_rank) if local_rank else rank % num_gpus)
+    assert training.distributed_init_method == "env://"
+    assert training.distributed_no_spawn
+    assert training.distributed_backend == backend
+
+
+def test_nodes_with_different_numbers_of_gpus() -> None:
+    """Rank 5 is the second of a node with 2 GPUs: device 1. Stock: 5 % 2 = 1 by luck, and rank 4 of 3 + 4 gets 0."""
+    cfg = settings()
+    arrange_ranks(cfg, torchrun_environment(4, 7, LOCAL_RANK="1"), num_gpus=4)
+    assert cfg.distributed_training.device_id == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "environment", "num_gpus", "message"),
+    [
+        ({"distributed_world_size": 2}, {}, 0, r"starts processes on GPUs only .* 'torchrun --nproc-per-node 2 -m"),
+        (
+            {"distributed_world_size": 2, "distributed_init_method": "tcp://localhost:1"},
+            {},
+            0,
+            r"--distributed-no-spawn",
+        ),
+        ({"distributed_world_size": 4}, {}, 2, r"--distributed-world-size is 4 but this machine has 2 GPUs"),
+        ({}, {"WORLD_SIZE": "4"}, 0, r"WORLD_SIZE=4 .* but MASTER_ADDR, MASTER_PORT, RANK is not"),
+        ({}, {"WORLD_SIZE": "4", "RANK": "1"}, 8, r"WORLD_SIZE=4 .* but MASTER_ADDR, MASTER_PORT is not"),
+        ({}, {"SLURM_STEP_NUM_TASKS": "3"}, 0, r"srun has started 3 processes .* overwrite the others'"),
+        ({}, {"OMPI_COMM_WORLD_SIZE": "2"}, 1, r"mpirun has started 2 processes"),
+        ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but this machine has 2 GPUs"),
+    ],
+)
+def test_launches_of_copies_or_of_nothing_are_refused(values, environment, num_gpus, message) -> None:
+    with pytest.raises(UserError, match=message):
+        arrange_ranks(settings(**values), environment, num_gpus)
+
+
+def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process; one per GPU of this machine; Slurm with its own numbers."""
+    cfg = settings()
+    arrange_ranks(cfg, {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, num_gpus=0)
+    assert cfg.distributed_training.distributed_init_method is None
+    assert cfg.distributed_training.distributed_world_size == 1
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    cfg = settings(distributed_world_size=4, distributed_port=29511)
+    arrange_ranks(cfg, {}, num_gpus=4)
+    assert cfg.distributed_training.distributed_init_method == "tcp://localhost:29511"
+    assert not cfg.distributed_training.distributed_no_spawn
+
+    cfg = settings(distributed_world_size=64)
+    arrange_ranks(cfg, {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_STEP_NUM_TASKS": "8"}, num_gpus=8)
+    assert cfg.distributed_training.distributed_init_method is None
+
+    cfg = settings(distributed_world_size=2, distributed_init_method="tcp://a:1", distributed_no_spawn=True)
+    arrange_ranks(cfg, {}, num_gpus=0)
+    assert cfg.distributed_training.distributed_backend == "gloo"
+
+
+def test_ranks_that_never_met_are_refused() -> None:
+    require_ranks(settings(), {})
+    for cfg, environment in ((settings(distributed_world_size=2), {}), (settings(), {"WORLD_SIZE": "2"})):
+        with pytest.raises(UserError, match=r"2 ranks were asked for but they are not connected"):
+            require_ranks(cfg, environment)
+
+
+class TrainerOfTwo:
+    """What the check asks of fairseq's trainer."""
+
+    data_parallel_world_size = 2
+    data_parallel_rank = 0
+    data_parallel_process_group = None
+    device = torch.device("cpu")
+
+    def get_num_updates(self) -> int:
+        return 41
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "message"),
+    [
+        (1.5, 1.5, None),
+        (1.5, 1.5 + 1e-7, None),
+        (float("nan"), float("nan"), None),
+        (float("inf"), float("inf"), None),
+        (1.5, 1.50001, r"differ between ranks in update 42 \(norms rank 0: 1.5, rank 1: 1.50001\)"),
+        (1.5, float("nan"), r"rank 1: nan"),
+    ],
+)
+def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_rank_adds(norms: torch.Tensor, group: object) -> None:
+        norms[1] = other
+
+    monkeypatch.setattr(distribution.distributed_utils, "all_reduce", other_rank_adds)
+    if message is None:
+        check_gradient_norms(TrainerOfTwo(), torch.tensor(mine))
+    else:
+        with pytest.raises(UserError, match=message):
+            check_gradient_norms(TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
+
+
+TWO_RANKS = """
+import os, sys, torch
+import amos_fairseq
+from fairseq.distributed import utils
+from fairseq.models import DistributedFairseqModel
+from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq.trainer import Trainer
+from amos_fairseq.errors import report_user_errors
+rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo")
+args = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
+model = DistributedFairseqModel(args, torch.nn.Linear(2, 1, bias=False), utils.get_global_group(), torch.device("cpu"))
+model.weight.data.fill_(1.0)
+model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
+print("gradient", model.weight.grad.tolist(), flush=True)
+trainer = Trainer.__new__(Trainer)
+trainer.cfg = type("Cfg", (), {"distributed_training": args})
+args.distributed_world_size = 2
+trainer.device, trainer._num_updates = torch.device("cpu"), 0
+norm = model.weight.grad.norm()
+trainer._check_grad_norms(norm)
+with report_user_errors():
+    trainer._check_grad_norms(norm * (1 + 0.01 * rank))
+"""
+
+
+def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
+    """Mean of (1, 2) and (2, 2) by hand; then rank 1's norm is 1 % off and both ranks stop with the same line."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}
+            | torchrun_environment(rank, 2, MASTER_ADDR="localhost", MASTER_PORT="29633"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        stdout, stderr = process.communicate(timeout=120)
+        assert "gradient [[1.5, 2.0]]" in stdout, stderr
+        assert process.returncode == 1
+        assert "amos_fairseq: error: gradients differ between ranks in update 1" in stderr
+        assert "Traceback" not in stderr
