@@ -8,3 +8,14 @@ from amos_fairseq import compat
 compat.apply()
 
 from amos_fairseq import criterions, models, optim, tasks  # noqa: E402, F401
+
+
+def load(checkpoint, tokenizer=None):
+    """The pretrained encoder of a checkpoint or SAVE_DIR, in eval mode: ``load(path)("text")`` gives its features.
+
+    See :func:`amos_fairseq.interop.checkpoint.load` for shapes and errors.
+    """
+    # Imported here: training needs no tokenizer library.
+    from amos_fairseq.interop import checkpoint as checkpoints
+
+    return checkpoints.load(checkpoint, tokenizer)

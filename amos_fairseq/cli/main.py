@@ -6,10 +6,10 @@ import os
 import sys
 from typing import Optional, Sequence
 
-from amos_fairseq.cli import plot
+from amos_fairseq.cli import inspect, plot
 from amos_fairseq.errors import report_user_errors
 
-SUBCOMMANDS = (plot,)
+SUBCOMMANDS = (inspect, plot)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
-from amos_fairseq.cli.plot import Run
+from amos_fairseq.cli.colours import depth_colours
+from amos_fairseq.cli.plot import Curve, Run
 from amos_fairseq.files import whole_file
 
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -40,6 +41,7 @@ class Panel:
     key: str
     y_limits: tuple[Optional[float], Optional[float]] = (None, None)
     reference: Optional[tuple[float, str]] = None
+    training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
 
     @property
     def per_depth(self) -> bool:
@@ -51,8 +53,10 @@ PANELS = (
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
     Panel("replaced_accuracy", "Detection of replaced tokens", "accuracy on replaced tokens", "rtd_recall", (0, None)),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
-    Panel("learning_rate", "Learning rate", "learning rate", "lr", (0, None)),
-    Panel("throughput", "Throughput, with validation and saving", "tokens per second", "wps", (0, None)),
+    Panel("learning_rate", "Learning rate", "learning rate", "lr", (0, None), training_only=True),
+    Panel(
+        "throughput", "Training throughput, pauses included", "tokens per second", "wps", (0, None), training_only=True
+    ),
 )
 
 
@@ -112,18 +116,15 @@ def depth_names(panel: Panel, runs: list[Run]) -> list[str]:
     return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
 
 
-def depth_colours(depths: list[str]) -> list[tuple[float, ...]]:
-    """Dark for shallow, light for deep; viridis' last fifth is too pale for thin lines on white."""
-    return [plt.get_cmap("viridis")(0.8 * i / max(len(depths) - 1, 1)) for i in range(len(depths))]
-
-
 def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
     depths = depth_names(panel, runs)
-    colours = depth_colours(depths)
+    colours = depth_colours(len(depths))
     for index, run in enumerate(runs):
         for depth, depth_colour in zip(depths, colours, strict=True):
             colour = depth_colour if panel.per_depth else run_colour(index)
-            draw_curves(ax, run, panel.key + depth, colour, run_style(index))
+            draw_line(ax, run.curves.get("train", {}).get(panel.key + depth), colour, run_style(index))
+            if not panel.training_only:
+                draw_markers(ax, run.curves.get("valid", {}).get(panel.key + depth), colour, run_style(index))
     if panel.reference:
         level, label = panel.reference
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
@@ -144,17 +145,17 @@ def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
         ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
 
 
-def draw_curves(ax: Axes, run: Run, key: str, colour: object, style: tuple[object, str]) -> None:
-    dash, marker = style
-    train = run.curves.get("train", {}).get(key)
-    if train is not None:
+def draw_line(ax: Axes, curve: Optional[Curve], colour: str, style: tuple[object, str]) -> None:
+    if curve is not None:
         # A line through one point is invisible.
-        single = "." if len(train.updates) == 1 else None
-        ax.plot(train.updates, train.values, color=colour, linewidth=1, linestyle=dash, marker=single, alpha=0.85)
-    valid = run.curves.get("valid", {}).get(key)
-    if valid is not None:
+        single = "." if len(curve.updates) == 1 else None
+        ax.plot(curve.updates, curve.values, color=colour, linewidth=1, linestyle=style[0], marker=single, alpha=0.85)
+
+
+def draw_markers(ax: Axes, curve: Optional[Curve], colour: str, style: tuple[object, str]) -> None:
+    if curve is not None:
         edge = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-        ax.plot(valid.updates, valid.values, marker, color=colour, markersize=5, zorder=3, **edge)
+        ax.plot(curve.updates, curve.values, style[1], color=colour, markersize=5, zorder=3, **edge)
 
 
 def run_colour(index: int) -> str:

@@ -1,0 +1,179 @@
+"""A checkpoint of ours as a model that reads text: safely loaded, with the vocabulary that it was trained on.
+
+encoder = amos_fairseq.load("out/run")
+features = encoder(["A first text.", "And a second one."])
+features.states[0, features.mask[0]]    # [tokens of the first text, D]
+"""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Optional, Sequence, Union
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel, build_model
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from amos_fairseq.compat.safe_loading import explained
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.data.masked_blocks import MASK_SYMBOL
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+
+CheckpointPath = Union[str, os.PathLike]
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a checkpoint holds, ready to read text.
+
+    Attributes:
+        file: the checkpoint.
+        model: in eval mode, float32, on the CPU.
+        dictionary: the pieces in the order of the embedding, ``<mask>`` last.
+        tokenizer: the one that binarized the corpus.
+        task: settings of the task, plain values.
+        num_updates: optimizer steps until the checkpoint.
+    """
+
+    file: Path
+    model: BaseFairseqModel
+    dictionary: Dictionary
+    tokenizer: Tokenizer
+    task: dict[str, Any]
+    num_updates: int
+
+    def tokens(self, text: str) -> Tensor:
+        """``<s>``, the pieces of each line and ``</s>`` after it, as the corpus was binarized: LongTensor [L].
+
+        Raises:
+            UserError: the text holds nothing to encode.
+        """
+        lines = [self.tokenizer.encode(line) for line in text.splitlines()]
+        ids = [self.dictionary.bos()]
+        for pieces in filter(None, lines):
+            ids += [self.dictionary.index(piece) for piece in pieces] + [self.dictionary.eos()]
+        if len(ids) == 1:
+            raise UserError("the text is empty: give at least one word")
+        return torch.tensor(ids)
+
+
+class Features(NamedTuple):
+    """What :class:`Encoder` returns; T is the longest text of the batch."""
+
+    states: Tensor  # [B,T,D] float32, last hidden states of the discriminator
+    mask: Tensor  # [B,T] bool, True at real tokens, False at padding
+    tokens: Tensor  # [B,T] int64, what was read: <s>, pieces, </s>
+
+
+class Encoder(nn.Module):
+    """The pretrained discriminator: text in, features out. Starts in eval mode; gradients flow unless switched off."""
+
+    def __init__(self, pretrained: Pretrained) -> None:
+        super().__init__()
+        self.model = pretrained.model
+        self.pretrained = pretrained
+
+    def forward(self, texts: Union[str, Sequence[str]]) -> Features:
+        """Encode one text or several. ``states`` [B,T,D] and ``mask`` [B,T]; B is 1 for a single string.
+
+        Raises:
+            UserError: a text is empty or longer than the encoder reads (``max_positions``).
+        """
+        rows = [self.pretrained.tokens(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        limit = self.model.max_positions()
+        for number, row in enumerate(rows, start=1):
+            if len(row) > limit:
+                raise UserError(f"text {number} has {len(row)} tokens, the encoder reads {limit}: shorten or split it")
+        pad = self.pretrained.dictionary.pad()
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+        tokens = tokens.to(next(self.model.parameters()).device)
+        return Features(self.model.extract_features(tokens), tokens.ne(pad), tokens)
+
+
+def load(checkpoint: CheckpointPath, tokenizer: Optional[CheckpointPath] = None) -> Encoder:
+    """The encoder of a checkpoint file or of a SAVE_DIR; arguments and errors as :func:`load_pretrained`."""
+    return Encoder(load_pretrained(checkpoint, tokenizer)).eval()
+
+
+def load_pretrained(checkpoint: CheckpointPath, tokenizer: Optional[CheckpointPath] = None) -> Pretrained:
+    """Read a checkpoint with its vocabulary.
+
+    Args:
+        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is taken.
+        tokenizer: directory of the tokenizer; without it the ``tokenizer`` directory beside the checkpoint.
+
+    Raises:
+        UserError: the file is missing, damaged or holds foreign objects; there is no tokenizer, or it is not the one
+            that the checkpoint was trained with.
+    """
+    file = checkpoint_file(Path(checkpoint))
+    state = read_state(file)
+    found = read_tokenizer(file, tokenizer, state.get("task_state") or {})
+    dictionary = Dictionary()
+    for symbol in (*found.dictionary_symbols, MASK_SYMBOL):
+        dictionary.add_symbol(symbol)
+    model = restore_model(file, state, dictionary)
+    num_updates = state["optimizer_history"][-1]["num_updates"]
+    model.set_num_updates(num_updates)
+    return Pretrained(file, model.eval(), dictionary, found, state["cfg"]["task"], num_updates)
+
+
+def checkpoint_file(path: Path) -> Path:
+    file = path / "checkpoint_last.pt" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
+    return file
+
+
+def read_state(file: Path) -> dict[str, Any]:
+    """The content of a checkpoint; nothing in the file can run code (tensors, plain values, ``argparse.Namespace``)."""
+    with explained(str(file)), torch.serialization.safe_globals([argparse.Namespace]):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    parts = ("cfg", "model", "optimizer_history")
+    if not isinstance(state, dict) or not all(state.get(part) for part in parts):
+        raise UserError(f"{file} is no checkpoint of fairseq-train: one of {', '.join(parts)} is missing in it")
+    return state
+
+
+def read_tokenizer(file: Path, directory: Optional[CheckpointPath], task_state: dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a run, compared by sha256 with the one that the checkpoint remembers."""
+    place = Path(directory) if directory else file.parent / "tokenizer"
+    try:
+        tokenizer = load_tokenizer(place)
+    except UserError as error:
+        hint = "" if directory else "; name the tokenizer of the run with --tokenizer DIR"
+        raise UserError(f"{error}{hint}") from error
+    remembered = task_state.get("tokenizer_sha256")
+    if remembered is not None:
+        matches = remembered in (tokenizer.sha256, directory_sha256(place))
+    else:  # the corpus came without a tokenizer: its dictionary must at least be the same
+        remembered = task_state.get("dictionary_sha256")
+        written = place / "dict.txt"
+        matches = remembered is None or (written.is_file() and file_sha256(written) == remembered)
+    if not matches:
+        raise UserError(
+            f"{place} is not the tokenizer that {file} was trained with (sha256 {remembered[:12]}... expected): "
+            "give the SAVE_DIR/tokenizer of that run"
+        )
+    return tokenizer
+
+
+def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> BaseFairseqModel:
+    """Build the model from the settings in the checkpoint and fill it; half-precision weights become float32."""
+    settings = state["cfg"]["model"]
+    settings = settings if isinstance(settings, argparse.Namespace) else OmegaConf.create(settings)
+    try:
+        # A model of this package asks its task for nothing but the dictionary.
+        model = build_model(settings, SimpleNamespace(source_dictionary=dictionary), from_checkpoint=True)
+        model.load_state_dict(state["model"], strict=True, model_cfg=settings)
+    except (AssertionError, AttributeError, KeyError, RuntimeError) as error:
+        raise UserError(
+            f"{file} holds no model of this package ({str(error).splitlines()[0]}): give a checkpoint that "
+            "fairseq-train --user-dir amos_fairseq wrote"
+        ) from error
+    return model
