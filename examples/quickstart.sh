@@ -67,7 +67,7 @@ make_text() {
     TEXT_FILE="$OUT_DIR/documentation.txt"
     if [ ! -f "$TEXT_FILE" ]; then
         step "Collecting the prose of the documentation that is already here"
-        python preprocess/pretraining/documentation_corpus.py --out "$TEXT_FILE"
+        python -m preprocess.pretraining.documentation_corpus --out "$TEXT_FILE"
     fi
 }
 
@@ -90,7 +90,7 @@ look_at_it() {
     step "Looking at it"
     python examples/quickstart_report.py "$DATA" "$RUN"
     amos plot "$RUN" --out "$OUT_DIR/plots"
-    amos inspect "$RUN/checkpoint_last.pt" --out "$OUT_DIR/inspect.html" \
+    amos inspect "$RUN/checkpoint_last.pt" --html "$OUT_DIR/inspect.html" \
         --text "The function returns the number of elements in the list, and raises an error if the list is empty."
 }
 

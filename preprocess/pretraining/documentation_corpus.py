@@ -4,6 +4,8 @@ Sources, in this order: the language reference (``pydoc_data.topics``), the docs
 every package that amos_fairseq needs. Sources are read with ``ast`` and never imported. One document is one source file
 (or one chapter of the reference), one line is one paragraph, a blank line separates documents; a paragraph seen before is
 left out. The same environment gives the same bytes, whatever else is installed and for any number of processes.
+
+    python -m preprocess.pretraining.documentation_corpus --out FILE        (from the checkout)
 """
 
 import argparse
@@ -20,10 +22,10 @@ from pathlib import Path
 from typing import Iterable, Iterator
 
 from packaging.requirements import Requirement
-from prose import prose_paragraphs
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError, report_user_errors
+from preprocess.pretraining.prose import prose_paragraphs
 
 # Tests and vendored copies repeat what stands elsewhere, and distributions differ in which of them they ship.
 SKIPPED_FOLDERS = frozenset(

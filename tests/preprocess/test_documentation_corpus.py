@@ -4,9 +4,10 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from preprocess.pretraining import documentation_corpus as corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,25 +51,16 @@ NO_PROSE = [
 ]
 
 
-@pytest.fixture
-def corpus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module; its folder is on the path only as long as when it runs as a script."""
-    monkeypatch.syspath_prepend(str(ROOT / "preprocess" / "pretraining"))
-    import documentation_corpus
-
-    return documentation_corpus
-
-
-def test_prose_is_what_a_reader_would_mark(corpus: ModuleType):
+def test_prose_is_what_a_reader_would_mark():
     assert list(corpus.prose_paragraphs(DOCSTRING)) == PROSE_OF_DOCSTRING
 
 
 @pytest.mark.parametrize("paragraph", NO_PROSE)
-def test_tables_code_and_fragments_are_left_out(corpus: ModuleType, paragraph: str):
+def test_tables_code_and_fragments_are_left_out(paragraph: str):
     assert list(corpus.prose_paragraphs(paragraph)) == []
 
 
-def test_sources_are_read_and_never_executed(corpus: ModuleType, tmp_path: Path):
+def test_sources_are_read_and_never_executed(tmp_path: Path):
     trap = tmp_path / "trap.py"
     marker = tmp_path / "executed"
     trap.write_text(
@@ -88,18 +80,18 @@ def test_sources_are_read_and_never_executed(corpus: ModuleType, tmp_path: Path)
     assert not marker.exists()
 
 
-def test_what_is_not_python_holds_no_document(corpus: ModuleType, tmp_path: Path):
+def test_what_is_not_python_holds_no_document(tmp_path: Path):
     template = tmp_path / "template.py"
     template.write_text("{{ name }} = the value of a template that is filled in later\n", encoding="utf-8")
     assert corpus.read_source(template) == []
 
 
-def test_each_chapter_of_the_language_reference_is_a_document(corpus: ModuleType):
+def test_each_chapter_of_the_language_reference_is_a_document():
     source = ast.parse("topics = {'b': 'Second by name.', 'a': 'First by ' 'name.'}")
     assert corpus.topic_chapters(source) == ["First by name.", "Second by name."]
 
 
-def test_repetitions_are_left_out_and_documents_are_separated(corpus: ModuleType, tmp_path: Path):
+def test_repetitions_are_left_out_and_documents_are_separated(tmp_path: Path):
     documents = [["One two.", "Three four."], ["ONE, two!"], ["Five.", "Three, four."]]
     target = tmp_path / "corpus.txt"
     counts = corpus.write_corpus(corpus.without_repetitions(documents), target)
@@ -108,14 +100,14 @@ def test_repetitions_are_left_out_and_documents_are_separated(corpus: ModuleType
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
 
 
-def test_requirements_are_followed_without_extras(corpus: ModuleType):
+def test_requirements_are_followed_without_extras():
     names = [distribution.metadata["Name"].lower() for distribution in corpus.required_distributions("amos_fairseq")]
     assert {"torch", "fairseq-fixed", "sympy"} <= set(names)  # sympy: required by torch
     assert not {"pytest", "ruff", "amos-fairseq", "amos_fairseq"} & set(names)
     assert names == sorted(names, key=corpus.canonical_name)
 
 
-def test_any_number_of_processes_gives_the_same_documents(corpus: ModuleType):
+def test_any_number_of_processes_gives_the_same_documents():
     sources = corpus.python_sources()[:80]
     one, two = (list(corpus.documents_of(sources, processes)) for processes in (1, 2))
     assert one == two
@@ -123,7 +115,13 @@ def test_any_number_of_processes_gives_the_same_documents(corpus: ModuleType):
 
 
 def test_a_missing_folder_is_one_line(tmp_path: Path):
-    command = [sys.executable, "preprocess/pretraining/documentation_corpus.py", "--out", str(tmp_path / "no" / "text")]
+    command = [
+        sys.executable,
+        "-m",
+        "preprocess.pretraining.documentation_corpus",
+        "--out",
+        str(tmp_path / "no" / "text"),
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("amos_fairseq: error: the folder of --out")

@@ -1,0 +1,125 @@
+"""What the documents tell users to type and to open exists: links, scripts, commands with every flag and override."""
+
+import re
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.initialize import hydra_init
+from hydra import compose, initialize_config_dir
+
+import amos_fairseq  # noqa: F401  (registers what the commands name)
+from amos_fairseq.cli.main import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(
+    path.relative_to(ROOT) for path in ROOT.rglob("*.sh") if not path.parts[len(ROOT.parts)].startswith(".")
+)
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("README.md", "examples/**/*.md", "preprocess/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+# fairseq registers its schema under the name of the config, which Hydra announces to end in a later version.
+pytestmark = pytest.mark.filterwarnings("ignore:\\s*'amos_")
+
+
+def commands(document: Path) -> list[list[str]]:
+    """The commands of a document's bash blocks, as a shell would split them; continued lines are joined."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def arguments_of(document: Path, program: str, module: str | None = None) -> list[list[str]]:
+    """What follows ``program``, or ``-m module`` (as under torchrun), wherever a command of the document holds it."""
+    found = []
+    for words in commands(document):
+        for position, word in enumerate(words):
+            follows_a_flag = position > 0 and words[position - 1].startswith("-")  # --criterion amos
+            is_program = Path(word).name == program and not follows_a_flag
+            if is_program or (module and words[position - 1 : position + 1] == ["-m", module]):
+                found.append(words[position + 1 :])
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_relative_links_lead_somewhere(document: Path):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text) if "://" not in target]
+    missing = [target for target in targets if not (ROOT / document.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_scripts_are_valid_bash(script: Path):
+    result = subprocess.run(["bash", "-n", str(ROOT / script)], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_scripts_named_exist(document: Path):
+    named = [word for words in commands(document) for word in words if word.endswith((".sh", ".py"))]
+    assert not [word for word in named if not (ROOT / word).is_file()]
+
+
+def test_readme_flags_of_fairseq_train_are_known():
+    given = arguments_of(Path("README.md"), "fairseq-train", "fairseq_cli.train")
+    assert given
+    for arguments in given:
+        parser = options.get_training_parser()
+        parsed = options.parse_args_and_arch(parser, input_args=arguments)
+        assert (parsed.task, parsed.data) == ("text_pretraining", "DATA")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_configs_and_overrides_of_hydra_exist(document: Path):
+    given = arguments_of(document, "fairseq-hydra-train", "fairseq_cli.hydra_train")
+    assert given or document != Path("README.md")
+    for arguments in given:
+        flags, overrides = split_hydra(arguments)
+        name = flags["--config-name"]
+        if not name.startswith("amos_"):
+            continue  # the config of an objective that a reader is about to write
+        hydra_init(name)
+        with initialize_config_dir(str(ROOT / flags["--config-dir"]), version_base="1.1"):
+            compose(name, overrides=overrides)  # raises for a key that does not exist
+
+
+def split_hydra(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """(flag: value) and the key=value overrides; switches such as --multirun take no value."""
+    flags: dict[str, str] = {}
+    overrides: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in ("--config-dir", "--config-name"):
+            flags[word] = next(words)
+        elif not word.startswith("-"):
+            overrides.append(word)
+    return flags, overrides
+
+
+def test_amos_commands_are_accepted():
+    given = arguments_of(Path("README.md"), "amos")
+    assert {arguments[0] for arguments in given} >= {"plot", "inspect"}
+    for arguments in given:
+        build_parser().parse_args(arguments)  # exits for an unknown flag or a missing argument
+
+
+@cache
+def prepare_help() -> str:
+    """The help text of prepare.sh."""
+    command = ["bash", "preprocess/pretraining/prepare.sh", "--help"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_flags_of_prepare_are_in_its_help(document: Path):
+    given = arguments_of(document, "prepare.sh")
+    flags = {word for arguments in given for word in arguments if word.startswith("--")}
+    assert flags or document != Path("README.md")
+    assert not [flag for flag in flags if not re.search(rf"{re.escape(flag)}\b", prepare_help())]
