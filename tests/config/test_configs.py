@@ -211,6 +211,7 @@ def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None
     with initialize_config_dir(str(RECIPES / "config"), version_base="1.1"):
         cfg = compose(name, overrides=["task.data=DATA"], return_hydra_config=True)
     assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name}"
+    assert Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir) == Path(cfg.checkpoint.save_dir)
     assert cfg.hydra.job.chdir is False
     assert cfg.common.tensorboard_logdir == f"checkpoints/{name}/tensorboard"
     assert cfg.checkpoint.keep_interval_updates > 0
