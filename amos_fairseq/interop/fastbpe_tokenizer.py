@@ -6,7 +6,7 @@ read them. The `tokenizers` library applies them here, as the fastBPE package ne
 
 import functools
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
@@ -51,11 +51,18 @@ class FastBPETokenizer(Tokenizer):
     kind = "fastbpe"
     model_file = "bpe.codes"
 
-    def __init__(self, vocabulary: List[str], codes: bytes, cased: bool) -> None:
-        """``vocabulary``: pieces as fastBPE writes them; ``codes``: its file. ``ValueError`` where they disagree."""
+    def __init__(self, characters: Iterable[str], codes: bytes, cased: bool) -> None:
+        """``codes``: a file of fastBPE; ``characters``: pieces of one character (those inside a word are ``x``, those
+        that end one are ``x</w>``). The vocabulary is these, sorted, and then what the codes make, in their order.
+        ``ValueError`` where a code needs another character.
+        """
         self._normalizer, pre_tokenizer = basic_rules(cased)
-        ids = {bpe_piece(piece): index for index, piece in enumerate(vocabulary)}
         merges = [_merge_of_line(line) for line in codes.decode("utf-8").split("\n") if line]
+        inside_first = sorted(characters, key=lambda piece: (piece.endswith(END_OF_WORD), piece))
+        # Two codes may make the same piece; the first one numbers it.
+        pieces = list(dict.fromkeys([*inside_first, *(first + second for first, second in merges)]))
+        ids = {piece: index for index, piece in enumerate(pieces)}
+        vocabulary = [fastbpe_piece(piece) for piece in pieces]
         ids.setdefault(_UNKNOWN, len(vocabulary))
         try:
             # Without fuse_unk each unknown character is a piece of its own, as in fastBPE.
@@ -73,9 +80,11 @@ class FastBPETokenizer(Tokenizer):
     def from_files(cls, directory: Path, settings: Dict[str, Any]) -> "FastBPETokenizer":
         path = directory / cls.model_file
         codes = read_model_file(path)
-        vocabulary = [unspell_piece(symbol) for symbol in read_dictionary_symbols(directory / DICTIONARY_FILE)]
+        symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
+        pieces = (bpe_piece(unspell_piece(symbol)) for symbol in symbols)
+        characters = [piece for piece in pieces if len(piece.removesuffix(END_OF_WORD)) == 1]
         try:
-            return cls(vocabulary, codes, settings["cased"])
+            return cls(characters, codes, settings["cased"])
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 text: {error}") from error
         except ValueError as error:

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import models, trainers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules, fastbpe_piece
+from amos_fairseq.interop.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules
 from amos_fairseq.interop.sentencepiece_tokenizer import NORMALIZATION, SentencePieceTokenizer
 from amos_fairseq.interop.tokenizer import Tokenizer
 
@@ -104,8 +104,7 @@ def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastBPETokeniz
         raise _too_large(vocab_size, len(pieces))
     # The third column is a count in fastBPE's own files; of it only the order is used, and a rank has that order.
     codes = "".join(f"{first} {second} {len(merges) - rank}\n" for rank, (first, second) in enumerate(merges))
-    vocabulary = [fastbpe_piece(piece) for piece in pieces]
-    return FastBPETokenizer(vocabulary, codes.encode("utf-8"), cased)
+    return FastBPETokenizer(alphabet + finals, codes.encode("utf-8"), cased)
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], List[str]]:
@@ -142,7 +141,7 @@ def _number_that_covers(counts: List[int]) -> int:
 def _train_bpe(
     sample: Path, cased: bool, vocab_size: int, alphabet: List[str], finals: List[str]
 ) -> Tuple[List[str], List[Tuple[str, str]]]:
-    """Pieces in the order of their ids, and merges. With an empty alphabet every character is taken."""
+    """Pieces, and merges in their order. With an empty alphabet every character is taken."""
     learner = tokenizers.Tokenizer(models.BPE())
     learner.normalizer, learner.pre_tokenizer = basic_rules(cased)
     trainer = trainers.BpeTrainer(
@@ -155,8 +154,7 @@ def _train_bpe(
     )
     learner.train_from_iterator(sample_lines(sample), trainer)
     model = json.loads(learner.to_str())["model"]
-    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    return pieces, [(first, second) for first, second in model["merges"]]
+    return list(model["vocab"]), [(first, second) for first, second in model["merges"]]
 
 
 def _too_large(vocab_size: int, largest: int) -> UserError:
