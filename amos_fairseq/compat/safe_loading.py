@@ -8,6 +8,7 @@ the classes of ``omegaconf`` inside ``cfg``. The first is allowed; ``cfg`` stays
 """
 
 import argparse
+import errno
 import functools
 import logging
 import os
@@ -58,7 +59,10 @@ class explained:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None or isinstance(error, (OSError, UserError)) or not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, UserError):
+            return
+        # torch looks for the end of an archive where a file cut short has none: EINVAL. Any other is the disk's.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             return
         foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and foreign:
@@ -78,10 +82,15 @@ def without_config(state: Any) -> Any:
     return {**state, "cfg": None, "args": None}
 
 
-def apply() -> None:
-    """Allow two classes, broadcast no ``cfg``, say in one line what a file is that does not load."""
+def ignore_override() -> None:
+    """torch reads the variable at each load; fairseq's calls leave the choice to it."""
     if os.environ.pop(OVERRIDE, None) is not None:
         logger.warning("%s is ignored: checkpoints are loaded without running code from them", OVERRIDE)
+
+
+def apply() -> None:
+    """Allow two classes, broadcast no ``cfg``, say in one line what a file is that does not load."""
+    ignore_override()
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
     load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
     broadcast_object = distributed_utils.broadcast_object

@@ -50,7 +50,7 @@ def line_for(error: BaseException) -> str | None:
     """The line for a user's mistake; None for an exception that deserves its traceback."""
     if isinstance(error, UserError):
         # A loader process sends its traceback along as text; the message is the end of it.
-        return str(error).rpartition("amos_fairseq.errors.UserError: ")[2]
+        return str(error).rpartition("amos_fairseq.errors.UserError: ")[2].strip()
     if isinstance(error, FILE_MISTAKES):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if str(error).startswith("Cannot load model parameters from checkpoint"):

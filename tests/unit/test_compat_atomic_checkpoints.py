@@ -1,0 +1,171 @@
+"""Checkpoints under a full disk, a kill, and damage; beside each what stock fairseq leaves behind."""
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from amos_fairseq.compat.atomic_checkpoints import (
+    mend_last_checkpoint,
+    newest_whole_checkpoint,
+    write_whole,
+)
+from amos_fairseq.errors import UserError
+
+LIMIT = 40_000
+
+
+def checkpoint(updates: int, size: int = 100) -> dict[str, Any]:
+    return {"model": {"weight": torch.full((size,), float(updates))}, "optimizer_history": [{"num_updates": updates}]}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process can grow beyond LIMIT bytes: writes fail with EFBIG, as they do with ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoint_last.pt")
+    checkpoint_utils.torch_persistent_save(checkpoint(1), path)
+    before = content(tmp_path)
+    with (
+        full_disk(),
+        pytest.raises(UserError, match=r"checkpoint_last\.pt cannot be written \(File too large\).*make room"),
+    ):
+        checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), path)
+    assert content(tmp_path) == before
+    checkpoint_utils.torch_persistent_save(checkpoint(3, size=LIMIT), path)
+    assert torch.load(path)["model"]["weight"].sum() == 3 * LIMIT
+
+
+def test_a_full_disk_does_not_cut_a_copy_short(tmp_path: Path) -> None:
+    new, last = str(tmp_path / "checkpoint_1_2.pt"), str(tmp_path / "checkpoint_last.pt")
+    checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), new)
+    checkpoint_utils.torch_persistent_save(checkpoint(1), last)
+    before = content(tmp_path)
+    with full_disk(), pytest.raises(UserError, match="older checkpoints are whole"):
+        PathManager.copy(new, last, overwrite=True)
+    assert content(tmp_path) == before
+    assert PathManager.copy(new, last, overwrite=True)  # fairseq asserts a true answer
+    assert Path(last).read_bytes() == Path(new).read_bytes()
+
+
+def test_what_stock_fairseq_leaves_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, last = str(tmp_path / "checkpoint_1_2.pt"), str(tmp_path / "checkpoint_last.pt")
+    torch.save(checkpoint(2, size=LIMIT), new)
+    torch.save(checkpoint(1), last)
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        PathManager.copy.__wrapped__(new, last, overwrite=True)
+    assert len(Path(last).read_bytes()) <= LIMIT < len(Path(new).read_bytes())
+    monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda seconds: None)  # between its three tries
+    with full_disk(), pytest.raises((OSError, RuntimeError)):
+        checkpoint_utils.torch_persistent_save.__wrapped__(checkpoint(2, size=LIMIT), str(tmp_path / "other.pt"))
+    assert (tmp_path / "other.pt.tmp").exists()
+
+
+def test_whatever_interrupts_a_write_leaves_the_older_file(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint_last.pt"
+    path.write_bytes(b"older")
+
+    def interrupted(file: Any) -> None:
+        file.write(b"half of the new on")
+        assert path.read_bytes() == b"older"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(str(path), interrupted)
+    assert content(tmp_path) == {"checkpoint_last.pt": b"older"}
+
+
+def test_an_error_that_is_not_the_disk_keeps_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="lambda"):  # no mistake of the user
+        checkpoint_utils.torch_persistent_save({"function": lambda: 1}, str(tmp_path / "checkpoint1.pt"))
+    assert content(tmp_path) == {}
+
+
+def test_content_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *names: (calls.append("replace"), replace(*names)))
+    checkpoint_utils.torch_persistent_save(checkpoint(1), str(tmp_path / "a.pt"))
+    PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    PathManager.rename(str(tmp_path / "b.pt"), str(tmp_path / "c.pt"))
+    assert calls == ["fsync", "replace"] * 3
+
+
+def test_one_try_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def fail(obj: Any, file: Any) -> None:
+        tries.append(file)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        # partial(torch.save, ...) is made at the call, so that the name is looked up then
+        checkpoint_utils.torch_persistent_save({}, str(tmp_path / "checkpoint1.pt"))
+    assert len(tries) == 1
+
+
+@pytest.fixture
+def save_dir(tmp_path: Path) -> Path:
+    """Updates 5 and 10 whole, update 12 and the last one cut short, and a file that a kill left unfinished."""
+    for name, updates in (("1_5", 5), ("2_10", 10), ("2_12", 12), ("_last", 12), ("_best", 5)):
+        torch.save(checkpoint(updates), tmp_path / f"checkpoint{'' if name[0] == '_' else '_'}{name}.pt")
+    for name in ("checkpoint_2_12.pt", "checkpoint_last.pt"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
+    torch.save(checkpoint(13), tmp_path / "checkpoint_2_13.unfinished.pt")
+    torch.save({"model": {}}, tmp_path / "checkpoint_odd.pt")
+    return tmp_path
+
+
+def test_the_newest_whole_checkpoint_takes_the_place_of_a_damaged_one(
+    save_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert newest_whole_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
+    assert mend_last_checkpoint(str(save_dir)) is None
+    assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
+    assert "checkpoint_last.pt is damaged: resuming from the newest whole checkpoint" in caplog.text
+    assert "checkpoint_2_10.pt (10 updates)" in caplog.text
+
+
+def test_a_missing_last_checkpoint_is_no_new_start(save_dir: Path) -> None:
+    (save_dir / "checkpoint_last.pt").unlink()
+    assert mend_last_checkpoint(str(save_dir)) is None
+    assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
+
+
+def test_a_whole_last_checkpoint_is_left_alone(save_dir: Path) -> None:
+    torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
+    before = content(save_dir)
+    assert mend_last_checkpoint(str(save_dir)) is None
+    assert content(save_dir) == before
+    # ... unless the run does not keep it, so that it falls behind.
+    assert mend_last_checkpoint(str(save_dir), is_kept=False) is None
+    assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
+
+
+def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Path) -> None:
+    assert mend_last_checkpoint(str(tmp_path)) is None  # a new run
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04")
+    assert "checkpoint_last.pt is damaged and no other checkpoint is whole" in mend_last_checkpoint(str(tmp_path))
+    assert content(tmp_path) == {"checkpoint_last.pt": b"PK\x03\x04"}

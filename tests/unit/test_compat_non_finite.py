@@ -1,0 +1,115 @@
+"""Losses and gradients that are not finite, in each precision, as fairseq's optimizers report them."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.optim import AMPOptimizer
+from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat.non_finite import describe, not_finite
+from amos_fairseq.errors import UserError
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_the_losses_that_are_to_blame() -> None:
+    outputs = [
+        {"loss": torch.tensor(NAN), "mlm_loss_4": torch.tensor(2.0), "mlm_loss_6": torch.tensor(INF), "ntokens": 9},
+        {"loss": 3.0, "rtd_loss": torch.tensor(NAN), "_histogram_loss": torch.full((100,), NAN), "loss_scale": INF},
+    ]
+    broken = not_finite(outputs)
+    assert list(broken) == ["mlm_loss_6", "rtd_loss"]
+    assert not_finite([{"loss": INF}]) == {"loss": INF}
+    assert not_finite([{"loss": 1.0, "mlm_acc_4": NAN}]) == {}
+
+
+def test_the_line() -> None:
+    line = describe(12, "the gradient", {"mlm_loss_6": INF}, 0.5)
+    assert line.startswith("update 12: the gradient is not finite (mlm_loss_6 = inf; loss scale 0.5):")
+    assert "(every loss is finite; no loss scale)" in describe(1, "the gradient", {}, None)
+
+
+class Optimizer:
+    """fp16's loss scaler as fairseq's FP16Optimizer uses it, or none; the gradient norm is made up."""
+
+    def __init__(self, grad_norm: float, scaler: Any = None) -> None:
+        self.grad_norm, self.scaler = torch.tensor(grad_norm), scaler
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Any = None) -> torch.Tensor:
+        if self.scaler is not None:
+            self.scaler.check_overflow(self.grad_norm)
+        return self.grad_norm
+
+
+def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
+    return SimpleNamespace(
+        optimizer=optimizer,
+        is_fsdp=False,
+        cfg=OmegaConf.create({"common": {"amp": amp}}),
+        get_num_updates=lambda: 11,
+        logging_outputs_of_update=[{"loss": torch.tensor(loss), "mlm_loss_8": torch.tensor(loss)}],
+    )
+
+
+def test_a_finite_gradient_passes() -> None:
+    assert Trainer.clip_grad_norm(trainer(Optimizer(1.5), 3.0), 2.0) == 1.5
+
+
+@pytest.mark.parametrize("grad_norm", [NAN, INF])
+def test_float32_and_bf16_stop_at_once(grad_norm: float) -> None:
+    with pytest.raises(UserError, match=r"update 12: the gradient is not finite \(mlm_loss_8 = nan; no loss scale\)"):
+        Trainer.clip_grad_norm(trainer(Optimizer(grad_norm), NAN), 2.0)
+
+
+def test_fp16_lowers_its_scale_first() -> None:
+    scaler = DynamicLossScaler(init_scale=4.0, min_loss_scale=0.5)
+    failing = trainer(Optimizer(INF, scaler), 3.0)
+    scales = []
+    for _ in range(2):
+        with pytest.raises(OverflowError):  # fairseq's own: the update is skipped
+            Trainer.clip_grad_norm(failing, 2.0)
+        scales.append(scaler.loss_scale)
+    assert scales == [2.0, 1.0]
+    with pytest.raises(UserError, match=r"Minimum loss scale reached \(0\.5\).*every loss is finite; loss scale 1\)"):
+        Trainer.clip_grad_norm(failing, 2.0)
+
+
+@pytest.fixture
+def amp_optimizer() -> AMPOptimizer:
+    common = {"fp16_init_scale": 4, "min_loss_scale": 0.5}
+    sgd = {"_name": "sgd", "lr": [0.1], "momentum": 0.0, "weight_decay": 0.0}
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = AMPOptimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": sgd}), [parameter])
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # fairseq's own is off without CUDA
+    return optimizer
+
+
+def overflowing_update(optimizer: AMPOptimizer, loss: float) -> None:
+    """One update under ``--amp`` as the trainer makes it."""
+    optimizer.zero_grad()
+    (parameter,) = optimizer.fp32_optimizer.params
+    optimizer.backward((parameter * INF).sum())
+    Trainer.clip_grad_norm(trainer(optimizer, loss, amp=True), 2.0)
+    optimizer.step()
+
+
+def test_amp_lowers_its_scale_and_stops_at_the_smallest(amp_optimizer: AMPOptimizer) -> None:
+    scales = []
+    for _ in range(2):
+        overflowing_update(amp_optimizer, loss=3.0)
+        scales.append(amp_optimizer.scaler.get_scale())
+    assert scales == [2.0, 1.0]
+    with pytest.raises(UserError, match="Minimum loss scale reached"):
+        overflowing_update(amp_optimizer, loss=3.0)
+
+
+def test_amp_does_not_skip_a_broken_loss(amp_optimizer: AMPOptimizer, caplog: pytest.LogCaptureFixture) -> None:
+    """Stock fairseq goes on: a smaller scale cannot mend it."""
+    caplog.set_level(logging.INFO)
+    with pytest.raises(UserError, match=r"mlm_loss_8 = nan; loss scale 4\)"):
+        overflowing_update(amp_optimizer, loss=NAN)

@@ -1,0 +1,155 @@
+"""Which starts are refused, which do nothing, and which go on."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
+    PolynomialDecayLRSchedule,
+    PolynomialDecayLRScheduleConfig,
+)
+from fairseq.optim.sgd import SGD
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat import run_lifecycle
+from amos_fairseq.compat.run_lifecycle import check_fits, checkpoint_to_load, finished, refusal
+from amos_fairseq.errors import UserError
+
+POSITIONS = {
+    "relative_position_scheme": "t5",
+    "relative_position_buckets": 32,
+    "relative_position_max_distance": 128,
+}
+NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
+
+
+def trainer_at(updates: int, max_update: int, total: int, warmup: int = 2, max_epoch: int = 0) -> Any:
+    """A trainer whose learning rate is that of fairseq's own polynomial decay after ``updates``."""
+    config = PolynomialDecayLRScheduleConfig(warmup_updates=warmup, total_num_update=total, lr=[0.1])
+    sgd = OmegaConf.create({"lr": [0.1], "momentum": 0.0, "weight_decay": 0.0})
+    scheduler = PolynomialDecayLRSchedule(config, SGD(sgd, [torch.nn.Parameter(torch.zeros(1))]))
+    learning_rate = scheduler.step_update(updates)
+    return SimpleNamespace(
+        get_num_updates=lambda: updates,
+        get_lr=lambda: learning_rate,
+        cfg=OmegaConf.create({"optimization": {"max_update": max_update, "max_epoch": max_epoch}}),
+    )
+
+
+def test_a_learning_rate_of_zero_is_refused_with_the_flags_to_use() -> None:
+    problem = refusal(trainer_at(100, max_update=200, total=100), "checkpoint_last.pt")
+    assert problem.startswith("after update 100 the learning rate is 0")
+    for flag in ("--total-num-update", "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"):
+        assert flag in problem
+
+
+def test_a_continued_run_has_to_have_updates_left() -> None:
+    problem = refusal(trainer_at(100, max_update=100, total=100), "old/checkpoint_last.pt")
+    assert "--restore-file old/checkpoint_last.pt stands at update 100" in problem
+    assert "--reset-lr-scheduler" in problem
+
+
+@pytest.mark.parametrize(
+    ("updates", "max_update", "total"),
+    [(0, 100, 100), (50, 100, 100), (99, 100, 100), (100, 200, 200), (100, 0, 200)],
+)
+def test_other_runs_go_on(updates: int, max_update: int, total: int) -> None:
+    """Among them the first update of a warm-up, whose learning rate is 0 as well."""
+    trainer = trainer_at(updates, max_update, total)
+    assert (trainer.get_lr() == 0) == (updates == 0)
+    for restore_file in ("checkpoint_last.pt", "elsewhere.pt"):
+        assert refusal(trainer, restore_file) is None
+    assert finished(trainer, SimpleNamespace(next_epoch_idx=9)) is None
+
+
+def test_a_run_is_finished_by_updates_or_epochs() -> None:
+    at_end = trainer_at(100, max_update=100, total=100, max_epoch=3)
+    assert finished(at_end, SimpleNamespace(next_epoch_idx=1)) == "100 updates of --max-update 100"
+    assert refusal(at_end, "checkpoint_last.pt") is None
+    early = trainer_at(50, max_update=100, total=100, max_epoch=3)
+    assert finished(early, SimpleNamespace(next_epoch_idx=3)) is None
+    assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
+
+
+def test_a_finished_run_is_not_trained() -> None:
+    calls = []
+    train = run_lifecycle._skip_if_finished(lambda *args: calls.append(args) or ([1.0], False))
+    epoch = SimpleNamespace(next_epoch_idx=1)
+    assert train(None, trainer_at(100, 100, 100), None, epoch) == ([None], True)
+    assert not calls
+    assert train(None, trainer_at(99, 100, 100), None, epoch) == ([1.0], False)
+    assert len(calls) == 1
+
+
+class Task:
+    """Knows its vocabulary as ``text_pretraining`` does."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("dictionary_sha256", "here") != "here":
+            raise UserError("the checkpoint was trained with another dictionary")
+
+
+def saved(tmp_path: Path, task_state: Any, model: Any) -> str:
+    path = str(tmp_path / "checkpoint1.pt")
+    torch.save({"task_state": task_state, "cfg": model and {"model": model}, "model": {}}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (POSITIONS, POSITIONS),
+        (POSITIONS, None),  # a checkpoint that says nothing
+        (POSITIONS, {"_name": "roberta"}),
+        ({"_name": "roberta"}, POSITIONS),
+        (NO_POSITIONS, {**NO_POSITIONS, "relative_position_buckets": 64}),  # the sizes then mean nothing
+    ],
+)
+def test_what_fits_is_accepted(here: dict, there: Any, tmp_path: Path) -> None:
+    check_fits(saved(tmp_path, {"dictionary_sha256": "here"}, there), Task(), OmegaConf.create(here))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"relative_position_scheme": "amos"}, "--relative-position-scheme amos, not t5"),
+        ({"relative_position_buckets": 64}, "--relative-position-buckets 64, not 32"),
+        ({"relative_position_max_distance": 256}, "--relative-position-max-distance 256, not 128"),
+        ({"relative_position_scheme": "none"}, "--relative-position-scheme none, not t5"),
+    ],
+)
+def test_another_position_scheme_is_refused(change: dict, words: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, {}, {**POSITIONS, **change})
+    config = OmegaConf.create(POSITIONS)
+    OmegaConf.set_struct(config, True)
+    with pytest.raises(UserError, match=words):
+        check_fits(path, Task(), config)
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"dictionary_sha256": "there"}, None)
+    with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .* another dictionary"):
+        check_fits(path, Task(), OmegaConf.create(POSITIONS))
+
+
+def checkpoint_config(tmp_path: Path, **changes: Any) -> Any:
+    defaults = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "finetune_from_model": None}
+    return OmegaConf.create({**defaults, **changes})
+
+
+def test_the_file_that_is_loaded(tmp_path: Path) -> None:
+    old, last = tmp_path / "old.pt", tmp_path / "checkpoint_last.pt"
+    old.touch()
+    assert checkpoint_to_load(checkpoint_config(tmp_path)) is None
+    assert checkpoint_to_load(checkpoint_config(tmp_path, finetune_from_model=str(old))) == str(old)
+    assert checkpoint_to_load(checkpoint_config(tmp_path, restore_file=str(old))) == str(old)
+    last.touch()
+    assert checkpoint_to_load(checkpoint_config(tmp_path, finetune_from_model=str(old))) == str(last)
+
+
+@pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model"])
+def test_a_file_that_does_not_exist_is_no_new_start(flag: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} gone.pt does not exist"):
+        checkpoint_to_load(checkpoint_config(tmp_path, **{flag: "gone.pt"}))

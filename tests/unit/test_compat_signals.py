@@ -1,0 +1,158 @@
+"""Signals to ranks, launchers and loader processes."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
+from torch.utils.data._utils import signal_handling
+
+from amos_fairseq.compat import signals
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Each test starts without a received signal and leaves the handlers of the test runner."""
+    kept = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    signals._received.clear()
+    yield
+    signals._received.clear()
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def alone(updates: int = 5) -> Any:
+    return SimpleNamespace(data_parallel_world_size=1, get_num_updates=lambda: updates)
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_a_rank_notes_the_signal_and_lives(number: int) -> None:
+    signals.install()
+    assert not signals.stop_is_requested(alone())
+    os.kill(os.getpid(), number)
+    assert signals.stop_is_requested(alone())
+
+
+def wait_for_signal(ready: Any) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
+    ready.set()
+    sys.exit(100 + signal.sigwait(signals.SIGNALS))
+
+
+def test_a_launcher_passes_the_signal_on_to_its_ranks() -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    rank = context.Process(target=wait_for_signal, args=(ready,))
+    rank.start()
+    assert ready.wait(30)
+    signals.note(signal.SIGUSR1, None)
+    rank.join(30)
+    assert rank.exitcode == 100 + signal.SIGUSR1
+
+
+class SlowNumbers(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.05)
+        return index
+
+
+def loader() -> Any:
+    return iter(torch.utils.data.DataLoader(SlowNumbers(), num_workers=1, multiprocessing_context="fork"))
+
+
+def signal_from_elsewhere(pid: int, number: int) -> None:
+    """As a scheduler sends it: the sender is not the loader's own rank."""
+    subprocess.run(["kill", f"-{int(number)}", str(pid)], check=True)
+
+
+def test_a_loader_process_leaves_signals_of_others_to_its_rank() -> None:
+    signals.install()
+    batches = loader()
+    first = int(next(batches))
+    pid = batches._workers[0].pid
+    for number in signals.SIGNALS:
+        signal_from_elsewhere(pid, number)
+    assert [first, *(int(batch) for batch in batches)] == list(range(6))
+
+
+def test_a_loader_process_obeys_its_own_rank() -> None:
+    batches = loader()
+    next(batches)
+    process = batches._workers[0]
+    process.terminate()  # as torch does with one that does not answer
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_a_stock_loader_process_dies_and_its_rank_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = signal_handling._set_worker_signal_handlers.__wrapped__
+    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", stock)
+    batches = loader()
+    next(batches)
+    signal_from_elsewhere(batches._workers[0].pid, signal.SIGTERM)
+    with pytest.raises(RuntimeError, match=r"killed by signal: Terminated|exited unexpectedly"):
+        list(batches)
+
+
+def config(**changes: bool) -> Any:
+    return OmegaConf.create({"checkpoint": {"no_save": False, "no_last_checkpoints": False, **changes}})
+
+
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", lambda *args: calls.append(args))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved_at", "expected"),
+    [
+        ({}, None, 1),
+        ({}, 4, 1),
+        ({}, 5, 0),  # this update has just been saved
+        ({"no_last_checkpoints": True}, 5, 1),  # but not as checkpoint_last.pt
+        ({"no_save": True}, None, 0),
+    ],
+)
+def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: int, saves: list) -> None:
+    trainer = alone(updates=5)
+    trainer.update_of_last_save = saved_at
+    stop = signals._stop_after(lambda *args: ([None], False))
+    arguments = (config(**settings), trainer, None, "position", ["valid"], False)
+    assert stop(*arguments) == ([None], False)
+    signals._received.append(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        stop(*arguments)
+    assert ended.value.code == signals.REQUEUE == os.EX_TEMPFAIL
+    assert len(saves) == expected
+    for checkpoint, _, position, valid_loss in saves:
+        assert not checkpoint.no_last_checkpoints
+        assert (position, valid_loss) == ("position", None)
+
+
+def test_the_last_update_of_a_run_ends_it_as_usual(saves: list) -> None:
+    signals._received.append(signal.SIGTERM)
+    stop = signals._stop_after(lambda *args: ([2.5], True))
+    assert stop(config(), alone(), None, None, ["valid"], True) == ([2.5], True)
+    assert not saves
+
+
+def test_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum over two ranks, of which the other one has received the signal."""
+    monkeypatch.setattr(signals.distributed_utils, "all_reduce", lambda flag, group: flag.add_(1))
+    two = SimpleNamespace(data_parallel_world_size=2, device=torch.device("cpu"), data_parallel_process_group=None)
+    assert not signals._received
+    assert signals.stop_is_requested(two)

@@ -1,0 +1,154 @@
+"""Mistakes as stock fairseq, a loader process, Hydra and the registries report them, and the line that comes of each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq import optim
+from fairseq.data import Dictionary
+from fairseq.tasks.masked_lm import MaskedLMTask
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat.known_names import check_names
+from amos_fairseq.compat.user_errors import exit_on_mistake, line_for, raise_on_every_rank
+from amos_fairseq.errors import UserError
+
+
+def raised_by(call: Callable[[], Any]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("stock fairseq accepts this now")
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    missing = str(tmp_path / "dict.txt")
+    error = raised_by(lambda: Dictionary.load(missing))
+    assert line_for(error) == f"{missing}: No such file or directory"
+    task = MaskedLMTask(OmegaConf.create({"data": str(tmp_path), "mask_whole_words": False}), Dictionary())
+    error = raised_by(lambda: task.load_dataset("valid"))
+    assert line_for(error) == f"Dataset not found: valid ({tmp_path}/valid)"
+
+
+def test_an_optimizer_that_is_missing() -> None:
+    assert line_for(raised_by(lambda: optim.build_optimizer(None, []))).startswith("optimizer is missing")
+
+
+def test_bugs_keep_their_traceback() -> None:
+    for error in (ValueError("bad"), KeyError("x"), AssertionError("shape"), RuntimeError("size mismatch")):
+        assert line_for(error) is None
+
+
+def test_a_checkpoint_of_another_architecture(tmp_path: Path) -> None:
+    """fairseq says "ensure that the architectures match"; what does not match stands in the exception behind."""
+
+    def load() -> None:
+        try:
+            torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
+        except Exception:
+            raise Exception(  # noqa: B904 - as fairseq's trainer does it
+                "Cannot load model parameters from checkpoint old/checkpoint_last.pt; "
+                "please ensure that the architectures match."
+            )
+
+    line = line_for(raised_by(load))
+    assert line.startswith("old/checkpoint_last.pt holds another model than the flags describe;")
+    assert "size mismatch for weight: copying a param with shape torch.Size([3, 3])" in line
+
+
+class Corpus(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise UserError("block 3 of train.bin holds token 900, but the dictionary ends at 400")
+
+
+def test_a_mistake_found_in_a_loader_process() -> None:
+    error = raised_by(lambda: next(iter(torch.utils.data.DataLoader(Corpus(), num_workers=1))))
+    assert "Traceback" in str(error)
+    assert line_for(error) == "block 3 of train.bin holds token 900, but the dictionary ends at 400"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AssertionError("Must specify batch size either with --max-tokens or --batch-size"), "--batch-size"),
+        (AssertionError("Optimizer does not match; please reset it (--reset-optimizer). A vs B"), "--reset"),
+        (ValueError("--finetune-from-model can not be set together with either --reset-optimizer or x"), "together"),
+        (ValueError("--finetune-from-model and --restore-file (non-default value) can not be: {'a': 1}"), "not both"),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "loader process exited unexpectedly"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
+        (Exception("The dataset is empty. This could indicate that"), "more text"),
+    ],
+)  # fmt: skip
+def test_words_of_stock_fairseq_and_torch(error: Exception, words: str) -> None:
+    assert words in line_for(error)
+    assert len(line_for(error).splitlines()) == 1
+
+
+def test_one_line_and_exit_code_one(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended, exit_on_mistake():
+        raise UserError("two\n lines")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "amos_fairseq: error: two lines\n"
+    with pytest.raises(ZeroDivisionError), exit_on_mistake():
+        1 / 0  # noqa: B018
+    assert capsys.readouterr().err == ""
+
+
+def job(error: Exception) -> JobReturn:
+    """As Hydra's ``run_job`` leaves it."""
+    return JobReturn(overrides=["a=b"], status=JobStatus.FAILED, _return_value=error)
+
+
+def test_hydra_repeats_a_mistake_as_one_line(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        job(UserError("no such corpus")).return_value  # noqa: B018
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "amos_fairseq: error: no such corpus\n"
+    with pytest.raises(KeyError):
+        job(KeyError("bug")).return_value  # noqa: B018
+    assert JobReturn(status=JobStatus.COMPLETED, _return_value=0.5).return_value == 0.5
+
+
+def test_one_rank_raises_what_it_has_found() -> None:
+    raise_on_every_rank(None)
+    with pytest.raises(UserError, match="damaged"):
+        raise_on_every_rank("damaged")
+
+
+def named(**changes: Any) -> Any:
+    sections = {"task": "text_pretraining", "model": "amos_tiny", "criterion": "amos", "optimizer": "grouped_adam"}
+    sections |= {"lr_scheduler": "polynomial_decay", **changes}
+    return OmegaConf.create({kind: name and {"_name": name} for kind, name in sections.items()})
+
+
+def test_names_that_exist() -> None:
+    check_names(named())
+    check_names(named(model="amos"))
+    check_names(OmegaConf.create({**OmegaConf.to_container(named()), "criterion": "masked_lm"}))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "words"),
+    [
+        ("task", "text_pretrainin", r"no task 'text_pretrainin' \(task\._name\): did you mean text_pretraining"),
+        ("model", "amos_tinny", "did you mean amos_tiny"),
+        ("criterion", "zzzz", "no criterion 'zzzz'"),
+        ("optimizer", None, "no optimizer is named: set optimizer._name"),
+        ("lr_scheduler", "polynomial", "did you mean polynomial_decay"),
+    ],
+)
+def test_names_that_do_not(section: str, name: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_names(named(**{section: name}))
+
+
+def test_what_stock_fairseq_says_of_an_unknown_name() -> None:
+    assert isinstance(raised_by(lambda: optim.build_optimizer(OmegaConf.create({"_name": "zzzz"}), [])), KeyError)
