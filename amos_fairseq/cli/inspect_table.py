@@ -38,7 +38,7 @@ def masked_table(inspection: Inspection) -> Table:
     for name in inspection.depth_names:
         table.add_column(f"depth {name}", no_wrap=True)
     table.add_column("sampled", no_wrap=True)
-    table.add_column("P(replaced)")
+    table.add_column("replaced?")
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]
         judgement = Text(f" {token.replaced_probability:.3f} ", style=suspicion_style(token))

@@ -1,0 +1,74 @@
+"""The ``amos`` command as users meet it: its help, its exit codes, one line on stderr."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amos_fairseq.cli import main as command
+from amos_fairseq.cli.main import build_parser, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def amos(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return subprocess.run(
+        [sys.executable, "-m", "amos_fairseq.cli.main", *arguments],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_help_names_every_subcommand_and_nothing_else_is_printed():
+    result = amos("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    for subcommand in command.SUBCOMMANDS:
+        assert f"    {subcommand.__name__.rpartition('.')[2]} " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "defaults"),
+    [("plot", {"--out": "plots"}), ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"})],
+)
+def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as exit_info:
+        main([subcommand, "--help"])
+    assert exit_info.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    for flag, default in defaults.items():
+        assert next(line for line in lines if line.strip().startswith(flag)).endswith(f"(default: {default})")
+    undocumented = [line for line in lines if line.strip().startswith("--") and "(default: " not in line]
+    assert [line.split()[0] for line in undocumented] == [f for f in ("--text", "--file") if subcommand == "inspect"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"], ["plot"], ["plot", "log", "--colour"], ["inspect", "run"]])
+def test_unknown_words_and_missing_arguments_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        build_parser().parse_args(arguments)
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: amos")
+
+
+def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
+    result = amos("plot", "absent", "--out", "pictures", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("amos_fairseq: error: absent: no metrics to plot (No such file or directory)")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_pipe_ends_quietly(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
+    shell = f'"{sys.executable}" -m amos_fairseq.cli.main plot metrics.jsonl | head -n 1'
+    result = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert result.stderr == ""
+    assert result.stdout.count("\n") == 1

@@ -1,0 +1,278 @@
+"""``amos inspect`` and ``amos_fairseq.load`` on an untrained model, against the model's own outputs."""
+
+import dataclasses
+import html.parser
+import io
+import re
+
+import pytest
+import sentencepiece
+import torch
+
+import amos_fairseq
+from amos_fairseq.cli.inspect_page import render_page
+from amos_fairseq.cli.inspection import inspect_text, mask_block, surfaces
+from amos_fairseq.cli.main import main
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+
+TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
+CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=model, model_type="bpe", vocab_size=60,
+        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return SentencePieceTokenizer(model.getvalue(), cased=True)
+
+
+@pytest.fixture
+def save_dir(tmp_path, tokenizer):
+    """A SAVE_DIR as a run leaves it: an untrained model of three depths, its tokenizer, both hashes."""
+    tokenizer.save(tmp_path / "tokenizer")
+    write_checkpoint(tmp_path, tokenizer)
+    return tmp_path
+
+
+def write_checkpoint(directory, tokenizer, name="checkpoint_last.pt", **changes):
+    settings = AmosConfig(
+        encoder_layers=2, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2,
+        max_positions=80, generator_depths="1,2,4", init_std=0.3, linear_init_std=0.3, max_update=30,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AmosModel.build_model(settings, VocabularyOnly(tokenizer))
+    state = {
+        "args": None,
+        "cfg": {"model": dataclasses.asdict(settings) | {"_name": "amos"}, "task": {"mask_prob": 0.15}},
+        "model": model.state_dict(),
+        "optimizer_history": [{"num_updates": 7}],
+        "task_state": {
+            "tokenizer_sha256": directory_sha256(directory / "tokenizer"),
+            "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
+        },
+    }
+    torch.save(state | changes, directory / name)
+
+
+class VocabularyOnly:
+    def __init__(self, tokenizer):
+        from fairseq.data import Dictionary
+
+        self.source_dictionary = Dictionary()
+        for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
+            self.source_dictionary.add_symbol(symbol)
+
+
+@pytest.fixture
+def pretrained(save_dir):
+    return load_pretrained(save_dir)
+
+
+def test_tokens_are_those_of_the_binarized_corpus(pretrained, tokenizer):
+    first, second = (tokenizer.encode(line) for line in TEXT.split("\n"))
+    pieces = [pretrained.dictionary[i] for i in pretrained.tokens(TEXT).tolist()]
+    assert pieces == ["<s>", *first, "</s>", *second, "</s>"]
+    assert pretrained.tokens("\nthe end\n\n").tolist() == pretrained.tokens("the end").tolist()
+
+
+def test_numbers_are_those_of_the_forward_pass(pretrained):
+    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
+    tokens = pretrained.tokens(TEXT)
+    model, dictionary = pretrained.model, pretrained.dictionary
+    assert len(inspection.masked) == -(-len(tokens) // 5), "ceil(0.2 L)"
+
+    batch = mask_block(pretrained, tokens, seed=3, mask_prob=0.2)["net_input"]
+    assert torch.equal(batch["tokens"][0], tokens)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        output = model(**batch)
+    for index, masked in enumerate(inspection.masked):
+        token = inspection.tokens[masked.position]
+        assert token.masked
+        assert not token.special
+        assert token.original == dictionary[tokens[masked.position]]
+        assert token.read == dictionary[output.sampled_tokens[0, index]]
+        assert masked.weights == pytest.approx(output.mixture_weights[0, index].tolist())
+        assert masked.original_probabilities == pytest.approx((-output.mlm_nll[:, 0, index]).exp().tolist(), rel=1e-4)
+        for depth, proposals in enumerate(masked.proposals):
+            probabilities = [proposal.probability for proposal in proposals]
+            assert len(probabilities) == 4
+            assert probabilities == sorted(probabilities, reverse=True)
+            assert (proposals[0].piece == token.original) == bool(output.mlm_correct[depth, 0, index])
+    # The discriminator again, on its own, from what the page says that it read.
+    read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
+    with torch.no_grad():
+        judged = model.detection_head(model.extract_features(read)).sigmoid()[0].tolist()
+    assert [token.replaced_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
+
+
+def test_seed_decides_masks_and_samples(pretrained):
+    first, again, other = (inspect_text(pretrained, TEXT, seed, 0.2, 1) for seed in (1, 1, 2))
+    assert first == again
+    assert [m.position for m in first.masked] != [m.position for m in other.masked]
+
+
+def test_text_without_a_known_token_is_refused(pretrained, monkeypatch):
+    dictionary = pretrained.dictionary
+    unknown = torch.tensor([dictionary.bos(), dictionary.unk(), dictionary.eos()])
+    monkeypatch.setattr(type(pretrained), "tokens", lambda self, text: unknown)
+    with pytest.raises(UserError, match="no token of the text may be masked"):
+        inspect_text(pretrained, "?", seed=1, mask_prob=0.15, top=1)
+
+
+def test_longer_text_is_cut_and_said(pretrained):
+    inspection = inspect_text(pretrained, TEXT * 3, seed=1, mask_prob=0.15, top=1)
+    assert len(inspection.tokens) == 80
+    left_out = len(pretrained.tokens(TEXT * 3)) - 80
+    assert inspection.summary()[-1] == f"the last {left_out} tokens of the text are left out: the model reads no more"
+
+
+def test_surfaces_join_to_the_text(pretrained, tokenizer):
+    pieces = [pretrained.dictionary[i] for i in pretrained.tokens(TEXT).tolist()]
+    special = [piece in ("<s>", "</s>") for piece in pieces]
+    assert "".join(surfaces(tokenizer, pieces, special)) == TEXT.replace("\n", "")
+
+
+class PageReader(html.parser.HTMLParser):
+    """Text and tags of a page, and every attribute that could fetch something."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.tags, self.attributes = "", set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += [name for name, _ in attrs]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_page_is_self_contained_and_escaped(pretrained):
+    inspection = inspect_text(pretrained, TEXT, seed=1, mask_prob=0.15, top=2)
+    page = render_page(inspection)
+    reader = PageReader()
+    reader.feed(page)
+    assert not reader.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "s"}
+    assert not set(reader.attributes) & {"src", "href", "srcset", "onclick", "onload", "data"}
+    assert not re.search(r"url\(|@import|https?:", page)
+    assert "<s>" in reader.text, "shown as text, not taken as a tag"
+    for line in inspection.summary():
+        assert line in reader.text
+    for masked in inspection.masked:
+        token = inspection.tokens[masked.position]
+        for shown in (token.original, token.read, f"{token.replaced_probability:.3f}", token.verdict):
+            assert shown in reader.text
+        for probability in masked.original_probabilities:
+            assert f"{probability:.3f}" in reader.text
+
+
+def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    page = tmp_path / "out.html"
+    assert main(["inspect", str(save_dir), "--text", TEXT, "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    inspection = inspect_text(load_pretrained(save_dir), TEXT, seed=1, mask_prob=0.15, top=3)
+    assert page.read_text(encoding="utf-8") == render_page(inspection)
+    for masked in inspection.masked:
+        token = inspection.tokens[masked.position]
+        assert re.search(
+            rf"^ +{masked.position} +{re.escape(token.original)} .*weight.*weight.*weight", out, re.MULTILINE
+        )
+        assert f"[{token.original}>{token.read}]{100 * token.replaced_probability:.0f}" in out
+    assert "7 updates; seed 1, mask probability 0.15" in out
+    assert out.endswith(f"page: {page}\n")
+    assert "\x1b" not in out, "no escape sequences where nobody sees colours"
+
+
+def test_file_is_read_like_text(save_dir, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    main(["inspect", str(save_dir), "--text", TEXT, "--html", str(tmp_path / "a.html")])
+    main(["inspect", str(save_dir), "--file", str(tmp_path / "text.txt"), "--html", str(tmp_path / "b.html")])
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_load_gives_an_encoder_whose_padding_changes_nothing(save_dir):
+    encoder = amos_fairseq.load(save_dir / "checkpoint_last.pt")
+    assert not any(module.training for module in encoder.modules())
+    with torch.no_grad():
+        both, alone = encoder(["the lazy dog jumps over the fox", "the end"]), encoder("the end")
+    tokens = encoder.pretrained.tokens("the end")
+    assert alone.tokens.tolist() == [tokens.tolist()]
+    assert both.states.shape == (2, both.mask.sum(1).max(), 16)
+    assert both.mask[1].tolist() == [True] * len(tokens) + [False] * (both.mask.size(1) - len(tokens))
+    torch.testing.assert_close(both.states[1, both.mask[1]], alone.states[0])
+    torch.testing.assert_close(alone.states, encoder.model.extract_features(tokens[None]))
+
+
+def test_half_precision_weights_become_float32(save_dir, tokenizer):
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
+    write_checkpoint(save_dir, tokenizer, "bf16.pt", model=halves)
+    weights = load_pretrained(save_dir / "bf16.pt").model.state_dict()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    torch.testing.assert_close(weights["embed_tokens.weight"], halves["embed_tokens.weight"].float(), rtol=0, atol=0)
+
+
+class Foreign:
+    """An object whose loading would run code."""
+
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Foreign, "ran", True)
+
+
+def test_foreign_objects_are_refused_without_running_them(save_dir, tokenizer):
+    write_checkpoint(save_dir, tokenizer, extra=Foreign())
+    with pytest.raises(UserError, match="which is not loaded because it could run code"):
+        load_pretrained(save_dir)
+    assert not Foreign.ran
+
+
+def test_another_tokenizer_is_refused_and_the_right_one_accepted(save_dir, tokenizer, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    tokenizer.save(elsewhere / "right")
+    SentencePieceTokenizer(tokenizer._model, cased=False).save(elsewhere / "wrong")
+    with pytest.raises(UserError, match=r"wrong is not the tokenizer that .*checkpoint_last\.pt was trained with"):
+        load_pretrained(save_dir, elsewhere / "wrong")
+    (save_dir / "tokenizer").rename(elsewhere / "moved")
+    with pytest.raises(UserError, match="name the tokenizer of the run with --tokenizer DIR"):
+        load_pretrained(save_dir)
+    assert load_pretrained(save_dir, elsewhere / "right").num_updates == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "absent.pt", "--text", "a"], "absent.pt is missing: give a checkpoint or the SAVE_DIR"),
+        (["inspect", "cut.pt", "--text", "a"], "cut.pt is no whole checkpoint"),
+        (["inspect", "other.pt", "--text", "a"], "other.pt is no checkpoint of fairseq-train"),
+        (["inspect", ".", "--text", " \n "], "the text is empty"),
+        (["inspect", ".", "--file", "absent.txt"], "absent.txt: the text cannot be read (No such file or directory)"),
+        (["inspect", ".", "--file", "latin1.txt"], "latin1.txt: not UTF-8 at byte 1"),
+        (["inspect", ".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5 is no share of tokens"),
+        (["inspect", ".", "--text", "the end", "--top", "0"], "--top 0 shows no proposals"),
+        (["inspect", ".", "--text", "the end", "--html", "absent/page.html"], "absent/page.html: the page cannot be"),
+    ],
+)
+def test_mistakes_are_one_line(save_dir, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(save_dir)
+    (save_dir / "cut.pt").write_bytes((save_dir / "checkpoint_last.pt").read_bytes()[:5000])
+    torch.save({"weights": torch.zeros(2)}, save_dir / "other.pt")
+    (save_dir / "latin1.txt").write_bytes("é".encode("latin-1").join([b"a", b"b"]))
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 1
+    assert error.count("\n") == 1
+    assert error.startswith("amos_fairseq: error: ")
+    assert message in error
+    assert not list(save_dir.glob("*.html"))
