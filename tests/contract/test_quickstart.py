@@ -1,0 +1,172 @@
+"""The scripts a newcomer meets first: what is wrong is said in one line before anything is written, what is done stays.
+
+The installation itself and a whole quickstart take minutes and downloads; tests/run.sh is an installation.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHELL_TOOLS = ("bash", "cat", "cut", "dirname", "env", "grep", "head", "mkdir", "mv", "rm", "sed", "tail")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout without an environment, in a folder whose name holds a space."""
+    copy = tmp_path / "a checkout"
+    shutil.copytree(ROOT / "examples", copy / "examples")
+    shutil.copyfile(ROOT / "setup.py", copy / "setup.py")
+    return copy
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A folder to be the whole PATH: the tools that every machine has, but neither Python nor a compiler."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in SHELL_TOOLS:
+        (folder / name).symlink_to(shutil.which(name))
+    return folder
+
+
+def run_bash(checkout: Path, command: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess:
+    """Run a bash command in the checkout, with ``path`` as the whole PATH."""
+    environment = {"PATH": str(path) if path else os.environ["PATH"], "HOME": str(checkout), **variables}
+    bash = shutil.which("bash")
+    return subprocess.run(
+        [bash, "-c", command], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def assert_one_error_line(result: subprocess.CompletedProcess, *fragments: str) -> None:
+    """Exit status 1 and one line on stderr with all fragments."""
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("amos_fairseq: error: ")
+    for fragment in fragments:
+        assert fragment in result.stderr
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(f"#!{shutil.which('bash')}\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def test_another_python_is_refused(checkout: Path, tools: Path):
+    write_program(tools / "python3", "echo 3.8")
+    result = run_bash(checkout, "bash examples/environment.sh", tools)
+    assert_one_error_line(result, "needs Python 3.11", "python3 is 3.8", "PYTHON=/path/to/python3.11")
+    assert not (checkout / ".venv").exists()
+
+
+def test_no_python_is_refused(checkout: Path, tools: Path):
+    assert_one_error_line(run_bash(checkout, "bash examples/environment.sh", tools), "found none")
+
+
+def test_missing_compiler_is_refused_before_anything_is_made(checkout: Path, tools: Path):
+    result = run_bash(checkout, "bash examples/environment.sh", tools, PYTHON=sys.executable)
+    assert_one_error_line(result, "no C++ compiler", "g++")
+    assert not (checkout / ".venv").exists()
+
+
+def test_python_without_venv_is_refused(checkout: Path, tools: Path):
+    write_program(tools / "c++", "exit 0")
+    write_program(tools / "python3.11", f'case "$2" in *ensurepip*) exit 1 ;; esac; exec "{sys.executable}" "$@"')
+    result = run_bash(checkout, "bash examples/environment.sh", tools)
+    assert_one_error_line(result, "makes no environments", "python3.11-venv")
+    assert not (checkout / ".venv").exists()
+
+
+def test_failed_installation_names_the_log(checkout: Path):
+    """pip is made to fail at once by a proxy that is not there and an index that is empty."""
+    settings = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PYTHON": sys.executable}
+    result = run_bash(checkout, "bash examples/environment.sh", **settings)
+    assert_one_error_line(result, "the installation failed", "install.log")
+    assert "No matching distribution" in (checkout / ".venv" / "install.log").read_text(encoding="utf-8")
+    assert not (checkout / ".venv" / "amos_fairseq.stamp").exists()
+
+
+def test_environment_is_up_to_date_only_for_what_its_stamp_names(checkout: Path):
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    source = "set -euo pipefail; source examples/environment.sh; "
+    run_bash(checkout, source + 'current_stamp > "$ENVIRONMENT_STAMP"')
+
+    def is_ready(extra: str) -> bool:
+        return run_bash(checkout, source + f'environment_is_ready "{extra}"').returncode == 0
+
+    assert is_ready("")
+    assert not is_ready("test")
+    with (checkout / ".venv" / "amos_fairseq.stamp").open("a", encoding="utf-8") as stamp:
+        stamp.write("extra test\n")
+    assert is_ready("test")
+    result = run_bash(checkout, source + "prepare_environment test; command -v python")
+    assert (result.returncode, result.stdout.strip()) == (0, str(checkout / ".venv" / "bin" / "python"))
+
+    moved = checkout.with_name("moved")
+    checkout.rename(moved)
+    assert run_bash(moved, source + 'environment_is_ready ""').returncode == 1
+    moved.rename(checkout)
+    with (checkout / "setup.py").open("a", encoding="utf-8") as setup:
+        setup.write("# one more dependency\n")
+    assert not is_ready("")
+
+
+@pytest.mark.parametrize(
+    ("content", "fragments"),
+    [
+        (None, ("text.txt: no such file",)),
+        (b"", ("text.txt: there is no text",)),
+        (b" \n\n\t\n", ("text.txt: there is no text",)),
+        (b"caf\xe9 au lait", ("not UTF-8 at byte 3", "iconv")),
+        (b"cut in the middle of a letter: \xc3", ("not UTF-8 at byte 31",)),
+    ],
+)
+def test_a_bad_text_stops_the_quickstart_before_it_begins(
+    checkout: Path, content: bytes | None, fragments: tuple[str, ...]
+):
+    if content is not None:
+        (checkout / "text.txt").write_bytes(content)
+    before = sorted(checkout.rglob("*"))
+    result = run_bash(checkout, "bash examples/quickstart.sh text.txt out", PYTHON=sys.executable)
+    assert_one_error_line(result, *fragments)
+    assert sorted(path for path in checkout.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+def test_a_folder_made_from_another_text_is_not_continued(checkout: Path):
+    (checkout / "text.txt").write_text("Some text.\n", encoding="utf-8")
+    (checkout / "out").mkdir()
+    (checkout / "out" / "text.identity").write_text("documentation\n", encoding="utf-8")
+    result = run_bash(checkout, 'bash examples/quickstart.sh "$PWD/text.txt" out', PYTHON=sys.executable)
+    assert_one_error_line(result, "was made from another text")
+
+
+def test_report_shows_first_and_last_validation_beside_the_plateau(
+    corpus_text: Path, binarized_corpus: Path, tmp_path: Path
+):
+    """The plateau is computed here from the text, whose last tenth is the validation split."""
+    records = [
+        {"split": "train", "update": 10, "mlm_loss_1": 9.0},
+        {"split": "valid", "update": 20, "mlm_loss_1": 5.5, "mlm_loss_2": 5.25, "mixture_1": 0.5, "mixture_2": 0.5},
+        {"split": "valid", "update": 30, "mlm_loss_1": 5.0, "mlm_loss_2": 4.75, "mixture_1": 0.2, "mixture_2": 0.8},
+        {"split": "valid", "update": 40, "mlm_loss_1": 4.5, "mlm_loss_2": 4.25, "mixture_1": 0.1, "mixture_2": 0.9},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    command = [sys.executable, "examples/quickstart_report.py", str(binarized_corpus), str(tmp_path)]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    text = corpus_text.read_text(encoding="utf-8").splitlines()
+    words = " ".join(text[len(text) * 9 // 10 :]).split()
+    entropy = -sum(count / len(words) * math.log(count / len(words)) for count in Counter(words).values())
+    lines = [line for line in output.splitlines() if "MLM loss, depth 2" in line]
+    assert len(lines) == 1
+    assert [cell.strip() for cell in lines[0].split("│")[2:5]] == ["5.250", "4.250", f"{entropy:.3f}"]
+    assert "update 20" in output
+    assert "update 40" in output
