@@ -1,0 +1,205 @@
+"""Criterion of AMOS: the total of DESIGN 3.2 by hand, log keys, and metrics that add up over batches."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from fairseq.logging import metrics
+from sklearn.metrics import roc_auc_score
+from small_models import SETTINGS, small_batch, small_criterion, small_model
+
+from amos_fairseq.criterions.amos import AmosCriterion
+from amos_fairseq.models.amos import AmosOutput
+
+DEPTHS = ("1", "2", "4")
+KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth in DEPTHS} | {
+    "loss", "mixture_entropy", "replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"
+}  # fmt: skip
+
+
+class GivenOutput(torch.nn.Module):
+    """A model whose output is known number by number."""
+
+    depth_names = list(DEPTHS)
+
+    def __init__(self, batch: dict, seed: int):
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        tokens, weights = batch["net_input"]["tokens"], batch["net_input"]["masked_weights"]
+        (B, T), M = tokens.shape, weights.size(1)
+        replaced = torch.zeros(B, T, dtype=torch.bool)
+        for b, m in weights.nonzero().tolist():
+            replaced[b, batch["net_input"]["masked_positions"][b, m]] = torch.rand(1, generator=draw).item() < 0.7
+        self.output = AmosOutput(
+            mlm_nll=torch.rand(3, B, M, generator=draw) * 8,
+            mlm_correct=torch.rand(3, B, M, generator=draw) < 0.4,
+            mixture_weights=torch.randn(B, M, 3, generator=draw).softmax(-1),
+            sampled_tokens=torch.zeros(B, M, dtype=torch.int64),
+            corrupted_tokens=torch.zeros(B, T, dtype=torch.int64),
+            replaced=replaced,
+            rtd_logits=torch.randn(B, T, generator=draw) * 2 + replaced,
+        )
+
+    def forward(self, **net_input) -> AmosOutput:
+        return self.output
+
+
+def logged(*logging_outputs: dict) -> dict[str, float]:
+    with metrics.aggregate(new_root=True) as aggregated:
+        AmosCriterion.reduce_metrics(list(logging_outputs))
+    return dict(aggregated.get_smoothed_values())
+
+
+def test_total_by_hand():
+    """sum of nll over masked positions and depths + lambda r sum of binary cross entropies over real tokens; r = 3 / 12."""
+    batch = small_batch()
+    model = GivenOutput(batch, seed=0)
+    loss, sample_size, _ = small_criterion(50.0)(model, batch)
+    total, output = 0.0, model.output
+    for b in range(4):
+        for m in range(3):
+            if batch["net_input"]["masked_weights"][b, m]:
+                total += sum(output.mlm_nll[k, b, m].item() for k in range(3))
+        for t in range(12):
+            if batch["net_input"]["tokens"][b, t] != 1:
+                original = 1 / (1 + math.exp(output.rtd_logits[b, t].item()))  # Eq. 1 writes P(original)
+                total += 50 * 3 / 12 * -math.log(1 - original if output.replaced[b, t] else original)
+    assert loss.item() == pytest.approx(total, rel=1e-6)
+    assert (sample_size, type(sample_size)) == (11, int)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask_prob", "share"), [(512, 0.15, 77 / 512), (128, 0.15, 20 / 128), (12, 0.3, 4 / 12)]
+)
+def test_detection_is_weighed_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
+    batch = small_batch()
+    model = GivenOutput(batch, seed=0)
+    losses = [small_criterion(w, tokens=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
+    rtd_loss = small_criterion()(model, batch)[2]["rtd_loss"].item()
+    assert losses[1] - losses[0] == pytest.approx(share * rtd_loss, rel=1e-5)
+
+
+def test_full_blocks_give_the_mean_of_both_losses():
+    """Where every block is full, the loss over sample_size is mean L_GEN + lambda mean L_DISC (DESIGN 3.2)."""
+    batch = small_batch((12, 12, 12))
+    loss, sample_size, log = small_criterion(50.0)(GivenOutput(batch, seed=1), batch)
+    generator = sum(log[f"mlm_loss_{depth}"].item() for depth in DEPTHS) / 9
+    assert loss.item() / sample_size == pytest.approx(generator + 50 * log["rtd_loss"].item() / 36, rel=1e-6)
+
+
+def test_sums_over_batches_are_the_sum_of_the_whole():
+    """Loss and sample_size of a batch are those of its halves added: what gradient accumulation and ranks rely on."""
+    whole = small_batch((12, 7, 12, 10))
+    model, criterion = GivenOutput(whole, seed=2), small_criterion()
+    loss, sample_size, log = criterion(model, whole)
+    parts = [criterion(*half(whole, model.output, rows)) for rows in (slice(0, 1), slice(1, 4))]
+    assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-6)
+    assert sum(part[1] for part in parts) == sample_size
+    one, several = logged(log), logged(*(part[2] for part in parts))
+    assert one.keys() == several.keys()
+    assert {key: several[key] for key in one} == pytest.approx(one, rel=1e-5)
+
+
+def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dict]:
+    net_input = {name: value[rows] for name, value in batch["net_input"].items()}
+    part = batch | {"net_input": net_input, "ntokens": int(net_input["tokens"].ne(1).sum())}
+    part |= {"num_masked": int(net_input["masked_weights"].sum()), "nsentences": len(net_input["tokens"])}
+    model = GivenOutput(part, seed=0)
+    k_first = ("mlm_nll", "mlm_correct")
+    model.output = AmosOutput(**{n: v[:, rows] if n in k_first else v[rows] for n, v in output._asdict().items()})
+    return model, part
+
+
+def test_logged_numbers_by_hand():
+    """Means over masked positions and real tokens, in nats, entropies and areas from their definitions."""
+    batch = small_batch()
+    model = GivenOutput(batch, seed=3)
+    output, got = model.output, logged(small_criterion()(model, batch)[2])
+    masked, real = batch["net_input"]["masked_weights"] > 0, batch["net_input"]["tokens"] != 1
+    for k, depth in enumerate(DEPTHS):
+        assert got[f"mlm_loss_{depth}"] == pytest.approx(output.mlm_nll[k][masked].mean().item(), abs=1e-4)
+        assert got[f"mlm_acc_{depth}"] == pytest.approx(output.mlm_correct[k][masked].float().mean().item(), abs=1e-4)
+        assert got[f"mixture_{depth}"] == pytest.approx(output.mixture_weights[masked][:, k].mean().item(), abs=1e-4)
+    entropies = [-sum(w * math.log(w) for w in gamma) for gamma in output.mixture_weights[masked].tolist()]
+    assert got["mixture_entropy"] == pytest.approx(np.mean(entropies), abs=1e-4)
+    replaced, logits = output.replaced[real], output.rtd_logits[real]
+    assert got["replaced"] == pytest.approx(replaced.sum().item() / 11, abs=1e-4)
+    assert got["rtd_auc"] == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)
+    assert got["rtd_acc"] == pytest.approx(((logits > 0) == replaced).float().mean().item(), abs=1e-4)
+    original = torch.sigmoid(-logits.double())
+    assert got["rtd_loss"] == pytest.approx(
+        -torch.where(replaced, 1 - original, original).log().mean().item(), abs=1e-4
+    )
+
+
+def test_every_key_of_the_contract_on_every_batch_and_nothing_else():
+    model, criterion = small_model(), small_criterion()
+    logs = [
+        criterion(model, small_batch(lengths, seed=seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])
+    ]
+    assert all(set(logged(log)) == KEYS for log in logs)
+    kinds = [{key: type(value) for key, value in log.items()} for log in logs]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert AmosCriterion.logging_outputs_can_be_summed()
+
+
+def test_equal_depths_have_names_of_their_own():
+    settings = {"separate_generators": True, "generator_depths": "4,4,4"}
+    model = small_model(**settings)
+    assert (model.depths, model.depth_names) == ([4, 4, 4], ["4_1", "4_2", "4_3"])
+    got = logged(small_criterion()(model, small_batch())[2])
+    assert {"mlm_loss_4_1", "mlm_acc_4_2", "mixture_4_3"} <= got.keys()
+    assert len({got[f"mlm_loss_4_{k}"] for k in (1, 2, 3)}) == 3
+
+
+@pytest.mark.parametrize("depths", ["4,8", "2,4,6,8", "1,2,3,4,5,6,7,8", "12"])
+def test_any_set_of_depths_is_named_by_its_layers(depths):
+    model = small_model(generator_depths=depths)
+    got = logged(small_criterion()(model, small_batch())[2])
+    assert {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")} == {
+        *depths.split(","),
+        "entropy",
+    }
+    assert len(model.generators[0].layers) == int(depths.split(",")[-1])
+    assert ("mixture.v" in model.state_dict()) == ("," in depths)
+    assert SETTINGS["encoder_layers"] == len(model.discriminator.layers) == 2
+
+
+def scalars(value: object) -> list:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in scalars(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in scalars(item)]
+    return [value]
+
+
+def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
+    """A numpy scalar in a checkpoint cannot be loaded with weights_only."""
+    metrics.reset()
+    with metrics.aggregate("train"):
+        for seed in range(2):
+            AmosCriterion.reduce_metrics([small_criterion()(small_model(), small_batch(seed=seed))[2]])
+    state = metrics.state_dict()
+    kinds = {type(leaf) for leaf in scalars(state)}
+    assert kinds <= {int, float, str, bool, torch.Tensor, type(None)}
+    torch.save(state, tmp_path / "metrics.pt")
+    torch.load(tmp_path / "metrics.pt", weights_only=True)
+    expected = dict(metrics.get_smoothed_values("train"))
+    metrics.reset()
+    metrics.load_state_dict(torch.load(tmp_path / "metrics.pt", weights_only=True))
+    assert {k: v for k, v in metrics.get_smoothed_values("train").items() if k in expected}["loss"] == expected["loss"]
+    metrics.reset()
+
+
+def test_wrapped_model_of_several_ranks_tells_its_depths():
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, **net_input):
+            return self.module(**net_input)
+
+    log = small_criterion()(Wrapper(small_model()), small_batch())[2]
+    assert "mlm_loss_4" in log

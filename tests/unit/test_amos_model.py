@@ -1,0 +1,217 @@
+"""The AMOS model as a whole: its output, padding, dropout, precision, shared tensors, state dict and settings."""
+
+import copy
+
+import pytest
+import torch
+from reference_amos import assert_close, losses_and_gradients
+from small_models import NUM_WORDS, gumbel, small_batch, small_criterion, small_model
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models import amos
+
+PAD, MASK = 1, 4 + NUM_WORDS
+
+
+@pytest.fixture
+def fixed_noise(monkeypatch):
+    """Noise that a position keeps whatever the batch's shape: position (b, m) of a batch gets row (b, m)."""
+    noise = gumbel(8, 8, 64, seed=3)
+    monkeypatch.setattr(amos, "gumbel_noise", lambda like: noise[: like.size(0), : like.size(1)])
+
+
+def test_shapes_types_and_what_was_replaced():
+    model, batch = small_model(), small_batch()
+    net_input = batch["net_input"]
+    output = model(**net_input)
+    shapes = {
+        "mlm_nll": ((3, 4, 3), torch.float32),
+        "mlm_correct": ((3, 4, 3), torch.bool),
+        "mixture_weights": ((4, 3, 3), torch.float32),
+        "sampled_tokens": ((4, 3), torch.int64),
+        "corrupted_tokens": ((4, 12), torch.int64),
+        "replaced": ((4, 12), torch.bool),
+        "rtd_logits": ((4, 12), torch.float32),
+    }
+    assert {name: (tuple(v.shape), v.dtype) for name, v in output._asdict().items()} == shapes
+    corrupted = net_input["tokens"].clone()
+    for row, slot in net_input["masked_weights"].nonzero().tolist():
+        corrupted[row, net_input["masked_positions"][row, slot]] = output.sampled_tokens[row, slot]
+    assert torch.equal(output.corrupted_tokens, corrupted)
+    assert torch.equal(output.replaced, corrupted != net_input["tokens"])
+    assert not output.replaced[net_input["tokens"] == PAD].any()
+
+
+def test_sample_equal_to_the_original_counts_as_original(monkeypatch):
+    """Noise that always draws the original leaves nothing replaced."""
+    model, batch = small_model(), small_batch()
+    tokens, positions = batch["net_input"]["tokens"], batch["net_input"]["masked_positions"]
+    originals = torch.nn.functional.one_hot(tokens.gather(1, positions), 64).float()
+    monkeypatch.setattr(amos, "gumbel_noise", lambda like: originals * 1e4)
+    output = model(**batch["net_input"])
+    assert torch.equal(output.corrupted_tokens, tokens)
+    assert not output.replaced.any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"relative_position_scheme": "none"}, {"separate_generators": True}], ids=str)
+def test_padding_columns_and_slots_change_nothing(settings, fixed_noise):
+    """Four columns of padding and two slots of weight 0 more: the same loss, log and gradients."""
+    model, criterion = small_model(**settings), small_criterion()
+    loss, log, gradients = losses_and_gradients(model, criterion, small_batch())
+    padded = losses_and_gradients(model, criterion, small_batch(num_tokens=16, slots=5))
+    assert padded[0].item() == pytest.approx(loss.item(), rel=1e-6)
+    assert padded[1].keys() == log.keys()
+    for key, value in log.items():
+        assert torch.allclose(torch.as_tensor(padded[1][key]), torch.as_tensor(value), rtol=1e-5), key
+    for name in gradients:
+        if "embed_positions" in name:
+            assert not padded[2][name][12:].any()
+    assert_close(padded[2], {name: gradient.double() for name, gradient in gradients.items()})
+
+
+def test_what_is_sampled_in_padded_slots_changes_nothing(monkeypatch):
+    """Other noise in the one padded slot, which names position 0: another sample, the same loss and gradients."""
+    model, criterion, batch = small_model(), small_criterion(), small_batch()
+    padded = batch["net_input"]["masked_weights"] == 0
+    assert padded.sum() == 1
+    results = []
+    for seed in range(2):
+        noise = gumbel(4, 3, 64, seed=3)
+        noise[padded] = torch.nn.functional.one_hot(torch.tensor(20 + seed), 64) * 1e4
+        monkeypatch.setattr(amos, "gumbel_noise", lambda like, noise=noise: noise)
+        results.append((model(**batch["net_input"]), *losses_and_gradients(model, criterion, batch)))
+    (output, loss, _, gradients), (other_output, other_loss, _, other_gradients) = results
+    assert (output.sampled_tokens[padded], other_output.sampled_tokens[padded]) == (20, 21)
+    assert torch.equal(output.corrupted_tokens, other_output.corrupted_tokens)
+    assert torch.equal(output.corrupted_tokens[:, 0], batch["net_input"]["tokens"][:, 0])
+    assert torch.equal(loss, other_loss)
+    assert_close(other_gradients, {name: gradient.double() for name, gradient in gradients.items()})
+
+
+def test_no_mask_is_the_same_where_nothing_is_padded(fixed_noise):
+    model, batch = small_model(), small_batch((12, 12))
+    with_mask = model(**batch["net_input"])
+    without = model(**batch["net_input"], has_padding=False)
+    for name, value in with_mask._asdict().items():
+        assert torch.allclose(value.float(), getattr(without, name).float(), atol=1e-5), name
+
+
+def test_generator_has_no_dropout_and_the_discriminator_has(fixed_noise):
+    model, batch = small_model(dropout=0.3, attention_dropout=0.3), small_batch()
+    first, second = (model(**batch["net_input"]) for _ in range(2))
+    assert torch.equal(first.mlm_nll, second.mlm_nll)
+    assert torch.equal(first.corrupted_tokens, second.corrupted_tokens)
+    assert not torch.equal(first.rtd_logits, second.rtd_logits)
+    model.eval()
+    assert torch.equal(*(model(**batch["net_input"]).rtd_logits for _ in range(2)))
+
+
+def test_same_seed_same_noise_other_seed_other_samples():
+    model, batch = small_model(), small_batch((12,) * 8)
+    sampled = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        sampled.append(model(**batch["net_input"]).sampled_tokens)
+    assert torch.equal(sampled[0], sampled[1])
+    assert not torch.equal(sampled[0], sampled[2])
+
+
+def test_evaluation_without_gradients_gives_the_same_output(fixed_noise):
+    model, batch = small_model(), small_batch()
+    training = model(**batch["net_input"])
+    with torch.no_grad():
+        evaluation = model.eval()(**batch["net_input"])
+    for name, value in training._asdict().items():
+        assert torch.allclose(value.float(), getattr(evaluation, name).float(), atol=1e-6), name
+
+
+def test_propose_and_features_are_what_forward_uses():
+    model, batch = small_model().eval(), small_batch()
+    net_input = batch["net_input"]
+    output = model(**net_input)
+    logits, gamma = model.propose(**net_input)
+    originals = net_input["tokens"].gather(1, net_input["masked_positions"])
+    nll = -logits.log_softmax(-1).gather(-1, originals.expand(3, -1, -1).unsqueeze(-1)).squeeze(-1)
+    assert torch.allclose(nll, output.mlm_nll, atol=1e-5)
+    assert torch.allclose(gamma, output.mixture_weights, atol=1e-6)
+    features = model.extract_features(output.corrupted_tokens)
+    assert torch.allclose(model.detection_head(features), output.rtd_logits, atol=1e-5)
+
+
+def test_bfloat16_stays_near_float32_and_reports_float32(fixed_noise):
+    """bfloat16 rounds to 8 bits, 2^-8; over a dozen products in a row a few times that."""
+    model, batch = small_model(init_std=0.05, linear_init_std=0.1), small_batch()
+    exact = model(**batch["net_input"])
+    rounded = copy.deepcopy(model).bfloat16()(**batch["net_input"])
+    assert (rounded.mlm_nll - exact.mlm_nll).abs().max() < 0.1
+    assert (rounded.mixture_weights - exact.mixture_weights).abs().max() < 0.05
+    assert rounded.mlm_nll.dtype == rounded.mixture_weights.dtype == rounded.rtd_logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("convert", [lambda m: m, lambda m: m.half(), lambda m: m.bfloat16(), copy.deepcopy])
+def test_token_embedding_is_one_tensor_and_stays_it(convert, tmp_path):
+    """In the state dict once; a change of it changes the generator's input, output layer and the discriminator's input."""
+    model = convert(small_model())
+    state = model.state_dict()
+    rows = [name for name, value in state.items() if value.shape == model.embed_tokens.weight.shape]
+    assert rows == ["embed_tokens.weight"]
+    assert len(state) == len(list(model.parameters()))
+    torch.save(state, tmp_path / "state.pt")
+    other = convert(small_model(seed=1))
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    other = other.float()
+
+    batch = small_batch()["net_input"]
+    torch.manual_seed(0)
+    before = other.propose(**batch)[0], other.extract_features(batch["tokens"])
+    word = int(batch["tokens"][0, 1])
+    absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != word)
+    with torch.no_grad():
+        other.embed_tokens.weight[absent] *= -1
+    after = other.propose(**batch)[0]
+    changed = (after - before[0]).abs().amax((0, 1, 2)).nonzero().flatten().tolist()
+    assert changed == [absent]  # the output layer alone: nobody reads that word
+    with torch.no_grad():
+        other.embed_tokens.weight[word] *= -1
+    assert not torch.allclose(other.propose(**batch)[0][:, 0, :, 10], after[:, 0, :, 10])
+    assert not torch.allclose(other.extract_features(batch["tokens"])[0], before[1][0])
+
+
+def test_nan_goes_through_to_the_loss_and_stops_nothing_on_its_way():
+    model = small_model()
+    with torch.no_grad():
+        model.discriminator.layers[0].ffn_in.weight[0, 0] = float("nan")
+        model.mlm_heads[0].dense.weight[0, 0] = float("nan")
+    loss, _, log = small_criterion()(model, small_batch())
+    assert loss.isnan()
+    assert log["_original_logits"].sum() + log["_replaced_logits"].sum() == 41
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"generator_depths": ""}, "--generator-depths needs ascending layer numbers .* got ''"),
+        ({"generator_depths": "4,x"}, "--generator-depths"),
+        ({"generator_depths": "4,2"}, "ascending"),
+        ({"generator_depths": "2,2"}, "ascending"),
+        ({"generator_depths": "0,2"}, "from 1 on"),
+        ({"generator_depths": "4,2", "separate_generators": True}, "ascending"),
+        ({"mixture": "fixed", "fixed_mixture_weights": "0.5,0.5"}, "--fixed-mixture-weights needs 3 numbers"),
+        ({"mixture": "fixed", "fixed_mixture_weights": "0.5;0.2;0.3"}, "--fixed-mixture-weights needs numbers such as"),
+        ({"fixed_mixture_weights": "0,0,0"}, "has no meaning with --mixture learned"),
+        ({"mixture": "layer_switch", "max_update": 0}, "needs --max-update"),
+        ({"gumbel_temperature": 0.0}, "--gumbel-temperature 0.0 must be above 0"),
+        ({"adversarial_mlm_multiplier": -0.1}, "--adversarial-mlm-multiplier -0.1 must not be negative"),
+        ({"encoder_attention_heads": 3}, "multiple of the number of attention heads 3"),
+        ({"encoder_attention_heads": 0}, "--encoder-attention-heads 0 must be above 0"),
+        ({"encoder_layers": 0}, "--encoder-layers 0 must be above 0"),
+        ({"dropout": 1.5}, "--dropout 1.5 must be a probability below 1"),
+        ({"attention_dropout": -0.1}, "--attention-dropout -0.1"),
+        ({"relative_position_buckets": 2}, "--relative-position-buckets 2 is too few"),
+        ({"relative_position_max_distance": 2}, "--relative-position-max-distance 2 is too small"),
+    ],
+)
+def test_settings_that_describe_no_model_are_one_clear_line(settings, complaint):
+    with pytest.raises(UserError, match=f"the model cannot be built: .*{complaint}") as error:
+        small_model(**settings)
+    assert "\n" not in str(error.value)

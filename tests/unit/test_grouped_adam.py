@@ -1,0 +1,190 @@
+"""GroupedAdam against AdamW written out in float64, its two groups by name, and its way through fairseq."""
+
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from small_models import small_batch, small_criterion, small_model
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
+
+LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.01, 0.9, 0.98, 1e-6, 0.1
+
+
+def config(**settings) -> GroupedAdamConfig:
+    return GroupedAdamConfig(lr=[LEARNING_RATE], weight_decay=DECAY, **settings)
+
+
+def undecayed_names() -> set[str]:
+    """LayerNorm weights, biases, v and bias tables of a model with depths 1,2 and a discriminator of 2 layers."""
+    names = {
+        "mixture.v",
+        "mlm_heads.0.dense.bias",
+        "mlm_heads.0.norm.weight",
+        "mlm_heads.0.norm.bias",
+        "mlm_heads.0.bias",
+    }
+    names |= {"detection_head.output.bias"}
+    for encoder in ("generators.0", "discriminator"):
+        names |= {f"{encoder}.embedding_norm.{kind}" for kind in ("weight", "bias")}
+        names.add(f"{encoder}.relative_position.table.weight")
+        for layer in (f"{encoder}.layers.0", f"{encoder}.layers.1"):
+            names |= {
+                f"{layer}.{norm}.{kind}" for norm in ("attention_norm", "ffn_norm") for kind in ("weight", "bias")
+            }
+            linears = ("attention.query_key_value", "attention.output", "ffn_in", "ffn_out")
+            names |= {f"{layer}.{linear}.bias" for linear in linears}
+    return names
+
+
+def decayed_names() -> set[str]:
+    names = {"embed_tokens.weight", "mlm_heads.0.dense.weight", "detection_head.output.weight"}
+    for encoder in ("generators.0", "discriminator"):
+        names.add(f"{encoder}.embed_positions.weight")
+        for layer in (f"{encoder}.layers.0", f"{encoder}.layers.1"):
+            linears = ("attention.query_key_value", "attention.output", "ffn_in", "ffn_out")
+            names |= {f"{layer}.{linear}.weight" for linear in linears}
+    return names
+
+
+def groups_by_name(optimizer: GroupedAdam, model) -> dict[float, set[str]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in optimizer.param_groups}
+
+
+def test_undecayed_are_exactly_norms_biases_v_and_tables():
+    model = small_model(generator_depths="1,2")
+    groups = groups_by_name(GroupedAdam(config(), model.parameters()), model)
+    assert groups == {0.0: undecayed_names(), DECAY: decayed_names()}
+
+
+def test_flag_decays_everything_as_fairseq_does():
+    model = small_model(generator_depths="1,2")
+    groups = groups_by_name(GroupedAdam(config(decay_all_parameters=True), model.parameters()), model)
+    assert groups == {DECAY: undecayed_names() | decayed_names()}
+
+
+def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[float], decay: float) -> torch.Tensor:
+    """Loshchilov and Hutter (2019), Algorithm 2, with PyTorch's place for epsilon."""
+    value = value.double().clone()
+    first, second = torch.zeros_like(value), torch.zeros_like(value)
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        gradient = gradient.double()
+        first = BETA_1 * first + (1 - BETA_1) * gradient
+        second = BETA_2 * second + (1 - BETA_2) * gradient**2
+        value -= rate * decay * value
+        value -= rate * (first / (1 - BETA_1**step)) / ((second / (1 - BETA_2**step)).sqrt() + EPSILON)
+    return value
+
+
+def test_steps_are_those_of_adamw_for_both_groups():
+    """Five steps, the learning rate changed on the way by fairseq's set_lr."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
+    parameters[1].param_group = "no_decay"
+    start = [parameter.detach().clone() for parameter in parameters]
+    gradients = [[torch.randn(4, 3, generator=generator) for _ in range(5)] for _ in range(2)]
+    rates = [0.0, 0.01, 0.02, 0.01, 0.001]
+    optimizer = GroupedAdam(config(), parameters)
+    for step, rate in enumerate(rates):
+        optimizer.set_lr(rate)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient[step].clone()
+        optimizer.step()
+    for parameter, value, gradient, decay in zip(parameters, start, gradients, (DECAY, 0.0), strict=True):
+        assert torch.allclose(parameter.double(), naive_adamw(value, gradient, rates, decay), atol=1e-6)
+
+
+def train(model, optimizer, updates: range) -> None:
+    for update in updates:
+        torch.manual_seed(update)
+        optimizer.zero_grad()
+        small_criterion()(model, small_batch(seed=update))[0].backward()
+        optimizer.step()
+
+
+def test_state_dict_continues_exactly():
+    """Two updates, saved and loaded into fresh objects, two more: as four in a row."""
+    straight = small_model(generator_depths="1,2")
+    train(straight, GroupedAdam(config(), straight.parameters()), range(4))
+
+    first, second = small_model(generator_depths="1,2"), small_model(seed=1, generator_depths="1,2")
+    optimizer = GroupedAdam(config(), first.parameters())
+    train(first, optimizer, range(2))
+    second.load_state_dict(first.state_dict())
+    resumed = GroupedAdam(config(), second.parameters())
+    resumed.load_state_dict(optimizer.state_dict(), resumed.optimizer_config)
+    assert groups_by_name(resumed, second) == {0.0: undecayed_names(), DECAY: decayed_names()}
+    train(second, resumed, range(2, 4))
+    for (name, expected), got in zip(straight.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(expected, got), name
+
+
+def test_groups_survive_mixed_precision():
+    """fairseq's wrapper trains float32 copies of bfloat16 parameters, one by one: flat copies have no groups."""
+    model = small_model(generator_depths="1,2").bfloat16()
+    copies = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
+    optimizer = GroupedAdam(config(), copies)
+    names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}
+    groups = {g["weight_decay"]: {names[id(p)] for p in g["params"]} for g in optimizer.param_groups}
+    assert groups == {0.0: undecayed_names(), DECAY: decayed_names()}
+    assert all(copy.dtype == torch.float32 for copy in copies)
+    assert not optimizer.supports_flat_params
+
+
+def test_parameters_of_one_kind_make_one_group():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    assert len(GroupedAdam(config(), [parameter]).param_groups) == 1
+
+
+@pytest.fixture
+def fake_apex(monkeypatch):
+    """NVIDIA's module with an optimizer that remembers how it was made."""
+
+    class FusedAdam(torch.optim.SGD):
+        def __init__(self, groups, **settings):
+            super().__init__(groups, lr=settings["lr"])
+            self.settings = settings
+
+    apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
+    optimizers.FusedAdam = FusedAdam
+    monkeypatch.setitem(sys.modules, "apex", apex)
+    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
+    return FusedAdam
+
+
+def test_apex_is_taken_where_it_is_and_a_gpu_too(fake_apex, monkeypatch):
+    parameter = torch.nn.Parameter(torch.zeros(2, 2))
+    assert isinstance(GroupedAdam(config(), [parameter]).optimizer, torch.optim.AdamW)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    optimizer = GroupedAdam(config(), [parameter]).optimizer
+    assert isinstance(optimizer, fake_apex)
+    assert optimizer.settings == {"lr": LEARNING_RATE, "betas": (0.9, 0.98), "eps": 1e-6, "adam_w_mode": True}
+    assert optimizer.param_groups[0]["weight_decay"] == DECAY
+
+
+def test_another_package_called_apex_is_left_alone(monkeypatch):
+    """The one on PyPI has no optimizers."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+    monkeypatch.setitem(sys.modules, "apex.optimizers", None)
+    assert isinstance(GroupedAdam(config(), [torch.nn.Parameter(torch.zeros(2))]).optimizer, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])
+def test_betas_that_are_none_are_refused(betas):
+    with pytest.raises(UserError, match="--adam-betas needs two numbers"):
+        GroupedAdam(config(adam_betas=betas), [torch.nn.Parameter(torch.zeros(2))])
+
+
+def test_learning_rate_of_any_spelling():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    for lr in ([0.25], 0.25, [0.25, 0.1]):
+        cfg = SimpleNamespace(
+            lr=lr, adam_betas="(0.9, 0.98)", adam_eps=1e-6, weight_decay=0.0, decay_all_parameters=False
+        )
+        assert math.isclose(GroupedAdam(cfg, [parameter]).get_lr(), 0.25)
