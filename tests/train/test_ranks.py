@@ -1,0 +1,145 @@
+"""Several ranks train what one rank trains; launches that would train copies or nothing end with one line.
+
+Compared: one rank with update_freq 4, four gloo ranks, and two gloo ranks with update_freq 2 that stop in the second epoch
+and are continued by one rank. Dropout and Gumbel noise are on, an epoch ends on the way, and loader processes differ.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, TINY_RUN, environment
+from fairseq import distributed_utils
+from fairseq_cli import train
+
+# Global batch 16: the made-up corpus gives 18 updates an epoch.
+LAST_UPDATE = 22
+CHANGE_OF_RANKS = 20
+# Float32 gradients are summed in another order (relative 1e-7); Adam divides them by their own size, so that entries near
+# zero feel it most. Seen: 3e-6. An update moves a parameter by about the learning rate, 2e-3: other noise or other blocks
+# in a single update show.
+PARAMETER_TOLERANCE = 5e-5
+# fairseq rounds what it logs to 3 digits.
+LOSS_TOLERANCE = 2e-3
+LOGGED = ("loss", "mlm_loss_1", "mlm_loss_2", "mixture_1", "rtd_loss", "rtd_auc", "replaced")
+
+FLAGS = ["--batch-size", "4", "--validate-interval-updates", "0", "--keep-interval-updates", "1"]
+
+
+def train_on_ranks(num_ranks: int, data: Path, save_dir: Path, *flags: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command += ["-m", "fairseq_cli.train", str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), *flags]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert f"training on {num_ranks} devices" in result.stdout
+
+
+def parameters(save_dir: Path) -> dict[str, torch.Tensor]:
+    return torch.load(save_dir / "checkpoint_last.pt", weights_only=True, map_location="cpu")["model"]
+
+
+def records(save_dir: Path, split: str) -> dict[int, dict]:
+    """Update -> what was logged for it."""
+    lines = (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {record["update"]: record for record in map(json.loads, lines) if record["split"] == split}
+
+
+def assert_same_run(save_dir: Path, reference: Path) -> None:
+    expected = parameters(reference)
+    for name, parameter in parameters(save_dir).items():
+        assert (parameter - expected[name]).abs().max() < PARAMETER_TOLERANCE, name
+    # wpb and bsz, the tokens and blocks of an update, are those of all ranks; a validation step has more on more ranks.
+    for split, keys in (("train", (*LOGGED, "wpb", "bsz")), ("valid", LOGGED)):
+        expected_records, found = records(reference, split), records(save_dir, split)
+        assert max(found) == max(expected_records) == LAST_UPDATE
+        for update in expected_records:
+            for key in keys:
+                difference = abs(found[update][key] - expected_records[update][key])
+                assert difference < LOSS_TOLERANCE, (split, update, key)
+
+
+@pytest.mark.slow
+def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: Callable, tmp_path: Path) -> None:
+    one, four, changed = tmp_path / "one", tmp_path / "four", tmp_path / "changed"
+    until_end = ["--max-update", str(LAST_UPDATE)]
+    run_training(one, *FLAGS, "--update-freq", "4", *until_end)
+    epochs = [record["epoch"] for record in records(one, "train").values()]
+    assert min(epochs) <= 1 < max(epochs), "no epoch ended on the way"
+    # The control: parameters did move, and far more than the tolerance.
+    assert max(float(parameter.abs().max()) for parameter in parameters(one).values()) > 100 * PARAMETER_TOLERANCE
+
+    train_on_ranks(4, binarized_corpus, four, "--update-freq", "1", "--num-workers", "1", *until_end)
+    assert_same_run(four, one)
+
+    train_on_ranks(2, binarized_corpus, changed, "--update-freq", "2", "--max-update", str(CHANGE_OF_RANKS))
+    refused = run_training(changed, *FLAGS, "--update-freq", "3", *until_end, check=False)
+    assert refused.returncode == 1
+    assert re.search(r"error: the checkpoint stands after block \d+ of epoch 2, which is no border", refused.stderr)
+    run_training(changed, *FLAGS, "--update-freq", "4", *until_end)
+    assert_same_run(changed, one)
+
+
+def launch(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, env: dict[str, str]
+) -> str:
+    """fairseq-train in this process, as far as it comes; its exit code must be 1, its stderr one line."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["fairseq-train", *flags])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SystemExit) as ended:
+        train.cli_main()
+    assert ended.value.code == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "Warning" not in line and line[:1] != " "]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "line"),
+    [
+        (["--distributed-world-size", "2"], {}, r"would train nothing: start it with 'torchrun --nproc-per-node 2"),
+        (["--distributed-world-size", "1"], {"WORLD_SIZE": "2"}, r"WORLD_SIZE=2 is in the environment but MASTER_ADDR"),
+        (["--distributed-world-size", "1"], {"SLURM_STEP_NUM_TASKS": "2"}, r"srun has started 2 processes"),
+        (["--distributed-world-size", "1", "--amp"], {}, r"--amp needs a GPU"),
+        (["--distributed-world-size", "1", "--fp16"], {}, r"--fp16 needs a GPU"),
+        (["--distributed-world-size", "1", "--bf16", "--fp16"], {}, r"exclude each other"),
+        (["--distributed-world-size", "1", "--update-freq", "5000"], {}, r"train has \d+ blocks, fewer than the 80000"),
+        (["--distributed-world-size", "1", "--tokens-per-sample", "64"], {}, r"allows 32"),
+    ],
+)
+def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypatch, capsys) -> None:
+    save_dir = tmp_path / "run"
+    message = launch([str(binarized_corpus), *TINY_RUN, "--save-dir", str(save_dir), *flags], monkeypatch, capsys, env)
+    assert re.match(r"amos_fairseq: error: .*" + line, message)
+    assert not list(save_dir.rglob("*")), "something was written"
+    assert not distributed_utils.dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", "examples/pretraining/config"]
+    command += ["--config-name", "amos_tiny", f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path}/run"]
+    hidden_gpus = {**environment(), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join([str(ROOT)])}
+    result = subprocess.run(
+        [*command, "common.amp=true"],
+        cwd=ROOT,
+        env=hidden_gpus,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "amos_fairseq: error: --amp needs a GPU" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "run").rglob("*.pt"))
