@@ -63,7 +63,17 @@ class MetricsLog:
 
     def __init__(self, save_dir: str) -> None:
         self.path = os.path.join(save_dir, FILE_NAME)
-        self.epoch = 0.0
+        self._epoch, self._iterator = 1, None
+
+    def follow(self, epoch: int, iterator: Any) -> None:
+        """Tell the epoch, counted from 1, and the iterator over its updates that training goes through from now on."""
+        self._epoch, self._iterator = epoch, iterator
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far. The iterator knows its place, also after a resume within an epoch."""
+        done = self._iterator.n / max(len(self._iterator), 1) if self._iterator is not None else 0.0
+        return round(self._epoch - 1 + done, 6)
 
     def append(self, split: str, update: int, stats: dict[str, Any]) -> None:
         """Append one record, closing the file, so that a kill can cut the last line only.
@@ -71,7 +81,7 @@ class MetricsLog:
         Raises:
             UserError: the file cannot be written.
         """
-        record = {"split": split, "update": int(update), "epoch": round(self.epoch, 6), **numbers_of(stats)}
+        record = {"split": split, "update": int(update), "epoch": self.epoch, **numbers_of(stats)}
         try:
             with open(self.path, "ab") as file:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
@@ -104,18 +114,17 @@ class MetricsLog:
             except (ValueError, KeyError, TypeError):
                 logger.warning("%s: line %d is broken and is dropped", self.path, number)
                 continue
-            if recorded_update <= update and update > 0:
+            if recorded_update <= update:
                 yield line + b"\n"
 
 
 class MetricsProgressBar(progress_bar.BaseProgressBar):
     """Passes everything on to another bar and records what is logged (as fairseq's own wrapper bars do)."""
 
-    def __init__(self, wrapped_bar: Any, iterator: Any, log: MetricsLog, epoch: int) -> None:
+    def __init__(self, wrapped_bar: Any, iterator: Any, metrics_log: MetricsLog) -> None:
         self.wrapped_bar = wrapped_bar
         self.iterator = iterator
-        self.metrics_log = log
-        self.epoch = epoch
+        self.metrics_log = metrics_log
 
     def __len__(self) -> int:
         return len(self.iterator)
@@ -125,8 +134,6 @@ class MetricsProgressBar(progress_bar.BaseProgressBar):
 
     def log(self, stats: dict[str, Any], tag: Optional[str] = None, step: Optional[int] = None) -> None:
         """Record statistics of a training interval (fairseq's only caller of this method)."""
-        # The counting iterator knows its place in the epoch, also when the run was resumed in the middle of it.
-        self.metrics_log.epoch = self.epoch - 1 + self.iterator.n / max(len(self.iterator), 1)
         self.metrics_log.append("train", step, stats)
         self.wrapped_bar.log(stats, tag=tag, step=step)
 
@@ -154,6 +161,7 @@ def apply() -> None:
         return
     make_bar, load_checkpoint = progress_bar.progress_bar, checkpoint_utils.load_checkpoint
     logs: dict[str, MetricsLog] = {}
+    resumed_updates: dict[str, int] = {}
 
     @functools.wraps(make_bar)
     def recording_progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,15 +171,19 @@ def apply() -> None:
         if save_dir is None or not is_master_rank():
             return bar
         log = logs.setdefault(save_dir, MetricsLog(save_dir))
-        return MetricsProgressBar(bar, iterator, log, kwargs.get("epoch") or 1)
+        if kwargs.get("prefix") is None:  # validation names its subset there
+            log.follow(kwargs["epoch"], iterator)
+            # Now and not when it was loaded: a run that is refused in between changes nothing.
+            if save_dir in resumed_updates:
+                log.cut_back(resumed_updates.pop(save_dir))
+        return MetricsProgressBar(bar, iterator, log)
 
     @functools.wraps(load_checkpoint)
-    def load_checkpoint_and_cut_back(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    def load_checkpoint_and_note_update(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         loaded = load_checkpoint(cfg, trainer, **kwargs)
-        if is_master_rank():
-            MetricsLog(cfg.save_dir).cut_back(trainer.get_num_updates())
+        resumed_updates[cfg.save_dir] = trainer.get_num_updates()
         return loaded
 
     recording_progress_bar.records_metrics = True
     progress_bar.progress_bar = recording_progress_bar
-    checkpoint_utils.load_checkpoint = load_checkpoint_and_cut_back
+    checkpoint_utils.load_checkpoint = load_checkpoint_and_note_update

@@ -1,5 +1,6 @@
 """SAVE_DIR/metrics.jsonl against a small training loop that calls fairseq's own trainer-side functions."""
 
+import inspect
 import json
 import math
 import os
@@ -7,8 +8,9 @@ import types
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data.iterators import CountingIterator
-from fairseq.logging import meters
+from fairseq.logging import meters, progress_bar
 
 from amos_fairseq import metrics_log
 from amos_fairseq.errors import UserError
@@ -24,37 +26,32 @@ def read(save_dir):
         return [json.loads(line) for line in file]
 
 
-def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10):
-    """What fairseq_cli.train does between two validations, with the real progress bar, on made-up statistics."""
-    import fairseq.logging.progress_bar as module
-
+@pytest.fixture(autouse=True)
+def _stock_fairseq(monkeypatch):
+    """Each test is a process of its own: it applies the patches to fairseq's functions as they come."""
+    monkeypatch.setattr(progress_bar, "progress_bar", inspect.unwrap(progress_bar.progress_bar))
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda cfg, trainer, **_: ("extra", "iterator"))
     metrics_log.apply()
-    batches = CountingIterator(range(first_update - 1, updates_per_epoch), start=first_update - 1)
-    bar = module.progress_bar(
-        batches, log_format="none", log_interval=log_interval, epoch=epoch, aim_param_checkpoint_dir=save_dir
-    )
+
+
+def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):
+    """What fairseq_cli.train does in a process, with the real progress bar, on made-up statistics."""
+    trainer = types.SimpleNamespace(get_num_updates=lambda: first_update - 1)
+    checkpoint_utils.load_checkpoint(types.SimpleNamespace(save_dir=save_dir), trainer)
+    if stop_early:
+        return
+    place = (first_update - 1) % updates_per_epoch
+    batches = CountingIterator(range(place, updates_per_epoch), start=place)
+    common = {"log_format": "none", "log_interval": log_interval, "epoch": epoch, "aim_param_checkpoint_dir": save_dir}
+    bar = progress_bar.progress_bar(batches, **common)
     for update, _ in enumerate(bar, start=first_update):
         if update % log_interval == 0:
             bar.log({"loss": 1.0 / update, "num_updates": update}, tag="train_inner", step=update)
         if update == last_update:
             break
-    valid_bar = module.progress_bar(
-        CountingIterator(range(3)), log_format="none", epoch=epoch, aim_param_checkpoint_dir=save_dir
-    )
+    valid_bar = progress_bar.progress_bar(CountingIterator(range(3)), prefix="valid on 'valid' subset", **common)
     valid_bar.print({"loss": 2.0 / last_update}, tag="valid", step=last_update)
     bar.print({"loss": 9.0}, tag="train", step=last_update)
-
-
-def resume(save_dir, monkeypatch, update):
-    """fairseq's load_checkpoint as it returns at the start of a process, with the checkpoint of `update` loaded."""
-    import fairseq.checkpoint_utils as module
-
-    monkeypatch.setattr(module, "load_checkpoint", lambda cfg, trainer, **_: ("extra", "iterator"))
-    monkeypatch.setattr(metrics_log.progress_bar, "progress_bar", lambda *args, **kwargs: None)
-    metrics_log.apply()
-    trainer = types.SimpleNamespace(get_num_updates=lambda: update)
-    assert module.load_checkpoint(types.SimpleNamespace(save_dir=save_dir), trainer) == ("extra", "iterator")
-    monkeypatch.undo()
 
 
 def test_lines_are_fairseq_s_intervals_and_validations(save_dir):
@@ -68,8 +65,8 @@ def test_lines_are_fairseq_s_intervals_and_validations(save_dir):
 
 
 def test_epoch_counts_on_from_where_the_iterator_was_resumed(save_dir):
-    train(save_dir, first_update=4, last_update=8, epoch=3, updates_per_epoch=8)
-    assert [(line["update"], line["epoch"]) for line in read(save_dir)] == [(4, 2.5), (6, 2.75), (8, 3.0), (8, 3.0)]
+    train(save_dir, first_update=4, last_update=7, epoch=3, updates_per_epoch=8)
+    assert [(line["update"], line["epoch"]) for line in read(save_dir)] == [(4, 2.5), (6, 2.75), (7, 2.875)]
 
 
 def test_values_are_numbers_or_null(save_dir):
@@ -82,40 +79,61 @@ def test_values_are_numbers_or_null(save_dir):
     assert read(save_dir) == [{"split": "train", "update": 3, "epoch": 0.0, **values}]
 
 
-def test_resume_cuts_back_to_the_resumed_update(save_dir, monkeypatch):
+def test_resume_cuts_back_to_the_resumed_update(save_dir):
     train(save_dir, first_update=1, last_update=6)
     uninterrupted = read(save_dir)
     with open(os.path.join(save_dir, "metrics.jsonl"), "ab") as file:
         file.write(b'{"split": "train", "update": 8, "lo')  # killed while it wrote
-    resume(save_dir, monkeypatch, update=4)
-    assert read(save_dir) == uninterrupted[:2]
-    train(save_dir, first_update=5, last_update=6)
+    train(save_dir, first_update=4, last_update=6)
     assert read(save_dir) == uninterrupted
     assert os.listdir(save_dir) == ["metrics.jsonl"]
 
 
-def test_line_that_lost_its_newline_is_kept_and_ended(save_dir, monkeypatch):
+def test_line_that_lost_its_newline_is_kept_and_ended(save_dir):
     train(save_dir, first_update=1, last_update=4)
     expected = read(save_dir)
     path = os.path.join(save_dir, "metrics.jsonl")
     os.truncate(path, os.path.getsize(path) - 1)
-    resume(save_dir, monkeypatch, update=4)
     train(save_dir, first_update=5, last_update=6)
     assert read(save_dir)[:3] == expected
 
 
-def test_nothing_to_cut_leaves_the_file_untouched(save_dir, monkeypatch):
+def test_broken_line_in_the_middle_is_dropped_and_said(save_dir, caplog):
+    train(save_dir, first_update=1, last_update=2)
+    path = os.path.join(save_dir, "metrics.jsonl")
+    with open(path, "ab") as file:
+        file.write(b'nonsense\n{"split": "train", "update": 2}\n')
+    train(save_dir, first_update=3, last_update=4)
+    assert [line["update"] for line in read(save_dir)] == [2, 2, 2, 4, 4]
+    assert f"{path}: line 3 is broken and is dropped" in caplog.text
+
+
+def test_nothing_to_cut_leaves_the_file_untouched(save_dir):
     train(save_dir, first_update=1, last_update=4)
-    before = os.stat(os.path.join(save_dir, "metrics.jsonl"))
-    resume(save_dir, monkeypatch, update=4)
-    after = os.stat(os.path.join(save_dir, "metrics.jsonl"))
+    log = metrics_log.MetricsLog(save_dir)
+    before = os.stat(log.path)
+    log.cut_back(4)
+    after = os.stat(log.path)
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_fresh_run_starts_the_file_anew(save_dir, monkeypatch):
+def test_fresh_run_starts_the_file_anew(save_dir):
+    train(save_dir, first_update=1, last_update=6)
+    train(save_dir, first_update=1, last_update=2)
+    assert [line["update"] for line in read(save_dir)] == [2, 2]
+
+
+def test_run_that_is_refused_after_loading_changes_nothing(save_dir):
     train(save_dir, first_update=1, last_update=4)
-    resume(save_dir, monkeypatch, update=0)
-    assert read(save_dir) == []
+    before = read(save_dir)
+    train(save_dir, first_update=1, last_update=4, stop_early=True)
+    assert read(save_dir) == before
+
+
+def test_next_epoch_goes_on_in_the_same_file(save_dir):
+    train(save_dir, first_update=1, last_update=4, updates_per_epoch=4)
+    train(save_dir, first_update=5, last_update=8, updates_per_epoch=4, epoch=2)
+    assert [line["epoch"] for line in read(save_dir)] == [0.5, 1.0, 1.0, 1.5, 2.0, 2.0]
 
 
 def test_only_the_master_rank_writes(save_dir, monkeypatch):
@@ -127,11 +145,8 @@ def test_only_the_master_rank_writes(save_dir, monkeypatch):
 
 
 def test_other_commands_of_fairseq_write_nothing(save_dir, monkeypatch):
-    import fairseq.logging.progress_bar as module
-
-    metrics_log.apply()
     monkeypatch.chdir(save_dir)
-    bar = module.progress_bar(CountingIterator(range(2)), log_format="none")  # as fairseq-validate calls it
+    bar = progress_bar.progress_bar(CountingIterator(range(2)), log_format="none")  # as fairseq-validate calls it
     bar.print({"loss": 1.0}, tag="valid", step=0)
     assert os.listdir(save_dir) == []
 
