@@ -63,7 +63,9 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> No
         _refuse_copies(environment)
     elif num_gpus == 0:
         raise UserError(_no_process(training.distributed_world_size))
-    elif not any(variable in environment for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")):
+    elif any(variable in environment for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")):
+        _check_slurm(training, environment, num_gpus)
+    else:
         _stay_on_this_machine(training, num_gpus)
 
 
@@ -91,6 +93,27 @@ def _refuse_copies(environment: Mapping[str, str]) -> None:
                 "1: each would train a model of its own and overwrite the others'; start one torchrun on each node, or "
                 "give the number of all GPUs as --distributed-world-size"
             )
+
+
+def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
+    """What fairseq's own way through Slurm assumes and otherwise answers with an assertion or a CUDA error."""
+    num_nodes = int(environment.get("SLURM_NNODES", 1))
+    if num_nodes > 1 and training.distributed_port <= 0:
+        raise UserError(
+            f"{num_nodes} Slurm nodes need a port to meet at: give --distributed-port (distributed_training."
+            "distributed_port), the same on all nodes, for example 29500"
+        )
+    num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
+    if num_tasks > num_nodes and num_tasks != training.distributed_world_size:
+        raise UserError(
+            f"Slurm has {num_tasks} tasks but --distributed-world-size is {training.distributed_world_size}: give one "
+            "task per GPU and their number as world size, or one task per node"
+        )
+    if num_tasks > num_nodes and int(environment.get("SLURM_LOCALID", 0)) >= num_gpus:
+        raise UserError(
+            f"SLURM_LOCALID={environment['SLURM_LOCALID']} but this task sees {num_gpus} GPUs: ask for GPUs by node "
+            "(--gpus-per-node), not by task"
+        )
 
 
 def _stay_on_this_machine(training: Any, num_gpus: int) -> None:

@@ -71,6 +71,24 @@ def test_nodes_with_different_numbers_of_gpus() -> None:
         ({}, {"WORLD_SIZE": "4", "RANK": "1"}, 8, r"WORLD_SIZE=4 .* but MASTER_ADDR, MASTER_PORT is not"),
         ({}, {"SLURM_STEP_NUM_TASKS": "3"}, 0, r"srun has started 3 processes .* overwrite the others'"),
         ({}, {"OMPI_COMM_WORLD_SIZE": "2"}, 1, r"mpirun has started 2 processes"),
+        (
+            {"distributed_world_size": 64},
+            {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_NNODES": "8"},
+            8,
+            r"8 Slurm nodes need a port to meet at: give --distributed-port",
+        ),
+        (
+            {"distributed_world_size": 8},
+            {"SLURM_JOB_NODELIST": "node0", "SLURM_NTASKS": "4"},
+            8,
+            r"Slurm has 4 tasks but --distributed-world-size is 8",
+        ),
+        (
+            {"distributed_world_size": 4},
+            {"SLURM_STEP_NODELIST": "node0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"},
+            1,
+            r"SLURM_LOCALID=2 but this task sees 1 GPUs: ask for GPUs by node",
+        ),
         ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but this machine has 2 GPUs"),
     ],
 )
@@ -92,8 +110,10 @@ def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cfg.distributed_training.distributed_init_method == "tcp://localhost:29511"
     assert not cfg.distributed_training.distributed_no_spawn
 
-    cfg = settings(distributed_world_size=64)
-    arrange_ranks(cfg, {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_STEP_NUM_TASKS": "8"}, num_gpus=8)
+    slurm = {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_NNODES": "8", "SLURM_LOCALID": "7"}
+    for tasks in ("8", "64"):  # one per node, which spawns a rank for each GPU; one per GPU
+        cfg = settings(distributed_world_size=64, distributed_port=29500)
+        arrange_ranks(cfg, slurm | {"SLURM_NTASKS": tasks, "SLURM_STEP_NUM_TASKS": tasks}, num_gpus=8)
     assert cfg.distributed_training.distributed_init_method is None
 
     cfg = settings(distributed_world_size=2, distributed_init_method="tcp://a:1", distributed_no_spawn=True)
