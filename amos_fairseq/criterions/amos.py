@@ -47,9 +47,11 @@ class AmosCriterion(FairseqCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
-        output = model(**sample["net_input"])
+        tokens = sample["net_input"]["tokens"]  # [B,T]
+        # Two Python numbers, so that nothing waits for the device.
+        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
         is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
-        is_real = sample["net_input"]["tokens"].ne(self.padding_idx)  # [B,T]
+        is_real = tokens.ne(self.padding_idx)  # [B,T]
 
         mlm_losses = (output.mlm_nll * is_masked).sum((1, 2))  # [K]
         rtd_losses = binary_cross_entropy_with_logits(output.rtd_logits, output.replaced.float(), reduction="none")

@@ -41,7 +41,8 @@ class GivenOutput(torch.nn.Module):
             rtd_logits=torch.randn(B, T, generator=draw) * 2 + replaced,
         )
 
-    def forward(self, **net_input) -> AmosOutput:
+    def forward(self, has_padding: bool, **net_input) -> AmosOutput:
+        self.had_padding = has_padding
         return self.output
 
 
@@ -78,6 +79,14 @@ def test_detection_is_weighed_by_a_constant_not_by_the_batch(tokens, mask_prob, 
     losses = [small_criterion(w, tokens=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
     rtd_loss = small_criterion()(model, batch)[2]["rtd_loss"].item()
     assert losses[1] - losses[0] == pytest.approx(share * rtd_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(("lengths", "has_padding"), [((12, 12), False), ((12, 11), True)])
+def test_model_is_told_whether_anything_is_padded(lengths, has_padding):
+    batch = small_batch(lengths)
+    model = GivenOutput(batch, seed=0)
+    small_criterion()(model, batch)
+    assert model.had_padding is has_padding
 
 
 def test_full_blocks_give_the_mean_of_both_losses():

@@ -47,16 +47,20 @@ def test_mixed_logits_are_those_of_a_loop(tensors, num_biases):
                 assert mixed[b, m, v].item() == pytest.approx(naive, abs=1e-5)
 
 
+@pytest.mark.parametrize("num_biases", [1, K])
 @pytest.mark.parametrize("multiplier", [0.0, 0.25])
-def test_only_the_weights_and_a_share_of_h_receive_a_gradient(tensors, multiplier):
+def test_only_the_weights_and_a_share_of_h_receive_a_gradient(tensors, multiplier, num_biases):
+    tensors["biases"] = tensors["biases"][:num_biases]
     mixed = mix_logits(**tensors, hidden_gradient=multiplier)
     upstream = torch.randn(B, M, V, generator=torch.Generator().manual_seed(1))
     mixed.backward(upstream)
     assert tensors["embedding"].grad is None
     assert all(bias.grad is None for bias in tensors["biases"])
     embedding = tensors["embedding"].detach()
-    for d, (h, bias) in enumerate(zip(tensors["hidden"], tensors["biases"], strict=True)):
-        by_weight = (upstream * (h.detach() @ embedding.T + bias.detach())).sum(-1)
+    for d, h in enumerate(tensors["hidden"]):
+        # One shared bias says nothing about the weights: they sum to 1.
+        bias = tensors["biases"][d].detach() if num_biases > 1 else torch.zeros(V)
+        by_weight = (upstream * (h.detach() @ embedding.T + bias)).sum(-1)
         assert torch.allclose(tensors["weights"].grad[..., d], by_weight, atol=1e-5)
         by_hidden = multiplier * tensors["weights"].detach()[..., d : d + 1] * (upstream @ embedding)
         assert torch.allclose(torch.zeros(B, M, D) if h.grad is None else h.grad, by_hidden, atol=1e-6)
