@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Several nodes without a scheduler: type the same line on every node, with the name of the first one. NOT RUN on GPUs here;
+# launch.py, which builds the command, is tested, and so is torchrun itself with two and four ranks on a CPU.
+#
+#   FIRST_NODE=node0 NODES=8 GPUS_PER_NODE=8 bash examples/multi_node/torchrun.sh amos_base DATA [KEY=VALUE...]
+#
+# The same line continues the run, also with another number of nodes: launch.py keeps the global batch.
+set -euo pipefail
+config="${1:?usage: torchrun.sh CONFIG_NAME DATA [KEY=VALUE...]}"
+data="${2:?usage: torchrun.sh CONFIG_NAME DATA [KEY=VALUE...]}"
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+cd "$here/../.."                 # the YAMLs name the plugin and the save directory from the checkout
+
+exec python "$here/launch.py" --execute --config-name "$config" --data "$data" \
+    --nodes "${NODES:-1}" --gpus-per-node "${GPUS_PER_NODE:-8}" --rendezvous "${FIRST_NODE:-localhost}:29500" \
+    -- "${@:3}"

@@ -1,0 +1,143 @@
+"""Launching several GPUs and nodes: the batch that is kept, the commands that come out, the requeueing of a Slurm job."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from fairseq.dataclass.initialize import hydra_init
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from amos_fairseq.compat.distribution import arrange_ranks
+from amos_fairseq.compat.signals import REQUEUE
+
+MULTI_NODE = ROOT / "examples" / "multi_node"
+CONFIG_DIRECTORY = ROOT / "examples" / "pretraining" / "config"
+
+
+def launch(*flags: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(MULTI_NODE / "launch.py"), "--data", "DATA", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+
+
+def composed(config_name: str, overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    hydra_init(config_name)  # fairseq's schema of this YAML, as fairseq-hydra-train registers it
+    with initialize_config_dir(str(CONFIG_DIRECTORY), version_base=None):
+        cfg = compose(config_name, overrides=overrides, return_hydra_config=True)
+    GlobalHydra.instance().clear()
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("flags", "global_batch", "num_gpus", "per_gpu", "update_freq"),
+    [
+        (["--nodes", "8", "--rendezvous", "node0:29500"], 2048, 64, 32, 1),
+        ([], 2048, 8, 32, 8),
+        (["--gpus-per-node", "1"], 2048, 1, 32, 64),
+        (["--nodes", "2", "--batch-size", "16", "--launcher", "srun"], 2048, 16, 16, 8),
+        (["--nodes", "8", "--config-name", "amos_large", "--launcher", "srun"], 2048, 64, 16, 2),
+        (["--gpus-per-node", "4", "--config-name", "amos_small", "--batch-size", "8"], 128, 4, 8, 4),
+    ],
+)
+def test_global_batch_is_kept(flags, global_batch, num_gpus, per_gpu, update_freq) -> None:
+    """By hand: update_freq = global batch / (GPUs x batch per GPU). The printed overrides compose with the YAML."""
+    result = launch(*flags, "--", "common.seed=2")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == f"global batch {global_batch} = {num_gpus} GPUs x {per_gpu} x update_freq {update_freq}\n"
+    words = shlex.split(result.stdout)
+    assert words[0] == ("srun" if "srun" in flags else "torchrun")
+    start = words.index("--config-dir")
+    assert words[start + 1] == str(CONFIG_DIRECTORY)
+    cfg = composed(words[start + 3], words[start + 4 :])
+    assert cfg.dataset.batch_size * cfg.optimization.update_freq[0] * num_gpus == global_batch
+    assert cfg.distributed_training.distributed_world_size == num_gpus
+    assert (cfg.task.data, cfg.common.seed, cfg.optimization.update_freq) == ("DATA", 2, [update_freq])
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ["--gpus-per-node", "6"],
+            "6 GPUs x batch 32 does not divide the global batch of 2048 sequences: use a number of",
+        ),
+        (
+            ["--batch-size", "48"],
+            "8 GPUs x batch 48 does not divide the global batch of 2048 sequences: give --batch-size 32",
+        ),
+        (["--nodes", "0"], "nodes, GPUs and batch sizes must be at least 1"),
+        (["--nodes", "2"], "several nodes meet at one of them: give --rendezvous HOST:PORT"),
+        (["--config-name", "amos_huge"], "there is no configuration amos_huge: choose one of amos_base, "),
+    ],
+)
+def test_launches_that_cannot_be(flags: list[str], line: str) -> None:
+    result = launch(*flags)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"launch.py: error: {line}")
+    assert result.stdout == ""
+
+
+def test_ranks_of_the_slurm_command_are_accepted() -> None:
+    """What srun sets for task 9 of 8 x 8, and what launch.py writes into the configuration, agree."""
+    words = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
+    assert words[words.index("--ntasks") + 1] == "64"
+    cfg = composed("amos_base", words[words.index("--config-name") + 2 :])
+    slurm = {"SLURM_STEP_NODELIST": "node[0-7]", "SLURM_NNODES": "8", "SLURM_NTASKS": "64", "SLURM_LOCALID": "1"}
+    cfg.distributed_training.distributed_init_method = None
+    cfg.distributed_training.distributed_no_spawn = False
+    arrange_ranks(cfg, slurm | {"SLURM_STEP_NUM_TASKS": "64"}, num_gpus=8)
+
+
+def test_submitit_launcher_composes() -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
+    cfg = composed("amos_base", overrides)
+    launcher = cfg.hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    num_gpus = launcher.nodes * launcher.tasks_per_node
+    assert num_gpus == launcher.nodes * launcher.gpus_per_node == cfg.distributed_training.distributed_world_size
+    assert num_gpus * cfg.dataset.batch_size * cfg.optimization.update_freq[0] == 2048
+    assert launcher.name == "amos_base"
+
+
+@pytest.fixture
+def fake_cluster(tmp_path: Path) -> dict[str, str]:
+    """srun and torchrun that write their words and exit as told; scontrol that writes its words."""
+    for program in ("srun", "torchrun", "scontrol"):
+        path = tmp_path / program
+        path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/{program}.words\nexit ${{{program.upper()}_EXIT:-0}}\n')
+        path.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "42", "SLURM_NNODES": "8",
+            "SLURM_NTASKS_PER_NODE": "8"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
+def test_slurm_job_is_requeued_on_our_code_alone(fake_cluster, tmp_path, status: int, requeued: bool) -> None:
+    command = ["bash", str(MULTI_NODE / "slurm.sbatch"), "amos_base", "DATA", "common.seed=2"]
+    result = subprocess.run(
+        command, env=fake_cluster | {"SRUN_EXIT": str(status)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == status, result.stderr
+    words = (tmp_path / "srun.words").read_text()
+    assert "--ntasks 64" in words
+    assert words.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
+    assert (tmp_path / "scontrol.words").exists() == requeued
+    if requeued:
+        assert (tmp_path / "scontrol.words").read_text() == "requeue 42\n"
+
+
+def test_torchrun_script_starts_every_node(fake_cluster, tmp_path) -> None:
+    command = ["bash", str(MULTI_NODE / "torchrun.sh"), "amos_large", "DATA"]
+    env = fake_cluster | {"FIRST_NODE": "node0", "NODES": "2", "GPUS_PER_NODE": "4", "TORCHRUN_EXIT": "3"}
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 3, result.stderr
+    words = (tmp_path / "torchrun.words").read_text()
+    assert "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node0:29500" in words
+    assert "optimization.update_freq=[16]" in words
