@@ -2,6 +2,7 @@
 # One Python environment for every script of the checkout: .venv, made once and kept.
 # Source it and call `prepare_environment [test]`; the commands of .venv are then first in PATH.
 # Run it (`bash examples/environment.sh [test]`) to do nothing but make the environment.
+# AMOS_ENVIRONMENT=active: make nothing, use the environment that is active and holds the package already.
 
 CHECKOUT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 ENVIRONMENT="$CHECKOUT/.venv"
@@ -127,6 +128,11 @@ install_everything() {
 # prepare_environment [test]: makes or finishes .venv if it is not up to date; needs bash's `set -euo pipefail`.
 prepare_environment() {
     local extra="${1:-}" python started=$SECONDS
+    case "${AMOS_ENVIRONMENT:-}" in
+        "") ;;
+        active) return ;;
+        *) fail "AMOS_ENVIRONMENT=$AMOS_ENVIRONMENT: it can be 'active' or absent" ;;
+    esac
     if ! environment_is_ready "$extra"; then
         python="$(find_python)"
         check_build_tools "$python"

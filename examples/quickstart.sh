@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash examples/quickstart.sh [TEXT_FILE] [OUT_DIR]
+# bash examples/quickstart.sh [TEXT_FILE] [OUT_DIR] [KEY=VALUE...]
 #
 # From nothing to a pretrained AMOS: makes the environment, learns a small vocabulary, binarizes the text, pretrains
 # `amos_tiny`, and shows what it learned on text that it did not see. About eight minutes on two cores after the
@@ -8,6 +8,7 @@
 # TEXT_FILE  UTF-8 text, documents separated by blank lines (.txt .gz .xz .zst .jsonl); absent or "": the English prose
 #            of the documentation that the environment holds, about 11 MB
 # OUT_DIR    everything is written below it (default: quickstart_out)
+# KEY=VALUE  settings of amos_tiny to change, for example optimization.max_update=700
 set -euo pipefail
 
 EXAMPLES="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -41,9 +42,13 @@ check_arguments() {
             exit 0
             ;;
     esac
-    [ "$#" -le 2 ] || fail "quickstart.sh takes TEXT_FILE and OUT_DIR, not $# arguments: quote names that hold spaces"
     TEXT_FILE="${1:+$(absolute_path "$1")}"
     OUT_DIR="$(absolute_path "${2:-quickstart_out}")"
+    OVERRIDES=("${@:3}")
+    local override
+    for override in ${OVERRIDES[@]+"${OVERRIDES[@]}"}; do
+        [[ "$override" == *=* ]] || fail "'$override' is not KEY=VALUE; what is given is TEXT_FILE, OUT_DIR, then settings"
+    done
     IDENTITY="$(text_identity)"
     [ ! -e "$OUT_DIR" ] || [ -d "$OUT_DIR" ] || fail "$OUT_DIR is not a folder: give another OUT_DIR"
     if [ -f "$OUT_DIR/text.identity" ] && [ "$(cat "$OUT_DIR/text.identity")" != "$IDENTITY" ]; then
@@ -83,7 +88,7 @@ pretrain() {
     # One process, whatever the machine has: the settings of amos_tiny are those of one.
     fairseq-hydra-train --config-dir examples/pretraining/config --config-name amos_tiny \
         task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
-        distributed_training.distributed_world_size=1
+        distributed_training.distributed_world_size=1 ${OVERRIDES[@]+"${OVERRIDES[@]}"}
 }
 
 look_at_it() {

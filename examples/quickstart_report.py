@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="directory that prepare.sh wrote")
     parser.add_argument("save_dir", type=Path, help="SAVE_DIR of the run")
     arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.WARNING)  # fairseq tells of every file that it opens
     records = validations(arguments.save_dir)
     first, last = records[0], records[-1]
     table = Table(title="On held-out text")

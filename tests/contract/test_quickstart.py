@@ -1,6 +1,6 @@
 """The scripts a newcomer meets first: what is wrong is said in one line before anything is written, what is done stays.
 
-The installation itself and a whole quickstart take minutes and downloads; tests/run.sh is an installation.
+An installation takes minutes and downloads, tests/run.sh is one; a whole quickstart is run with a few updates only.
 """
 
 import json
@@ -170,3 +170,44 @@ def test_report_shows_first_and_last_validation_beside_the_plateau(
     assert [cell.strip() for cell in lines[0].split("│")[2:5]] == ["5.250", "4.250", f"{entropy:.3f}"]
     assert "update 20" in output
     assert "update 40" in output
+
+
+@pytest.mark.slow
+def test_quickstart_from_text_to_pictures_and_nothing_twice(corpus_text: Path, tmp_path: Path):
+    """The whole script in the environment of the tests, with six updates; then once more, in a relative OUT_DIR."""
+    settings = "optimization.max_update=6 lr_scheduler.warmup_updates=2 dataset.validate_interval_updates=3 dataset.batch_size=8"
+    variables = {
+        "AMOS_ENVIRONMENT": "active",
+        "PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = f'bash "{ROOT}/examples/quickstart.sh" "{corpus_text}" "an out" {settings}'
+
+    def quickstart() -> subprocess.CompletedProcess:
+        environment = {**os.environ, **variables}
+        return subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    first = quickstart()
+    assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
+    out = tmp_path / "an out"
+    for name in ("data/corpus.json", "run/checkpoint_last.pt", "plots/overview.png", "inspect.html"):
+        assert (out / name).stat().st_size > 0
+    for name in ("plots/overview.png", "inspect.html"):
+        assert f"{out / name}  (" in first.stdout or f"{out / name}\n" in first.stdout
+    assert "update 3" in first.stdout
+    assert "update 6" in first.stdout
+    assert "detection AUC" in first.stdout
+    kept = {name: (out / name).stat().st_mtime_ns for name in ("data/corpus.json", "run/checkpoint_last.pt")}
+
+    second = quickstart()
+    assert second.returncode == 0, second.stderr[-3000:]
+    assert "nothing to do" in second.stdout + second.stderr
+    assert kept == {name: (out / name).stat().st_mtime_ns for name in kept}
+
+
+def test_settings_are_told_from_mistyped_names(checkout: Path):
+    result = run_bash(checkout, "bash examples/quickstart.sh my text.txt out")
+    assert_one_error_line(result, "'out' is not KEY=VALUE")
