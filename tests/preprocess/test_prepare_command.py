@@ -1,0 +1,210 @@
+"""The command as a user meets it: bad input in one line and nothing left, Ctrl-C and kill -9 in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pretraining_corpus import file_bytes, make_documents, write_text
+
+from preprocess.pretraining import prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(ROOT / "preprocess" / "pretraining" / "prepare.sh")
+
+
+def text(directory: Path) -> Path:
+    return write_text(directory / "text.txt", make_documents(60))
+
+
+def tokenizer_directory(directory: Path) -> Path:
+    """A tokenizer as prepare.sh leaves it."""
+    prepare.main([str(text(directory)), "--out", str(directory / "made"), "--vocab-size", "150", "--workers", "1"])
+    return directory / "made" / "tokenizer"
+
+
+def mismatched(directory: Path) -> Path:
+    tokenizer = tokenizer_directory(directory)
+    dictionary = tokenizer / "dict.txt"
+    first, second, *rest = dictionary.read_text(encoding="utf-8").split("\n")
+    dictionary.write_text("\n".join([second, first, *rest]), encoding="utf-8")
+    return tokenizer
+
+
+def written(directory: Path, name: str, content: bytes) -> Path:
+    (directory / name).write_bytes(content)
+    return directory / name
+
+
+BAD = {
+    "no such file": (lambda d: [d / "absent.txt"], "absent.txt: no such file"),
+    "directory": (lambda d: [d], "is not a file: give the files themselves"),
+    "empty": (lambda d: [text(d), written(d, "empty.txt", b"")], "empty.txt is empty"),
+    "blank": (lambda d: [text(d), written(d, "blank.txt", b" \n \n")], "blank.txt holds no text"),
+    "latin": (lambda d: [text(d), written(d, "latin.txt", b"good\n\ncaf\xe9\n")], "line 3, byte 9: not UTF-8"),
+    "damaged": (lambda d: [text(d), written(d, "cut.txt.gz", b"\x1f\x8b\x08")], "cut.txt.gz is damaged"),
+    "no text": (
+        lambda d: [written(d, "x.jsonl", b'{"title": "t"}\n')],
+        'line 1: not a JSON object with a string "text"',
+    ),
+    "twice": (lambda d: [text(d), text(d)], "given twice"),
+    "one document": (lambda d: [written(d, "one.txt", b"one\ndocument\n")], "too small to leave a validation document"),
+    "too many pieces": (lambda d: [text(d), "--vocab-size", 9999], "larger than the text allows: give at most"),
+    "too few pieces": (lambda d: [text(d), "--vocab-size", 9], "give at least"),
+    "too many codes": (lambda d: [text(d), "--bpe", "fastbpe", "--vocab-size", 9999], "larger than the text allows"),
+    "no pieces": (lambda d: [text(d), "--vocab-size", 0], "must be greater than 0"),
+    "no tokenizer": (lambda d: [text(d), "--tokenizer", d / "absent"], "absent is not a directory"),
+    "empty tokenizer": (lambda d: [text(d), "--tokenizer", d], "holds no tokenizer"),
+    "broken tokenizer": (
+        lambda d: [text(d), "--tokenizer", written(d, "tokenizer.json", b"{").parent],
+        "is not a usable Hugging Face tokenizer",
+    ),
+    "other dictionary": (lambda d: [text(d), "--tokenizer", mismatched(d)], "does not match the tokenizer beside it"),
+    "both": (
+        lambda d: [text(d), "--tokenizer", tokenizer_directory(d), "--vocab-size", 9],
+        "--vocab-size cannot stand beside --tokenizer",
+    ),
+    "share": (lambda d: [text(d), "--valid-share", 1], "--valid-share 1.0 must lie between 0 and 1"),
+    "shard": (lambda d: [text(d), "--shard-megabytes", 0], "--shard-megabytes must be greater than 0"),
+    "workers": (lambda d: [text(d), "--workers", 0], "--workers 0 must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(tmp_path, capsys, name):
+    arguments, message = BAD[name]
+    command = [str(argument) for argument in arguments(tmp_path)]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        prepare.main([*command, "--out", str(tmp_path / "out")])
+    lines = capsys.readouterr().err.rstrip("\n").split("\n")
+    assert stop.value.code == 1
+    assert lines[-1].startswith("amos_fairseq: error: ")
+    assert message in lines[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_places_for_the_output(tmp_path, capsys):
+    """Nothing that lies there is touched."""
+    source = str(text(tmp_path))
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "letter.txt").write_text("dear")
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "corpus.json").write_text("[]")
+    places = {
+        foreign: "is not empty",
+        tmp_path / "program": "was not written by prepare.sh",
+        tmp_path / "text.txt": "is not a directory",
+        Path("/dev/full"): "is not a directory",
+        tmp_path / "a:b": "by colons",
+        tmp_path / "text.txt" / "below": "Not a directory",
+    }
+    for place, message in places.items():
+        with pytest.raises(SystemExit) as stop:
+            prepare.main([source, "--out", str(place)])
+        assert stop.value.code == 1
+        assert message in capsys.readouterr().err.rstrip("\n").split("\n")[-1]
+    assert [path.name for path in foreign.iterdir()] == ["letter.txt"]
+
+
+def test_second_run_on_the_same_directory_is_refused(tmp_path, capsys):
+    out = tmp_path / "out"
+    (out / ".prepare").mkdir(parents=True)
+    lock = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); "
+        "time.sleep(60)"
+    )
+    command = [sys.executable, "-c", lock, str(out / ".prepare" / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(SystemExit):
+            prepare.main([str(text(tmp_path)), "--out", str(out), "--vocab-size", "150"])
+        other.kill()
+    assert "another prepare.sh is writing" in capsys.readouterr().err
+
+
+def start(flags, out: Path) -> subprocess.Popen:
+    environment = {
+        **os.environ,
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    command = ["bash", SCRIPT, *flags, "--out", str(out)]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment, cwd=out.parent
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def group_is_gone(group: int) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_runs_go_on(tmp_path):
+    """Ctrl-C after the first shard, kill -9 after the second: no process is left, and the third run finishes.
+
+    The user stands in a directory with a package of the same name, which must not be taken for ours.
+    """
+    (tmp_path / "preprocess").mkdir()
+    (tmp_path / "preprocess" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    source = write_text(tmp_path / "text.txt", make_documents(1200))
+    flags = [str(source), "--vocab-size", "150", "--shard-megabytes", "0.15", "--workers", "2"]
+    out = tmp_path / "out"
+
+    run = start(flags, out)
+    wait_for(out / ".prepare" / "shard0", run)
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "interrupted: repeat the command" in errors
+    assert "Traceback" not in errors
+    assert group_is_gone(run.pid)
+    assert {path.name for path in out.iterdir()} == {".prepare"}
+
+    run = start(flags, out)
+    wait_for(out / ".prepare" / "shard1", run)
+    run.kill()
+    run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGKILL
+    assert group_is_gone(run.pid)
+    assert {path.name for path in out.iterdir()} == {".prepare"}
+
+    prepare.main([*flags, "--out", str(out)])
+    prepare.main([*flags, "--out", str(tmp_path / "easy")])
+    assert file_bytes(out) == file_bytes(tmp_path / "easy")
+
+
+def test_help_tells_the_defaults(capsys):
+    with pytest.raises(SystemExit) as stop:
+        prepare.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    for phrase in (
+        "--bpe",
+        "--tokenizer",
+        "--cased",
+        "--uncased",
+        "--workers",
+        "default: 32768",
+        "blank lines between",
+    ):
+        assert phrase in shown

@@ -1,0 +1,126 @@
+"""Documents out of every kind of file, against the list that they were written from; every fault with its place."""
+
+import gzip
+import hashlib
+import json
+import lzma
+import tracemalloc
+
+import pytest
+import zstandard
+from pretraining_corpus import make_documents, write_jsonl, write_text
+
+from amos_fairseq.errors import UserError
+from preprocess.pretraining import reading
+from preprocess.pretraining.reading import InputFile
+
+DOCUMENTS = make_documents(40)
+EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
+
+
+def two_parts(compress):
+    """Compressed files may be put together with `cat`; the parts are then read one after the other."""
+    return lambda content: compress(content[: len(content) // 3]) + compress(content[len(content) // 3 :])
+
+
+COMPRESS = {
+    "": bytes,
+    ".gz": two_parts(gzip.compress),
+    ".xz": two_parts(lzma.compress),
+    ".zst": two_parts(zstandard.ZstdCompressor().compress),
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
+def test_every_kind_gives_the_same_documents(tmp_path, kind, suffix):
+    plain = (write_text if kind == ".txt" else write_jsonl)(tmp_path / f"plain{kind}", DOCUMENTS)
+    path = tmp_path / f"corpus{kind}{suffix}"
+    path.write_bytes(COMPRESS[suffix](plain.read_bytes()))
+    sizes = []
+    file = InputFile(path, sizes.append)
+    assert list(file.documents()) == EXPECTED
+    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sum(sizes) == path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["text", "wiki.train.raw", "wiki_00", "text.JSONL.GZ"])
+def test_names(tmp_path, name):
+    """Only the names of JSON lines and of compressed files mean something, in any case."""
+    path = tmp_path / name
+    if name == "text.JSONL.GZ":
+        path.write_bytes(gzip.compress(write_jsonl(tmp_path / "plain.jsonl", DOCUMENTS).read_bytes()))
+    else:
+        write_text(path, DOCUMENTS)
+    assert list(InputFile(path).documents()) == EXPECTED
+
+
+def test_line_ends_marks_and_blanks(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbf\r\n  one \r\n\ttwo\rthree\r\n \t \r\n\n\nfour\n\x0c\nfive  six")
+    assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
+
+
+def test_json_text(tmp_path):
+    """Blank lines inside a text end no document; empty texts (redirects of Wikipedia) are none."""
+    path = tmp_path / "text.jsonl"
+    texts = ["one\n\n\ntwo\r\n three ", "", " \n", "four"]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts) + "\n\n")
+    assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n"]
+
+
+def test_memory_is_constant(tmp_path):
+    """10 MB of text, of which a few buffers are held at any time."""
+    path = tmp_path / "large.txt.gz"
+    path.write_bytes(gzip.compress((b"a paragraph of words " * 40 + b"\n\n") * 12_000, compresslevel=1))
+    tracemalloc.start()
+    try:
+        number = sum(1 for _ in InputFile(path).documents())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert number == 12_000
+    assert peak < 6 * reading.BUFFER_BYTES
+
+
+GOOD = b"one line\n\nanother line\n"
+LATIN = "first\nsecond caf\u00e9\n".encode("latin-1")
+CASES = {
+    "empty.txt": (b"", "holds no text"),
+    "blank.txt": (b" \n\n\t\n", "holds no text"),
+    "blank.jsonl": (b'{"text": ""}\n', "holds no text"),
+    "latin.txt": (LATIN, r"latin.txt, line 2, byte 16: not UTF-8"),
+    "latin.txt.gz": (gzip.compress(LATIN), r"line 2, byte 16: not UTF-8"),
+    "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', r"line 2, byte 25: not UTF-8"),
+    "cut.txt.gz": (gzip.compress(GOOD * 999)[:-12], "is damaged"),
+    "noise.txt.gz": (b"this is no gzip file", "is damaged"),
+    "changed.txt.gz": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "is damaged"),
+    "cut.txt.xz": (lzma.compress(GOOD * 999)[:-30], "is damaged"),
+    "noise.txt.xz": (b"this is no xz file at all", "is damaged"),
+    "cut.txt.zst": (zstandard.compress(GOOD * 999)[:-6], "is damaged"),
+    "noise.txt.zst": (b"this is no zstandard file", "is damaged"),
+    "words.jsonl": (b'{"text": "ok"}\nwords\n', r'line 2: not a JSON object with a string "text"'),
+    "list.jsonl": (b'["text"]\n', r'line 1: not a JSON object with a string "text"'),
+    "absent.jsonl": (b'{"title": "no text here"}\n', r'line 1: not a JSON object with a string "text"'),
+    "number.jsonl": (b'{"text": 7}\n', r'line 1: not a JSON object with a string "text"'),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_files_name_the_place(tmp_path, name):
+    content, message = CASES[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(InputFile(path).documents())
+
+
+@pytest.mark.parametrize("content", [b"x" * 300, b"y" * 90 + b"\n" + b"z" * 90])
+def test_documents_have_a_bound(tmp_path, monkeypatch, content):
+    """A file without blank lines is one document; it must not be taken into memory whole."""
+    monkeypatch.setattr(reading, "LARGEST_DOCUMENT_BYTES", 128)
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"short\n\n" + content)
+    with pytest.raises(UserError, match=r"from line 3 on is larger than .* blank line between documents"):
+        list(InputFile(path).documents())
