@@ -41,8 +41,9 @@ def masked_table(inspection: Inspection) -> Table:
     table.add_column("replaced?")
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]
-        judgement = Text(f" {token.replaced_probability:.3f} ", style=suspicion_style(token))
-        judgement.append(f"\n{token.verdict}", style=Style.parse("default on default") + VERDICT_STYLES[token.verdict])
+        judgement = Text()  # appended, because a style of the whole text would fill the cell
+        judgement.append(f" {token.replaced_probability:.3f} ", style=suspicion_style(token))
+        judgement.append(f"\n{token.verdict}", style=VERDICT_STYLES[token.verdict])
         table.add_row(
             str(masked.position),
             Text(printable(token.original), style="bold"),
@@ -77,4 +78,4 @@ def judged_text(tokens: list[Token]) -> Text:
 
 
 def suspicion_style(token: Token) -> Style:
-    return Style(color="black", bgcolor=suspicion_colour(token.replaced_probability))
+    return Style(color="#000000", bgcolor=suspicion_colour(token.replaced_probability))

@@ -154,8 +154,9 @@ def draw_line(ax: Axes, curve: Optional[Curve], colour: str, style: tuple[object
 
 def draw_markers(ax: Axes, curve: Optional[Curve], colour: str, style: tuple[object, str]) -> None:
     if curve is not None:
-        edge = {"markeredgecolor": "white", "markeredgewidth": 0.6}
-        ax.plot(curve.updates, curve.values, style[1], color=colour, markersize=5, zorder=3, **edge)
+        size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
+        ax.plot(curve.updates, curve.values, style[1], color=colour, markersize=size, zorder=3, **edge)
 
 
 def run_colour(index: int) -> str:

@@ -1,0 +1,47 @@
+"""metrics.jsonl and TensorBoard of real fairseq-train runs: the contract's keys, and one curve across a resume."""
+
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+CONTRACT = {
+    "loss", "mlm_loss_1", "mlm_loss_2", "mlm_acc_1", "mlm_acc_2", "mixture_1", "mixture_2", "mixture_entropy",
+    "replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision",
+}  # fmt: skip
+# What depends on the clock and not on the trajectory.
+CLOCK = {"wps", "ups", "train_wall", "wall", "gb_free"}
+
+
+def without_clock(records):
+    return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
+
+
+@pytest.mark.slow
+def test_resumed_run_leaves_the_metrics_of_an_uninterrupted_one(run_training, read_metrics, tmp_path):
+    boards = tmp_path / "tensorboard"
+    flags = ["--save-interval-updates", "3", "--max-update", "6"]
+    run_training(tmp_path, *flags, "--tensorboard-logdir", str(boards))
+    uninterrupted = read_metrics(tmp_path)
+
+    assert [record["update"] for record in uninterrupted if record["split"] == "train"] == [1, 2, 3, 4, 5, 6]
+    validations = [record["update"] for record in uninterrupted if record["split"] == "valid"]
+    assert validations[0] == 3
+    assert validations[-1] == 6
+    for record in uninterrupted:
+        assert record.keys() >= CONTRACT | {"split", "update", "epoch"}
+        assert all(value is None or math.isfinite(value) for key, value in record.items() if key != "split")
+    for tag in ("train_inner", "valid"):
+        board = EventAccumulator(str(boards / tag)).Reload()
+        assert set(board.Tags()["scalars"]) >= CONTRACT
+    last_loss = board.Scalars("loss")[-1]
+    assert (last_loss.step, round(last_loss.value, 3)) == (6, round(uninterrupted[-1]["loss"], 3))
+
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "train", "upda')  # as a kill leaves it
+    checkpoint = next(tmp_path.glob("checkpoint_*_3.pt"))
+    result = run_training(tmp_path, *flags, "--restore-file", str(checkpoint))
+    assert "cut back to update 3" in result.stdout
+
+    resumed, expected = without_clock(read_metrics(tmp_path)), without_clock(uninterrupted)
+    assert resumed == expected
