@@ -77,7 +77,9 @@ def test_detection_loss_reaches_v_and_features_but_no_mlm_head():
     ],
     ids=lambda settings: next(iter(settings.values())),
 )
-def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings):
+def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings, monkeypatch):
+    """And the vocabulary-wide products of the adversarial path are not computed."""
+    monkeypatch.setattr(amos, "adversarial_residual", None)
     model = small_model(**settings)
     output = model(**small_batch()["net_input"])
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
@@ -85,11 +87,9 @@ def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings
 
 
 def test_embedding_gets_only_the_ordinary_gradient_of_the_tokens_that_were_read():
-    """Detection loss, uniform mixture: no row but those of the corrupted text; E and b get none through the logits."""
-    model, batch = (
-        small_model(mixture="uniform", adversarial_mlm_multiplier=0.5, separate_generators=True),
-        small_batch(),
-    )
+    """Adversarial path open to h alone: no row but those of the texts read; E and b get none through the logits."""
+    model = small_model(mixture="uniform", adversarial_mlm_multiplier=0.5, separate_generators=True)
+    batch = small_batch()
     for generator in model.generators:
         generator.requires_grad_(False)
     output = model(**batch["net_input"])
