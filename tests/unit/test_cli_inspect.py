@@ -1,73 +1,23 @@
-"""``amos inspect`` and ``amos_fairseq.load`` on an untrained model, against the model's own outputs."""
+"""``amos inspect`` on an untrained model, against the model's own outputs."""
 
-import dataclasses
 import html.parser
-import io
 import re
 
 import pytest
-import sentencepiece
 import torch
+from small_checkpoint import TEXT, write_save_dir
 
-import amos_fairseq
 from amos_fairseq.cli.inspect_page import render_page
 from amos_fairseq.cli.inspection import inspect_text, mask_block, surfaces
 from amos_fairseq.cli.main import main
-from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
-from amos_fairseq.models.amos import AmosConfig, AmosModel
-
-TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
-CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_writer=model, model_type="bpe", vocab_size=60,
-        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
-    )  # fmt: skip
-    return SentencePieceTokenizer(model.getvalue(), cased=True)
 
 
 @pytest.fixture
-def save_dir(tmp_path, tokenizer):
-    """A SAVE_DIR as a run leaves it: an untrained model of three depths, its tokenizer, both hashes."""
-    tokenizer.save(tmp_path / "tokenizer")
-    write_checkpoint(tmp_path, tokenizer)
+def save_dir(tmp_path):
+    write_save_dir(tmp_path)
     return tmp_path
-
-
-def write_checkpoint(directory, tokenizer, name="checkpoint_last.pt", **changes):
-    settings = AmosConfig(
-        encoder_layers=2, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2,
-        max_positions=80, generator_depths="1,2,4", init_std=0.3, linear_init_std=0.3, max_update=30,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = AmosModel.build_model(settings, VocabularyOnly(tokenizer))
-    state = {
-        "args": None,
-        "cfg": {"model": dataclasses.asdict(settings) | {"_name": "amos"}, "task": {"mask_prob": 0.15}},
-        "model": model.state_dict(),
-        "optimizer_history": [{"num_updates": 7}],
-        "task_state": {
-            "tokenizer_sha256": directory_sha256(directory / "tokenizer"),
-            "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
-        },
-    }
-    torch.save(state | changes, directory / name)
-
-
-class VocabularyOnly:
-    def __init__(self, tokenizer):
-        from fairseq.data import Dictionary
-
-        self.source_dictionary = Dictionary()
-        for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
-            self.source_dictionary.add_symbol(symbol)
 
 
 @pytest.fixture
@@ -75,8 +25,8 @@ def pretrained(save_dir):
     return load_pretrained(save_dir)
 
 
-def test_tokens_are_those_of_the_binarized_corpus(pretrained, tokenizer):
-    first, second = (tokenizer.encode(line) for line in TEXT.split("\n"))
+def test_tokens_are_those_of_the_binarized_corpus(pretrained):
+    first, second = (pretrained.tokenizer.encode(line) for line in TEXT.split("\n"))
     pieces = [pretrained.dictionary[i] for i in pretrained.tokens(TEXT).tolist()]
     assert pieces == ["<s>", *first, "</s>", *second, "</s>"]
     assert pretrained.tokens("\nthe end\n\n").tolist() == pretrained.tokens("the end").tolist()
@@ -134,10 +84,10 @@ def test_longer_text_is_cut_and_said(pretrained):
     assert inspection.summary()[-1] == f"the last {left_out} tokens of the text are left out: the model reads no more"
 
 
-def test_surfaces_join_to_the_text(pretrained, tokenizer):
+def test_surfaces_join_to_the_text(pretrained):
     pieces = [pretrained.dictionary[i] for i in pretrained.tokens(TEXT).tolist()]
     special = [piece in ("<s>", "</s>") for piece in pieces]
-    assert "".join(surfaces(tokenizer, pieces, special)) == TEXT.replace("\n", "")
+    assert "".join(surfaces(pretrained.tokenizer, pieces, special)) == TEXT.replace("\n", "")
 
 
 class PageReader(html.parser.HTMLParser):
@@ -197,56 +147,6 @@ def test_file_is_read_like_text(save_dir, tmp_path, capsys):
     main(["inspect", str(save_dir), "--text", TEXT, "--html", str(tmp_path / "a.html")])
     main(["inspect", str(save_dir), "--file", str(tmp_path / "text.txt"), "--html", str(tmp_path / "b.html")])
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-
-
-def test_load_gives_an_encoder_whose_padding_changes_nothing(save_dir):
-    encoder = amos_fairseq.load(save_dir / "checkpoint_last.pt")
-    assert not any(module.training for module in encoder.modules())
-    with torch.no_grad():
-        both, alone = encoder(["the lazy dog jumps over the fox", "the end"]), encoder("the end")
-    tokens = encoder.pretrained.tokens("the end")
-    assert alone.tokens.tolist() == [tokens.tolist()]
-    assert both.states.shape == (2, both.mask.sum(1).max(), 16)
-    assert both.mask[1].tolist() == [True] * len(tokens) + [False] * (both.mask.size(1) - len(tokens))
-    torch.testing.assert_close(both.states[1, both.mask[1]], alone.states[0])
-    torch.testing.assert_close(alone.states, encoder.model.extract_features(tokens[None]))
-
-
-def test_half_precision_weights_become_float32(save_dir, tokenizer):
-    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
-    halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
-    write_checkpoint(save_dir, tokenizer, "bf16.pt", model=halves)
-    weights = load_pretrained(save_dir / "bf16.pt").model.state_dict()
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    torch.testing.assert_close(weights["embed_tokens.weight"], halves["embed_tokens.weight"].float(), rtol=0, atol=0)
-
-
-class Foreign:
-    """An object whose loading would run code."""
-
-    ran = False
-
-    def __reduce__(self):
-        return setattr, (Foreign, "ran", True)
-
-
-def test_foreign_objects_are_refused_without_running_them(save_dir, tokenizer):
-    write_checkpoint(save_dir, tokenizer, extra=Foreign())
-    with pytest.raises(UserError, match="which is not loaded because it could run code"):
-        load_pretrained(save_dir)
-    assert not Foreign.ran
-
-
-def test_another_tokenizer_is_refused_and_the_right_one_accepted(save_dir, tokenizer, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    tokenizer.save(elsewhere / "right")
-    SentencePieceTokenizer(tokenizer._model, cased=False).save(elsewhere / "wrong")
-    with pytest.raises(UserError, match=r"wrong is not the tokenizer that .*checkpoint_last\.pt was trained with"):
-        load_pretrained(save_dir, elsewhere / "wrong")
-    (save_dir / "tokenizer").rename(elsewhere / "moved")
-    with pytest.raises(UserError, match="name the tokenizer of the run with --tokenizer DIR"):
-        load_pretrained(save_dir)
-    assert load_pretrained(save_dir, elsewhere / "right").num_updates == 7
 
 
 @pytest.mark.parametrize(

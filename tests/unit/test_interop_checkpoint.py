@@ -1,0 +1,83 @@
+"""``amos_fairseq.load`` and the safe reading of checkpoints."""
+
+import pytest
+import torch
+from small_checkpoint import write_checkpoint, write_save_dir
+
+import amos_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
+
+
+@pytest.fixture
+def save_dir(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def tokenizer(save_dir):
+    return write_save_dir(save_dir)
+
+
+def test_load_gives_an_encoder_whose_padding_changes_nothing(save_dir):
+    encoder = amos_fairseq.load(save_dir / "checkpoint_last.pt")
+    assert not any(module.training for module in encoder.modules())
+    with torch.no_grad():
+        both, alone = encoder(["the lazy dog jumps over the fox", "the end"]), encoder("the end")
+    tokens = encoder.pretrained.tokens("the end")
+    assert alone.tokens.tolist() == [tokens.tolist()]
+    assert both.states.shape == (2, both.mask.sum(1).max(), 16)
+    assert both.mask[1].tolist() == [True] * len(tokens) + [False] * (both.mask.size(1) - len(tokens))
+    torch.testing.assert_close(both.states[1, both.mask[1]], alone.states[0])
+    torch.testing.assert_close(alone.states, encoder.model.extract_features(tokens[None]))
+
+
+def test_half_precision_weights_become_float32(save_dir, tokenizer):
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
+    write_checkpoint(save_dir, tokenizer, "bf16.pt", model=halves)
+    weights = load_pretrained(save_dir / "bf16.pt").model.state_dict()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    torch.testing.assert_close(weights["embed_tokens.weight"], halves["embed_tokens.weight"].float(), rtol=0, atol=0)
+
+
+class Foreign:
+    """An object whose loading would run code."""
+
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Foreign, "ran", True)
+
+
+def test_foreign_objects_are_refused_without_running_them(save_dir, tokenizer):
+    write_checkpoint(save_dir, tokenizer, extra=Foreign())
+    with pytest.raises(UserError, match="which is not loaded because it could run code"):
+        load_pretrained(save_dir)
+    assert not Foreign.ran
+
+
+def test_another_tokenizer_is_refused_and_the_right_one_accepted(save_dir, tokenizer, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    tokenizer.save(elsewhere / "right")
+    SentencePieceTokenizer(tokenizer._model, cased=False).save(elsewhere / "wrong")
+    with pytest.raises(UserError, match=r"wrong is not the tokenizer that .*checkpoint_last\.pt was trained with"):
+        load_pretrained(save_dir, elsewhere / "wrong")
+    (save_dir / "tokenizer").rename(elsewhere / "moved")
+    with pytest.raises(UserError, match="name the tokenizer of the run with --tokenizer DIR"):
+        load_pretrained(save_dir)
+    assert load_pretrained(save_dir, elsewhere / "right").num_updates == 7
+
+
+def test_text_that_the_encoder_cannot_read_whole_is_refused(save_dir):
+    with pytest.raises(UserError, match=r"text 2 has \d+ tokens, the encoder reads 80: shorten or split it"):
+        amos_fairseq.load(save_dir)(["the end", "the end " * 60])
+
+
+def test_weights_of_another_model_are_refused(save_dir, tokenizer):
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    state["model"].pop("embed_tokens.weight")
+    write_checkpoint(save_dir, tokenizer, model=state["model"])
+    with pytest.raises(UserError, match=r"checkpoint_last\.pt holds no model of this package"):
+        load_pretrained(save_dir)
