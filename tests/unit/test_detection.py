@@ -86,6 +86,7 @@ def test_logged_rates_are_scikit_learns_over_all_batches():
         is_real = torch.rand(4, 50, generator=generator) < 0.8
         replaced = (torch.rand(4, 50, generator=generator) < 0.3) & is_real
         logits = torch.randn(4, 50, generator=generator) * (batch + 1) + replaced
+        logits[~is_real] = 20.0 * (-1) ** batch  # whatever stands at padding
         sums = detection_sums(logits, replaced, is_real) | {"ntokens": int(is_real.sum())}
         totals = {key: totals.get(key, 0) + value for key, value in sums.items()}
         all_logits.append(logits[is_real])
