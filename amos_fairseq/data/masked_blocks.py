@@ -38,7 +38,7 @@ class MaskedBlockDataset(FairseqDataset):
     """Blocks with ``<s>`` in front and k(L) masked positions each, L the real tokens of the block.
 
     Args:
-        blocks: one-dimensional LongTensors of token ids without ``<s>``, for example fairseq's ``TokenBlockDataset``.
+        blocks: one-dimensional integer tensors of token ids without ``<s>``, for example fairseq's ``TokenBlockDataset``.
             What is longer than T - 1 is cut (a block that ends with its paragraph can be).
         dictionary: holds ``<mask>``.
         tokens_per_block: T, ``<s>`` included.
@@ -87,13 +87,14 @@ class MaskedBlockDataset(FairseqDataset):
     def __getitem__(self, index: int) -> Dict[str, Any]:
         """``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending."""
         index = int(index)
-        block = self.blocks[index][: self.tokens_per_block - 1].long()
-        tokens = torch.cat([block.new_tensor([self.bos]), block])
-        return {"id": index, "tokens": tokens, "positions": torch.from_numpy(self._draw_positions(index, tokens))}
+        block = self.blocks[index].numpy()[: self.tokens_per_block - 1]
+        tokens = np.empty(len(block) + 1, dtype=np.int64)
+        tokens[0], tokens[1:] = self.bos, block
+        positions = self._draw_positions(index, tokens)
+        return {"id": index, "tokens": torch.from_numpy(tokens), "positions": torch.from_numpy(positions)}
 
-    def _draw_positions(self, index: int, tokens: torch.Tensor) -> np.ndarray:
+    def _draw_positions(self, index: int, ids: np.ndarray) -> np.ndarray:
         """Without replacement among the block's non-special tokens, from (seed, epoch, block) alone."""
-        ids = tokens.numpy()
         if ids.max() >= len(self._maskable) or ids.min() < 0:
             raise UserError(
                 f"{self.source} holds token id {int(ids.max())} in block {index}, but dict.txt gives ids up to "

@@ -1,6 +1,7 @@
 """Which ranks a launch gives, on machines with any number of GPUs, and what is refused; two real gloo ranks."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -191,11 +192,14 @@ with report_user_errors():
 
 def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
     """Mean of (1, 2) and (2, 2) by hand; then rank 1's norm is 1 % off and both ranks stop with the same line."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", TWO_RANKS],
             env={**os.environ, "OMP_NUM_THREADS": "1"}
-            | torchrun_environment(rank, 2, MASTER_ADDR="localhost", MASTER_PORT="29633"),
+            | torchrun_environment(rank, 2, MASTER_ADDR="localhost", MASTER_PORT=port),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
