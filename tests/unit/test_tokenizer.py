@@ -25,6 +25,8 @@ HOSTILE = [
     "snow☃man 🎉🎉 \U0001f9d1\u200d\U0001f33e",
     "<mask> <pad> <s> </s> <unk> x<mask>y <s></s>",
     "[MASK] [CLS] [SEP] [PAD] [UNK]",
+    "the [MASK] of x[SEP]y",
+    "the <mask> of x</s>y",
     "\\x{3c}mask> \\x{} \\x{20",
     "under_score snake@@ case@@and@@ </w> a</w>b ## ##ing",
     "tabs\tand\x0bother\x0cspaces\x85next\xa0line\u2028para\u3000end\x1cfield",
@@ -191,19 +193,26 @@ def test_hugging_face_pieces_survive_fairseq(hugging_face, tmp_path):
 
 
 def test_hugging_face_ids_are_those_of_the_library(hugging_face):
-    """Ids go there and back; a line without special spellings gets the library's own encoding, whole."""
+    """Ids go there and back; a line gets the library's own encoding, whole, unless that holds a special id."""
     tokenizer, directory = hugging_face
     reference = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     reference.no_truncation()
     reference.no_padding()
+    reference.encode_special_tokens = True
     ids = tokenizer.hugging_face_ids
     assert sorted(ids.values()) == sorted(reference.get_vocab().values())
     assert set(tokenizer.special_tokens) == set(SPECIAL_SYMBOLS)
     for symbol, token in tokenizer.special_tokens.items():
         assert ids[symbol] == reference.token_to_id(token)
-    for line in [line for line in HOSTILE if "<" not in line and "[" not in line]:
+    special = {ids[symbol] for symbol in SPECIAL_SYMBOLS} - {ids["<unk>"]}
+    compared = 0
+    for line in HOSTILE:
         expected = reference.encode(line, add_special_tokens=False).ids
-        assert [ids[piece] for piece in tokenizer.encode(line)] == expected
+        if not special & set(expected) and tokenizer.special_tokens["<unk>"] not in line:
+            compared += 1
+            assert [ids[piece] for piece in tokenizer.encode(line)] == expected
+    # Only a model that finds its special tokens as pieces of text (unigram) has lines that cannot be compared.
+    assert compared >= len(HOSTILE) - 3
 
 
 def test_hugging_face_special_spelling_stays_text(hugging_face, tmp_path):
