@@ -13,25 +13,12 @@ from fairseq.data import Dictionary, FairseqDataset
 
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.errors import UserError
-
-MASK_SYMBOL = "<mask>"
-# What fairseq-preprocess --padding-factor appends to a dictionary to round its size; no text holds it.
-DICTIONARY_FILLER = "madeupword"
+from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 
 def num_masked_positions(mask_prob: float, length: int) -> int:
     """ceil(mask_prob * length), exact in the decimals that the user wrote: ceil(0.07 * 100) is 7, not 8."""
     return math.ceil(Fraction(str(mask_prob)) * length)
-
-
-def special_ids(dictionary: Dictionary) -> List[int]:
-    """Ids that are never masked, never a target and never sampled, ascending.
-
-    fairseq's own ``<s> <pad> </s> <unk>``, ``<mask>``, and the filler words that round up a dictionary's size.
-    """
-    named = {dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), dictionary.index(MASK_SYMBOL)}
-    filler = {index for index, symbol in enumerate(dictionary.symbols) if symbol.startswith(DICTIONARY_FILLER)}
-    return sorted(named | filler)
 
 
 class MaskedBlockDataset(FairseqDataset):

@@ -10,8 +10,8 @@ from fairseq import utils
 from fairseq.data import Dictionary
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
-from amos_fairseq.data.masked_blocks import MASK_SYMBOL
 from amos_fairseq.errors import UserError
+from amos_fairseq.special_tokens import MASK_SYMBOL
 
 DICTIONARY_FILE = "dict.txt"
 TOKENIZER_DIRECTORY = "tokenizer"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
-from amos_fairseq.data.masked_blocks import MASK_SYMBOL
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.special_tokens import MASK_SYMBOL
 
 CheckpointPath = Union[str, os.PathLike]
 

@@ -129,7 +129,7 @@ class AmosModel(BaseFairseqModel):
         originals = tokens.gather(1, masked_positions)
         guesses = [
             linear_cross_entropy(h, self.embed_tokens.weight, bias, originals)
-            for h, bias in zip(hidden, self.mlm_biases(), strict=True)
+            for h, bias in zip(hidden, self.mlm_biases, strict=True)
         ]
         gamma = self.mixture(features)
         sampled, residual = self.sample(hidden, gamma)
@@ -163,13 +163,17 @@ class AmosModel(BaseFairseqModel):
             layers = self.generators[0](embeddings, padding_mask, detach_after=stops)
             states = [layers[depth - 1] for depth in self.depths]
         features = [gather_positions(state, masked_positions) for state in states]
-        heads = self.mlm_heads if self.cfg.separate_generators else [self.mlm_heads[0]] * len(features)
-        return features, [head(f) for head, f in zip(heads, features, strict=True)]
+        return features, [head(f) for head, f in zip(self.head_of_depth, features, strict=True)]
 
+    @property
+    def head_of_depth(self) -> list[MlmHead]:
+        """The MLM head of each depth: one for all, or, with separate generators, one for each."""
+        return list(self.mlm_heads) * (len(self.depths) // len(self.mlm_heads))
+
+    @property
     def mlm_biases(self) -> list[Tensor]:
         """The output bias [V] of each depth."""
-        biases = [head.bias for head in self.mlm_heads]
-        return biases if self.cfg.separate_generators else biases * len(self.depths)
+        return [head.bias for head in self.head_of_depth]
 
     def sample(self, hidden: list[Tensor], gamma: Tensor) -> tuple[Tensor, Tensor | None]:
         """Replacements from the mixture: tokens [B,M], and the residual [B,M,D] that carries the reversed gradient.
@@ -195,9 +199,7 @@ class AmosModel(BaseFairseqModel):
         Takes the arguments of :meth:`forward`, for looking at a model, not for training one.
         """
         features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = [
-            linear(h, self.embed_tokens.weight, b).float() for h, b in zip(hidden, self.mlm_biases(), strict=True)
-        ]
+        logits = [linear(h, self.embed_tokens.weight, b).float() for h, b in zip(hidden, self.mlm_biases, strict=True)]
         return torch.stack(logits), self.mixture(features)
 
     def extract_features(self, tokens: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from amos_fairseq.data.masked_blocks import special_ids
+from amos_fairseq.special_tokens import special_ids
 
 # Matrix products like whole tiles; the rows beyond the dictionary are never read, targeted or sampled.
 ROW_MULTIPLE = 64

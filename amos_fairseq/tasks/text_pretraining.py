@@ -12,10 +12,11 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
-from amos_fairseq.data.masked_blocks import MASK_SYMBOL, MaskedBlockDataset, num_masked_positions, special_ids
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
+from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ import torch
 from fairseq.data import Dictionary, TokenBlockDataset
 
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
-from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions, special_ids
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions
 from amos_fairseq.errors import UserError
+from amos_fairseq.special_tokens import special_ids
 
 TOKENS_PER_BLOCK = 32
 NUM_WORDS = 40
