@@ -5,7 +5,6 @@ and are continued by one rank. Dropout and Gumbel noise are on, an epoch ends on
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -29,6 +28,7 @@ PARAMETER_TOLERANCE = 5e-5
 LOSS_TOLERANCE = 2e-3
 LOGGED = ("loss", "mlm_loss_1", "mlm_loss_2", "mixture_1", "rtd_loss", "rtd_auc", "replaced")
 
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 FLAGS = ["--batch-size", "4", "--validate-interval-updates", "0", "--keep-interval-updates", "1"]
 
 
@@ -36,7 +36,7 @@ def train_on_ranks(num_ranks: int, data: Path, save_dir: Path, *flags: str) -> N
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     command += ["-m", "fairseq_cli.train", str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), *flags]
     result = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=environment(ON_CPU), capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert f"training on {num_ranks} devices" in result.stdout
@@ -70,7 +70,7 @@ def assert_same_run(save_dir: Path, reference: Path) -> None:
 def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: Callable, tmp_path: Path) -> None:
     one, four, changed = tmp_path / "one", tmp_path / "four", tmp_path / "changed"
     until_end = ["--max-update", str(LAST_UPDATE)]
-    run_training(one, *FLAGS, "--update-freq", "4", *until_end)
+    run_training(one, *FLAGS, "--update-freq", "4", *until_end, env=ON_CPU)
     epochs = [record["epoch"] for record in records(one, "train").values()]
     assert min(epochs) <= 1 < max(epochs), "no epoch ended on the way"
     # The control: parameters did move, and far more than the tolerance.
@@ -80,10 +80,10 @@ def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: 
     assert_same_run(four, one)
 
     train_on_ranks(2, binarized_corpus, changed, "--update-freq", "2", "--max-update", str(CHANGE_OF_RANKS))
-    refused = run_training(changed, *FLAGS, "--update-freq", "3", *until_end, check=False)
+    refused = run_training(changed, *FLAGS, "--update-freq", "3", *until_end, env=ON_CPU, check=False)
     assert refused.returncode == 1
     assert re.search(r"error: the checkpoint stands after block \d+ of epoch 2, which is no border", refused.stderr)
-    run_training(changed, *FLAGS, "--update-freq", "4", *until_end)
+    run_training(changed, *FLAGS, "--update-freq", "4", *until_end, env=ON_CPU)
     assert_same_run(changed, one)
 
 
@@ -129,11 +129,11 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
 def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", "examples/pretraining/config"]
     command += ["--config-name", "amos_tiny", f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path}/run"]
-    hidden_gpus = {**environment(), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join([str(ROOT)])}
+    env = environment({**ON_CPU, "PYTHONPATH": str(ROOT)})
     result = subprocess.run(
         [*command, "common.amp=true"],
         cwd=ROOT,
-        env=hidden_gpus,
+        env=env,
         capture_output=True,
         text=True,
         timeout=120,
