@@ -2,7 +2,8 @@
 
 * A finished run started again trains one more update and writes its checkpoints anew. Here it changes nothing.
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
-* ``--restore-file`` with a path that does not exist starts from nothing.
+* ``--restore-file`` with a path that does not exist starts from nothing; typed again (by a scheduler that requeues), it
+  starts again from the old checkpoint and overwrites what the run has reached.
 * A checkpoint of another vocabulary or another scheme of relative positions loads where its shapes happen to fit.
 """
 
@@ -32,19 +33,25 @@ def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
     """The file that ``checkpoint_utils.load_checkpoint`` is going to read, as it chooses it; None for none.
 
     Raises:
-        UserError: the user named a file that does not exist.
+        UserError: the user named a file that does not exist, or one that would replace the run in SAVE_DIR.
     """
+    own = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
     if cfg.restore_file != DEFAULT_FILE:
         path = cfg.restore_file.replace(".pt", suffix + ".pt")
         if not PathManager.isfile(path):
             raise UserError(
                 f"--restore-file {path} does not exist: give the path of a checkpoint, or leave the flag out to resume "
-                f"from {os.path.join(cfg.save_dir, DEFAULT_FILE)}"
+                f"from {own}"
+            )
+        # A checkpoint of SAVE_DIR itself is a step back that was meant; one from elsewhere is the first start repeated.
+        if PathManager.isfile(own) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir):
+            raise UserError(
+                f"--restore-file {path} would start again and overwrite {own}: leave the flag and --reset-* out to resume "
+                "that run, or give another --save-dir; --finetune-from-model starts from a checkpoint once and resumes later"
             )
         return path
-    path = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
-    if PathManager.isfile(path):
-        return path
+    if PathManager.isfile(own):
+        return own
     if cfg.finetune_from_model is not None and not PathManager.isfile(cfg.finetune_from_model):
         raise UserError(
             f"--finetune-from-model {cfg.finetune_from_model} does not exist: give the path of a checkpoint"

@@ -3,12 +3,14 @@
 Slurm sends SIGTERM before the time limit and at preemption, ``--signal=USR1@300`` earlier; both go to every process of a
 job step. Stock fairseq dies at once and loses what came after the last checkpoint. Here a rank notes the signal, all ranks
 agree on the update at which they stop (one number summed over the ranks after each update, only where there are several),
-rank 0 saves ``checkpoint_last.pt`` with the exact position in the epoch, and all exit with :data:`REQUEUE`.
+rank 0 saves ``checkpoint_last.pt`` with the exact position in the epoch, and all exit with :data:`REQUEUE`. In the seconds
+before fairseq launches its ranks (under Hydra: before it makes its trainer) a signal kills as usual: nothing is lost.
 
 The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
 SIGTERM only where their own rank sends it, which is how torch ends a loader process that does not answer.
 """
 
+import contextlib
 import functools
 import logging
 import multiprocessing
@@ -16,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -54,6 +56,18 @@ def install() -> None:
     for number in SIGNALS:
         signal.signal(number, note)
         signal.siginterrupt(number, False)  # system calls of NCCL and gloo are not to fail with EINTR
+
+
+@contextlib.contextmanager
+def restored_handlers() -> Iterator[None]:
+    """A program that calls fairseq as a function has its own handlers back afterwards."""
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(number, handler)
 
 
 def stop_is_requested(trainer: Trainer) -> bool:
@@ -120,8 +134,9 @@ def apply() -> None:
 
     @functools.wraps(call_main)
     def listen_and_call_main(*args: Any, **kwargs: Any) -> Any:
-        install()
-        return call_main(*args, **kwargs)
+        with restored_handlers():
+            install()
+            return call_main(*args, **kwargs)
 
     @functools.wraps(save_checkpoint)
     def save_and_remember(cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:

@@ -140,13 +140,24 @@ def checkpoint_config(tmp_path: Path, **changes: Any) -> Any:
 
 
 def test_the_file_that_is_loaded(tmp_path: Path) -> None:
-    old, last = tmp_path / "old.pt", tmp_path / "checkpoint_last.pt"
+    old, last = tmp_path / "elsewhere" / "old.pt", tmp_path / "checkpoint_last.pt"
+    old.parent.mkdir()
     old.touch()
     assert checkpoint_to_load(checkpoint_config(tmp_path)) is None
     assert checkpoint_to_load(checkpoint_config(tmp_path, finetune_from_model=str(old))) == str(old)
     assert checkpoint_to_load(checkpoint_config(tmp_path, restore_file=str(old))) == str(old)
     last.touch()
     assert checkpoint_to_load(checkpoint_config(tmp_path, finetune_from_model=str(old))) == str(last)
+
+
+def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path: Path) -> None:
+    elsewhere, step_back = tmp_path / "old" / "checkpoint_last.pt", tmp_path / "run" / "checkpoint_1_5.pt"
+    for path in (elsewhere, step_back, tmp_path / "run" / "checkpoint_last.pt"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with pytest.raises(UserError, match=r"would start again and overwrite .*--finetune-from-model"):
+        checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(elsewhere)))
+    assert checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(step_back))) == str(step_back)
 
 
 @pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model"])

@@ -1,0 +1,133 @@
+"""Training runs in the background that a test can interrupt, and the comparison of what two runs left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, TINY_RUN, environment
+
+# The made-up corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that is
+# late by a second still meets it alive. One loader process is fairseq's default.
+LAST_UPDATE = 38
+RUN = [*TINY_RUN, "--num-workers", "1", "--save-interval-updates", "5", "--max-update", str(LAST_UPDATE)]
+# What depends on the clock. fairseq keeps meters of it in the checkpoint as well.
+CLOCK = {"wps", "ups", "wall", "train_wall", "tokens_per_second", "gb_free"}
+
+
+def flags_command(data: Path, save_dir: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "fairseq_cli.train", str(data), *RUN, "--save-dir", str(save_dir), *flags]
+
+
+class BackgroundRun:
+    """A training in a session of its own, so that its loader processes can be reached as a group."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log, self.errors = log, log.with_suffix(".err")
+        with self.log.open("w") as out, self.errors.open("w") as err:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdout=out, stderr=err, start_new_session=True
+            )
+
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8") + self.errors.read_text(encoding="utf-8")
+
+    def wait_for(self, pattern: str, timeout: float = 120.0) -> None:
+        end = time.monotonic() + timeout
+        while not re.search(pattern, self.text()):
+            ended = self.process.poll() is not None or time.monotonic() > end
+            assert not ended, f"no '{pattern}' in:\n{self.text()[-3000:]}"
+            time.sleep(0.005)
+
+    def wait_for_update(self, update: int) -> None:
+        self.wait_for(rf"train_inner.* num_updates={update},")
+
+    def signal_group(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Without warning: SIGKILL to the training process and all of its children."""
+        self.signal_group(signal.SIGKILL)
+        assert self.process.wait(30) == -signal.SIGKILL
+
+    def exit_code(self, timeout: float = 120.0) -> int:
+        try:
+            return self.process.wait(timeout)
+        finally:
+            if self.process.poll() is None:
+                self.signal_group(signal.SIGKILL)
+
+
+_uninterrupted: dict[tuple[str, ...], Path] = {}
+
+
+def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Path:
+    """SAVE_DIR of a run that was left alone; each is made once for all tests and is not to be changed."""
+    if flags not in _uninterrupted:
+        save_dir = tmp_path_factory.mktemp("uninterrupted")
+        run = BackgroundRun(flags_command(data, save_dir, *flags), save_dir.with_suffix(".log"))
+        assert run.exit_code() == 0, run.text()[-3000:]
+        _uninterrupted[flags] = save_dir
+    return _uninterrupted[flags]
+
+
+def checkpoint(save_dir: Path, name: str = "checkpoint_last.pt") -> dict[str, Any]:
+    return torch.load(save_dir / name, weights_only=True, map_location="cpu")
+
+
+def num_updates(save_dir: Path) -> int:
+    return checkpoint(save_dir)["optimizer_history"][-1]["num_updates"]
+
+
+def updates_per_epoch(save_dir: Path) -> int:
+    first = records(save_dir)[0]
+    return round(first["update"] / first["epoch"])
+
+
+def files(save_dir: Path) -> dict[str, tuple[bytes, int]]:
+    """Content and time of change of every file."""
+    paths = [path for path in sorted(save_dir.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(save_dir)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def records(save_dir: Path) -> list[dict[str, Any]]:
+    """All lines of metrics.jsonl, without what the clock gives."""
+    lines = (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in CLOCK} for line in lines]
+
+
+def assert_same_bits(found: Any, expected: Any, where: str) -> None:
+    """Equal structure, types and bits; tensors of the same number format."""
+    assert type(found) is type(expected), where
+    if torch.is_tensor(expected):
+        assert found.dtype == expected.dtype, where
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected), where
+        for key in expected:
+            assert_same_bits(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), where
+        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_same_bits(one, other, f"{where}[{index}]")
+    else:
+        assert found == expected, where
+
+
+def assert_same_run(save_dir: Path, reference: Path) -> None:
+    """Parameters, optimizer, place in the data and logged numbers, bit for bit."""
+    found, expected = checkpoint(save_dir), checkpoint(reference)
+    for part in ("model", "last_optimizer_state", "task_state"):
+        assert_same_bits(found[part], expected[part], part)
+    # A resumed run remembers the optimizers of its earlier parts.
+    assert_same_bits(found["optimizer_history"][-1], expected["optimizer_history"][-1], "optimizer_history")
+    for part in ("train_iterator", "val_loss", "best"):
+        assert_same_bits(found["extra_state"][part], expected["extra_state"][part], part)
+    assert records(save_dir) == records(reference)

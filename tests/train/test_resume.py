@@ -1,0 +1,178 @@
+"""Runs that are killed, cut short, finished, refused or broken, by subprocess; the reference is the run left alone."""
+
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from fairseq_cli import train
+from interrupted_run import (
+    LAST_UPDATE,
+    RUN,
+    BackgroundRun,
+    assert_same_run,
+    checkpoint,
+    files,
+    flags_command,
+    num_updates,
+    records,
+    uninterrupted,
+    updates_per_epoch,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def error_lines(run: BackgroundRun) -> list[str]:
+    assert "Traceback" not in run.text(), run.text()[-3000:]
+    return [line for line in run.errors.read_text(encoding="utf-8").splitlines() if "error:" in line]
+
+
+@pytest.mark.parametrize(
+    ("flags", "moments"),
+    [
+        pytest.param([], [8, 21], id="float32"),
+        pytest.param(["--bf16"], [21], id="bf16"),
+    ],
+)
+def test_killed_and_resumed_is_uninterrupted(
+    flags: list[str],
+    moments: list[int],
+    binarized_corpus: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+) -> None:
+    """kill -9 within the first and the second epoch, while loader processes hold the next batches."""
+    save_dir = tmp_path / "run"
+    command = flags_command(binarized_corpus, save_dir, *flags)
+    for part, moment in enumerate(moments):
+        run = BackgroundRun(command, tmp_path / f"{part}.log")
+        run.wait_for_update(moment)
+        run.kill()
+        saved = num_updates(save_dir)
+        assert moment - 5 < saved < LAST_UPDATE
+    last = BackgroundRun(command, tmp_path / "last.log")
+    assert last.exit_code() == 0, last.text()[-3000:]
+    reference = uninterrupted(binarized_corpus, tmp_path_factory, *flags)
+    epoch = saved // updates_per_epoch(reference) + 1
+    assert epoch >= 2
+    assert f"checkpoint_last.pt (epoch {epoch} @ {saved} updates)" in last.text()
+    assert num_updates(save_dir) == LAST_UPDATE
+    assert [line["update"] for line in records(reference) if line["split"] == "train"] == list(
+        range(1, LAST_UPDATE + 1)
+    )
+    assert_same_run(save_dir, reference)
+    if flags:
+        masters = checkpoint(save_dir)["last_optimizer_state"]["master_weights"]
+        assert any((master != master.bfloat16().float()).any() for master in masters), "bf16 was not in use"
+
+
+def test_a_finished_run_is_left_alone_and_a_damaged_one_mended(
+    binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    save_dir = tmp_path / "run"
+    reference = uninterrupted(binarized_corpus, tmp_path_factory)
+    shutil.copytree(reference, save_dir)
+    command = flags_command(binarized_corpus, save_dir)
+
+    before = files(save_dir)
+    again = BackgroundRun(command, tmp_path / "again.log")
+    assert again.exit_code() == 0, again.text()[-3000:]
+    assert f"is finished ({LAST_UPDATE} updates of --max-update {LAST_UPDATE})" in again.text()
+    assert files(save_dir) == before
+
+    last = save_dir / "checkpoint_last.pt"
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    # checkpoint_best.pt may be of the last update: then nothing would be left to train
+    (save_dir / "checkpoint_best.pt").unlink()
+    mended = BackgroundRun(command, tmp_path / "mended.log")
+    assert mended.exit_code() == 0, mended.text()[-3000:]
+    assert "checkpoint_last.pt is damaged: resuming from the newest whole checkpoint" in mended.text()
+    assert "checkpoint_3_35.pt (35 updates)" in mended.text()
+    assert_same_run(save_dir, reference)
+
+
+def test_a_full_disk_costs_no_checkpoint(
+    binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    save_dir = tmp_path / "run"
+    save_dir.mkdir()
+    reference = uninterrupted(binarized_corpus, tmp_path_factory)
+    shutil.copytree(reference / "tokenizer", save_dir / "tokenizer")
+    shutil.copy(reference / "checkpoint_2_20.pt", save_dir / "checkpoint_last.pt")
+    before = files(save_dir)
+    run = BackgroundRun(flags_command(binarized_corpus, save_dir), tmp_path / "full.log")
+    limit = (save_dir / "checkpoint_last.pt").stat().st_size // 2
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    assert run.exit_code() == 1
+    (line,) = error_lines(run)
+    assert line.startswith(f"amos_fairseq: error: {save_dir}/checkpoint_")
+    assert "cannot be written (File too large); older checkpoints are whole: make room" in line
+    after = files(save_dir)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"metrics.jsonl"}
+
+
+def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Stock fairseq would write crash.pt, log the norms of all parameters, and end in a traceback."""
+    flags = ["--lr", "1e30", "--warmup-updates", "0", "--clip-norm", "0"]
+    run = BackgroundRun(flags_command(binarized_corpus, tmp_path / "run", *flags), tmp_path / "broken.log")
+    assert run.exit_code() == 1, run.text()[-3000:]
+    (line,) = error_lines(run)
+    assert line.startswith("amos_fairseq: error: update 2: the gradient is not finite (")
+    assert "mlm_loss_1 = nan, mlm_loss_2 = nan; no loss scale): lower the learning rate" in line
+    assert not list((tmp_path / "run").glob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        pytest.param(
+            ["--finetune-from-model", "OLD", "--relative-position-buckets", "16"],
+            "was trained with --relative-position-buckets 32, not 16",
+            id="positions",
+        ),
+        pytest.param(
+            ["--finetune-from-model", "OLD", "--encoder-embed-dim", "16"],
+            "holds another model than the flags describe; Error(s) in loading state_dict for AmosModel: size mismatch",
+            id="size",
+        ),
+        pytest.param(
+            ["--restore-file", "OLD", "--max-update", "60", "--total-num-update", "20"],
+            f"after update {LAST_UPDATE} the learning rate is 0",
+            id="learning-rate",
+        ),
+        pytest.param(
+            ["--restore-file", "OLD"],
+            f"stands at update {LAST_UPDATE}, and --max-update {LAST_UPDATE} is reached",
+            id="no-update-left",
+        ),
+        pytest.param(["--restore-file", "gone.pt"], "--restore-file gone.pt does not exist", id="missing"),
+    ],
+)
+def test_continuing_in_vain_is_refused(
+    flags: list[str],
+    line: str,
+    binarized_corpus: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """fairseq-train in this process: none of these comes as far as an update."""
+    old = str(uninterrupted(binarized_corpus, tmp_path_factory) / "checkpoint_last.pt")
+    flags = [old if flag == "OLD" else flag for flag in flags]
+    save_dir = tmp_path / "run"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(
+        sys, "argv", ["fairseq-train", str(binarized_corpus), *RUN, "--save-dir", str(save_dir), *flags]
+    )
+    with pytest.raises(SystemExit) as ended:
+        train.cli_main()
+    assert ended.value.code == 1
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
+    assert said.startswith("amos_fairseq: error: ")
+    assert line in said
+    assert not list(save_dir.glob("*"))
