@@ -28,7 +28,7 @@ def binarize_shard(
     """``fairseq-preprocess --only-source`` into ``directory``: ``train`` and ``valid`` with ``dict.txt``.
 
     The command's own entry is called in this process, because its imports take longer than a small shard.
-    ``expected``: ids that it will write; ``on_done`` is told the share of them written since the last call.
+    ``expected``: ids that it will write; ``on_done`` is told the share of them that is written.
     """
     arguments = ["--only-source", "--srcdict", str(dictionary), "--trainpref", str(train), "--destdir", str(directory)]
     arguments += ["--validpref", str(valid)] if valid else []
@@ -94,5 +94,5 @@ class _Watch(threading.Thread):
 
     def _report(self, share: float) -> None:
         if share > self._share:
-            self._on_done(share - self._share)
             self._share = share
+            self._on_done(share)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
-from preprocess.pretraining.processes import ordered_results
+from preprocess.pretraining.processes import ordered_results, use_threads
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
 _SEARCH_BYTES = 1 << 16
@@ -37,8 +37,9 @@ class Counts:
 
 
 def start_encoding_process(tokenizer_directory: str) -> None:
-    """Initialiser of the pool: every process holds one tokenizer."""
+    """Initialiser of the pool: every process holds one tokenizer and has one thread."""
     global _tokenizer, _symbols
+    use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
     _symbols = frozenset(_tokenizer.dictionary_symbols)
 

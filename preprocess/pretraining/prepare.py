@@ -15,9 +15,9 @@ from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from preprocess.pretraining import encoding, manifest
 from preprocess.pretraining.arguments import Settings, build_parser, read_arguments
-from preprocess.pretraining.processes import end_children_with_this_process, in_own_process, process_pool
+from preprocess.pretraining.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
 from preprocess.pretraining.splitting import Split, group_into_shards, split_corpus
-from preprocess.pretraining.vocabulary import learn_tokenizer, use_cores
+from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.pretraining.workspace import Workspace
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -86,7 +86,7 @@ def _vocabulary(work: Workspace, settings: Settings, workers: int, tokenizer: Op
 
 
 def _learn(sample: Path, settings: Settings, workers: int, directory: Path) -> None:
-    use_cores(workers)
+    use_threads(workers)
     learn_tokenizer(sample, settings.bpe, settings.vocab_size, settings.cased).save(directory)
 
 
@@ -100,7 +100,7 @@ def _shard(
     files = {"train": [work.text / piece.name for piece in pieces]}
     if number == 0:
         files["valid"] = [work.text / split.valid.name]
-    size = sum(piece.bytes for piece in pieces) + (split.valid.bytes if number == 0 else 0)
+    size = sum(path.stat().st_size for paths in files.values() for path in paths)
     encoded = {name: directory / f"{name}.pieces" for name in files}
     place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
     with _progress(size, f"encode{place}") as bar:
@@ -116,7 +116,7 @@ def _shard(
             directory,
             workers,
             ids,
-            lambda share: bar.update(share * size),
+            lambda share: bar.update(int(share * size) - bar.n),
         )
     for name, count in counts.items():
         check_binarized(directory / name, count)
@@ -143,7 +143,8 @@ def _identify(path: Path) -> List[Any]:
 
 
 def _progress(total: int, name: str) -> tqdm:
-    return tqdm(total=total, desc=name, unit="B", unit_scale=True, mininterval=0.5, file=sys.stderr)
+    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file keeps every line
+    return tqdm(total=total, desc=name, unit="B", unit_scale=True, mininterval=seconds, file=sys.stderr)
 
 
 def _task_data(out: Path) -> str:

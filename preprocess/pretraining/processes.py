@@ -30,6 +30,13 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def use_threads(number: int) -> None:
+    """How many threads the tokenizers library may start in this process; its results do not depend on it."""
+    os.environ["RAYON_NUM_THREADS"] = str(number)
+    if number == 1:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 @contextlib.contextmanager
 def process_pool(number: int, initializer: Callable[..., None], *arguments: Any) -> Iterator[Executor]:
     """A pool of forked processes; an exception does not wait for what they still do.

@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -166,9 +165,3 @@ def _too_small(vocab_size: int, smallest: int) -> UserError:
         f"--vocab-size {vocab_size} is smaller than the number of characters that need a piece: give at least "
         f"{smallest}"
     )
-
-
-def use_cores(number: int) -> None:
-    """Threads of the tokenizers library in this process; the learned pieces do not depend on it."""
-    os.environ["RAYON_NUM_THREADS"] = str(number)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if number > 1 else "false"

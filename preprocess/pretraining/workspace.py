@@ -143,7 +143,8 @@ class Workspace:
 
     def _remove_unfinished(self) -> None:
         for path in self.root.glob("*.unfinished"):
-            shutil.rmtree(path)
+            # After Ctrl-C a dying process may still write there; the next run clears it then.
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -150,6 +150,16 @@ def test_learning_is_deterministic(learned, sample):
     assert again.sha256 == learned.sha256
 
 
+@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
+def test_ties_are_broken_alike(tmp_path, bpe):
+    """Words that occur once make every merge a tie, which a hash table would break differently each time."""
+    generator = random.Random(1)
+    words = ["".join(generator.choices("abcdefghij", k=8)) for _ in range(300)]
+    (tmp_path / "text.txt").write_text("\n".join(words) + "\n")
+    learned = {learn_tokenizer(tmp_path / "text.txt", bpe, 400, True).sha256 for _ in range(4)}
+    assert len(learned) == 1
+
+
 @pytest.mark.parametrize("cased", [True, False])
 def test_sentencepiece_parity(sample, cased):
     """Pieces are the library's own; decoded text is what its normaliser, called apart, makes of the line."""
