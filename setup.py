@@ -1,12 +1,14 @@
 """Package, command and extras of amos_fairseq; tool settings live in pyproject.toml."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 setup(
     name="amos_fairseq",
     version="0.1.0",
     description="Pretrain text encoders with an adversarial mixture of training signals (AMOS), as a fairseq plugin",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11,<3.12",
@@ -28,7 +30,7 @@ setup(
     ],
     extras_require={
         # transformers 5 imports torchaudio eagerly, which does not load beside a CPU build of torch.
-        "test": ["pytest", "pytest-xdist", "ruff", "scikit-learn", "scipy", "transformers<5", "fastBPE==0.1.0"],
+        "test": ["pytest", "pytest-xdist", "ruff", "scikit-learn", "scipy", "transformers<5", "fastBPE==0.1.0", "hydra-submitit-launcher"],
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],
     },

@@ -7,12 +7,11 @@ import math
 from pathlib import Path
 
 import torch
-from fairseq.data import Dictionary, data_utils
 from rich.console import Console
 from rich.table import Table
 
-from amos_fairseq.data.masked_blocks import MASK_SYMBOL, special_ids
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 
 def unigram_entropy(data: Path, split: str = "valid") -> float:
@@ -21,6 +20,9 @@ def unigram_entropy(data: Path, split: str = "valid") -> float:
     Raises:
         UserError: the split is missing or holds no such token.
     """
+    # Imported here, after amos_fairseq, which silences what fairseq says while it is imported.
+    from fairseq.data import Dictionary, data_utils
+
     dictionary = Dictionary.load(str(data / "dict.txt"))
     dictionary.add_symbol(MASK_SYMBOL)
     dataset = data_utils.load_indexed_dataset(str(data / split), dictionary)

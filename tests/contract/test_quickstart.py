@@ -175,7 +175,8 @@ def test_report_shows_first_and_last_validation_beside_the_plateau(
 @pytest.mark.slow
 def test_quickstart_from_text_to_pictures_and_nothing_twice(corpus_text: Path, tmp_path: Path):
     """The whole script in the environment of the tests, with six updates; then once more, in a relative OUT_DIR."""
-    settings = "optimization.max_update=6 lr_scheduler.warmup_updates=2 dataset.validate_interval_updates=3 dataset.batch_size=8"
+    settings = "optimization.max_update=6 lr_scheduler.warmup_updates=2 dataset.validate_interval_updates=3 "
+    settings += "dataset.batch_size=8 dataset.num_workers=0"
     variables = {
         "AMOS_ENVIRONMENT": "active",
         "PYTHON": sys.executable,
