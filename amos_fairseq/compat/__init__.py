@@ -8,6 +8,7 @@ known_noise.apply()  # before anything imports fairseq
 
 from amos_fairseq import metrics_log
 from amos_fairseq.compat import (
+    amp_step,
     atomic_checkpoints,
     distribution,
     known_names,
@@ -30,6 +31,7 @@ def apply() -> None:
     known_names.apply()
     safe_loading.apply()
     master_weights.apply()
+    amp_step.apply()
     # Around fairseq's load_checkpoint, from the inside: refuse or accept, then cut the log back, first of all mend.
     run_lifecycle.apply()
     metrics_log.apply()
