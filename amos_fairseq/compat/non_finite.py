@@ -69,6 +69,17 @@ def stop(trainer: Trainer, what: str, broken: dict[str, float]) -> None:
     raise_on_every_rank(describe(trainer.get_num_updates() + 1, what, broken, loss_scale(trainer)))
 
 
+def check_logged_losses(trainer: Trainer, logged: dict[str, Any] | None) -> None:
+    """Stop after an update whose gradient was finite but whose loss was not.
+
+    Args:
+        logged: what ``train_step`` returns: means over all ranks, on the CPU already; None after an overflow.
+    """
+    broken = not_finite([logged]) if logged is not None else {}
+    if broken:
+        raise_on_every_rank(describe(trainer.get_num_updates(), "the loss", broken, loss_scale(trainer)))
+
+
 def apply() -> None:
     """Watch the criterion's outputs, the gradient norm before fairseq judges it, and the losses that are logged."""
     train_step, clip_grad_norm = Trainer.train_step, Trainer.clip_grad_norm
@@ -81,9 +92,7 @@ def apply() -> None:
             logged = train_step(self, *args, **kwargs)
         finally:
             hook.remove()
-        # The numbers are on the CPU already, for the log; None after an overflow.
-        if logged is not None and not_finite([logged]):
-            raise_on_every_rank(describe(self.get_num_updates(), "the loss", not_finite([logged]), loss_scale(self)))
+        check_logged_losses(self, logged)
         return logged
 
     @functools.wraps(clip_grad_norm)

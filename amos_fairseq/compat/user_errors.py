@@ -70,7 +70,7 @@ def _misfit(error: BaseException) -> str:
 
 
 def report(line: str) -> None:
-    """Print the one line. Ranks beside the first say who they are; what all ranks know is left to the first."""
+    """Print the one line; other ranks than the first say who they are."""
     rank = distributed_utils.get_global_rank()
     name = f"rank {rank}: " if rank > 0 else ""
     sys.stdout.flush()

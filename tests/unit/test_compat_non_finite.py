@@ -11,7 +11,7 @@ from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat.non_finite import describe, not_finite
+from amos_fairseq.compat.non_finite import check_logged_losses, describe, not_finite
 from amos_fairseq.errors import UserError
 
 NAN, INF = float("nan"), float("inf")
@@ -58,6 +58,14 @@ def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
 
 def test_a_finite_gradient_passes() -> None:
     assert Trainer.clip_grad_norm(trainer(Optimizer(1.5), 3.0), 2.0) == 1.5
+
+
+def test_an_infinite_loss_with_a_finite_gradient_stops_too() -> None:
+    after = trainer(Optimizer(1.5), 3.0)
+    check_logged_losses(after, {"loss": 3.0, "mlm_loss_8": 2.0})
+    check_logged_losses(after, None)  # fp16 has skipped the update
+    with pytest.raises(UserError, match=r"update 11: the loss is not finite \(mlm_loss_8 = inf; no loss scale\)"):
+        check_logged_losses(after, {"loss": INF, "mlm_loss_8": INF})
 
 
 @pytest.mark.parametrize("grad_norm", [NAN, INF])
