@@ -30,7 +30,16 @@ setup(
     ],
     extras_require={
         # transformers 5 imports torchaudio eagerly, which does not load beside a CPU build of torch.
-        "test": ["pytest", "pytest-xdist", "ruff", "scikit-learn", "scipy", "transformers<5", "fastBPE==0.1.0", "hydra-submitit-launcher"],
+        "test": [
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+            "scikit-learn",
+            "scipy",
+            "transformers<5",
+            "fastBPE==0.1.0",
+            "hydra-submitit-launcher",
+        ],
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],
     },
