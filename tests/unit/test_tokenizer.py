@@ -1,14 +1,12 @@
 """Tokenizers against the libraries that they stand for, on text that is meant to hurt."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 import sentencepiece
-import tokenizers
-from fairseq.data import Dictionary
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
+from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.errors import UserError
@@ -16,40 +14,12 @@ from amos_fairseq.interop.piece_spelling import SPECIAL_SYMBOLS, spell_piece, un
 from amos_fairseq.interop.tokenizer import load_tokenizer
 from preprocess.pretraining.vocabulary import cut_long_line, learn_tokenizer
 
-HOSTILE = [
-    "",
-    " ",
-    "a plain line of words",
-    "Ünïcödé ﬁne — “quotes” … ½ \uff21\uff22\uff23 İstanbul ŒUVRE",
-    "中国 and 日本 mixed with text",
-    "snow☃man 🎉🎉 \U0001f9d1\u200d\U0001f33e",
-    "<mask> <pad> <s> </s> <unk> x<mask>y <s></s>",
-    "[MASK] [CLS] [SEP] [PAD] [UNK]",
-    "the [MASK] of x[SEP]y",
-    "the <mask> of x</s>y",
-    "\\x{3c}mask> \\x{} \\x{20",
-    "under_score snake@@ case@@and@@ </w> a</w>b ## ##ing",
-    "tabs\tand\x0bother\x0cspaces\x85next\xa0line\u2028para\u3000end\x1cfield",
-    "nul\x00 and control\x07 and \ufeff mark and soft\xadhyphen",
-    "e\u0301 combining \u0301 alone",
-    "aaaa aaaaaaaaa aaa " * 5,
-    "x" * 5000,
-    "the cat sat on the mat " * 500,
-]
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory) -> Path:
-    """Made-up words with a long tail, and text that makes special spellings frequent."""
-    generator = random.Random(7)
-    syllables = ["ba", "ke", "li", "mo", "nu", "Ta", "re", "sí", "on", "ing"]
-    words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(500)]
-    lines = [" ".join(generator.choices(words, k=12)) + "." for _ in range(1500)]
-    lines += ["<s>text</s> <s> </s> x<mask>y <mask> <unk> <pad> can't \\x{3c}"] * 300
-    path = tmp_path_factory.mktemp("sample") / "sample.txt"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return write_sample(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture(
@@ -58,65 +28,6 @@ def sample(tmp_path_factory) -> Path:
 def learned(request, sample):
     bpe, case = request.param.split("-")
     return learn_tokenizer(sample, bpe, 300, case == "cased")
-
-
-def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
-    """A small tokenizer of the given model, as Hugging Face's library would leave it."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind in ("bytes", "unigram") else None
-    special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    lines = sample.read_text(encoding="utf-8").split("\n")
-    if kind == "wordpiece":
-        learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        learner.normalizer, learner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        learner.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
-    elif kind == "bytes":
-        learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer, learner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        )
-    elif kind == "unigram":
-        learner = tokenizers.Tokenizer(models.Unigram())
-        learner.pre_tokenizer, learner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
-        )
-    else:  # pieces with spaces inside, as a model without pre-tokenizer learns them
-        learner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
-        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
-    learner.train_from_iterator(lines, trainer)
-    learner.enable_truncation(8)
-    learner.enable_padding(length=8)
-    directory.mkdir()
-    learner.save(str(directory / "tokenizer.json"))
-    return directory
-
-
-@pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram", "spaces"])
-def hugging_face(request, sample, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param) / "tokenizer"
-    return load_tokenizer(hugging_face_directory(directory, request.param, sample)), directory
-
-
-def dictionary_of(tokenizer, directory: Path) -> Dictionary:
-    tokenizer.save(directory)
-    return Dictionary.load(str(directory / "dict.txt"))
-
-
-def assert_survives_fairseq(tokenizer, directory: Path) -> None:
-    """Through fairseq's own dictionary and line splitting, each piece stays itself and none becomes a symbol."""
-    dictionary = dictionary_of(tokenizer, directory)
-    assert dictionary.symbols[4:] == tokenizer.dictionary_symbols
-    for line in HOSTILE:
-        pieces = tokenizer.encode(line)
-        ids = dictionary.encode_line(" ".join(pieces), add_if_not_exist=False, append_eos=False).tolist()
-        assert len(ids) == len(pieces), line
-        expected = [dictionary.indices.get(piece, dictionary.unk()) for piece in pieces]
-        assert ids == expected
-        assert not {dictionary.bos(), dictionary.pad(), dictionary.eos()} & set(ids), line
-        assert "<mask>" not in pieces
 
 
 def test_spelling_is_reversible_and_one_to_one():
@@ -198,67 +109,6 @@ def test_every_piece_of_fastbpe_can_occur_in_its_text(sample, tmp_path):
     assert {piece for line in sample.read_text().split("\n") for piece in tokenizer.encode(line)} <= symbols
 
 
-def test_hugging_face_pieces_survive_fairseq(hugging_face, tmp_path):
-    assert_survives_fairseq(hugging_face[0], tmp_path)
-
-
-def test_hugging_face_ids_are_those_of_the_library(hugging_face):
-    """Ids go there and back; a line gets the library's own encoding, whole, unless that holds a special id."""
-    tokenizer, directory = hugging_face
-    reference = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
-    reference.no_truncation()
-    reference.no_padding()
-    reference.encode_special_tokens = True
-    ids = tokenizer.hugging_face_ids
-    assert sorted(ids.values()) == sorted(reference.get_vocab().values())
-    assert set(tokenizer.special_tokens) == set(SPECIAL_SYMBOLS)
-    for symbol, token in tokenizer.special_tokens.items():
-        assert ids[symbol] == reference.token_to_id(token)
-    special = {ids[symbol] for symbol in SPECIAL_SYMBOLS} - {ids["<unk>"]}
-    compared = 0
-    for line in HOSTILE:
-        expected = reference.encode(line, add_special_tokens=False).ids
-        if not special & set(expected) and tokenizer.special_tokens["<unk>"] not in line:
-            compared += 1
-            assert [ids[piece] for piece in tokenizer.encode(line)] == expected
-    # Only a model that finds its special tokens as pieces of text (unigram) has lines that cannot be compared.
-    assert compared >= len(HOSTILE) - 3
-
-
-def test_hugging_face_special_spelling_stays_text(hugging_face, tmp_path):
-    tokenizer, _ = hugging_face
-    mask = tokenizer.special_tokens["<mask>"]
-    pieces = tokenizer.encode(f"ba{mask}ke {mask}")
-    assert not set(pieces) & {"<mask>", "<s>", "</s>", "<pad>"}
-    # All its characters are in the text that the vocabulary was learned from, or the word is unknown as a whole.
-    assert "mask" in tokenizer.decode(pieces).lower().replace(" ", "") or "<unk>" in pieces
-
-
-def test_hugging_face_byte_level_round_trip(sample, tmp_path):
-    tokenizer = load_tokenizer(hugging_face_directory(tmp_path / "bytes", "bytes", sample))
-    for line in HOSTILE:
-        assert tokenizer.decode(tokenizer.encode(line)) == line
-
-
-def test_hugging_face_saved_tokenizer_is_the_same_one(hugging_face, tmp_path):
-    tokenizer, _ = hugging_face
-    tokenizer.save(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert loaded.sha256 == tokenizer.sha256
-    assert loaded.hugging_face_ids == tokenizer.hugging_face_ids
-    assert loaded.encode_lines(HOSTILE) == [tokenizer.encode(line) for line in HOSTILE]
-
-
-def test_configuration_names_the_special_tokens(sample, tmp_path):
-    """Names in the configuration go before the usual spellings."""
-    directory = hugging_face_directory(tmp_path / "named", "wordpiece", sample)
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"cls_token": "[SEP]", "sep_token": {"content": "[CLS]"}, "mask_token": None})
-    )
-    special = load_tokenizer(directory).special_tokens
-    assert special == {"<s>": "[SEP]", "<pad>": "[PAD]", "</s>": "[CLS]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
-
-
 def test_long_lines_are_cut_between_words_and_characters():
     line = " ".join(f"word{i}é" for i in range(3000))
     parts = list(cut_long_line(line, 100))
@@ -303,14 +153,6 @@ def test_broken_model_is_refused(learned, tmp_path, content):
     (tmp_path / learned.model_file).write_bytes(content)
     with pytest.raises(UserError, match=r"is not (a SentencePiece model|UTF-8 text)|does not match"):
         load_tokenizer(tmp_path)
-
-
-def test_broken_hugging_face_file_is_refused(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="is not a usable Hugging Face tokenizer"):
-        load_tokenizer(tmp_path)
-    with pytest.raises(UserError, match="is not a directory"):
-        load_tokenizer(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])

@@ -1,0 +1,60 @@
+"""Text that is meant to hurt tokenizers, and the check that fairseq takes what they make of it."""
+
+import random
+from pathlib import Path
+
+from fairseq.data import Dictionary
+
+from amos_fairseq.interop.tokenizer import Tokenizer
+
+HOSTILE = [
+    "",
+    " ",
+    "a plain line of words",
+    "Ünïcödé ﬁne — “quotes” … ½ \uff21\uff22\uff23 İstanbul ŒUVRE",
+    "中国 and 日本 mixed with text",
+    "snow☃man 🎉🎉 \U0001f9d1\u200d\U0001f33e",
+    "<mask> <pad> <s> </s> <unk> x<mask>y <s></s>",
+    "[MASK] [CLS] [SEP] [PAD] [UNK]",
+    "the [MASK] of x[SEP]y",
+    "the <mask> of x</s>y",
+    "\\x{3c}mask> \\x{} \\x{20",
+    "under_score snake@@ case@@and@@ </w> a</w>b ## ##ing",
+    "tabs\tand\x0bother\x0cspaces\x85next\xa0line\u2028para\u3000end\x1cfield",
+    "nul\x00 and control\x07 and \ufeff mark and soft\xadhyphen",
+    "e\u0301 combining \u0301 alone",
+    "aaaa aaaaaaaaa aaa " * 5,
+    "x" * 5000,
+    "the cat sat on the mat " * 500,
+]
+
+
+def write_sample(directory: Path) -> Path:
+    """Made-up words with a long tail, and text that makes special spellings frequent."""
+    generator = random.Random(7)
+    syllables = ["ba", "ke", "li", "mo", "nu", "Ta", "re", "sí", "on", "ing"]
+    words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(500)]
+    lines = [" ".join(generator.choices(words, k=12)) + "." for _ in range(1500)]
+    lines += ["<s>text</s> <s> </s> x<mask>y <mask> <unk> <pad> can't \\x{3c}"] * 300
+    path = directory / "sample.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def dictionary_of(tokenizer: Tokenizer, directory: Path) -> Dictionary:
+    tokenizer.save(directory)
+    return Dictionary.load(str(directory / "dict.txt"))
+
+
+def assert_survives_fairseq(tokenizer: Tokenizer, directory: Path) -> None:
+    """Through fairseq's own dictionary and line splitting, each piece stays itself and none becomes a symbol."""
+    dictionary = dictionary_of(tokenizer, directory)
+    assert dictionary.symbols[4:] == tokenizer.dictionary_symbols
+    for line in HOSTILE:
+        pieces = tokenizer.encode(line)
+        ids = dictionary.encode_line(" ".join(pieces), add_if_not_exist=False, append_eos=False).tolist()
+        assert len(ids) == len(pieces), line
+        expected = [dictionary.indices.get(piece, dictionary.unk()) for piece in pieces]
+        assert ids == expected
+        assert not {dictionary.bos(), dictionary.pad(), dictionary.eos()} & set(ids), line
+        assert "<mask>" not in pieces
