@@ -30,9 +30,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:\\s*'amos_")
 def commands(document: Path) -> list[list[str]]:
     """The commands of a document's bash blocks, as a shell would split them; continued lines are joined."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    found: list[list[str]] = []
+    for block in re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        unfinished = ""
+        for line in block.replace("\\\n", " ").splitlines(keepends=True):
+            unfinished += line
+            try:
+                found.append(shlex.split(unfinished, comments=True))
+            except ValueError:
+                continue  # a quotation that goes on in the next line
+            unfinished = ""
+        assert not unfinished, f"{document}: an open quotation in {block}"
+    return [words for words in found if words]
 
 
 def arguments_of(document: Path, program: str, module: str | None = None) -> list[list[str]]:
