@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, TINY_RUN, environment
+from tiny_runs import ROOT, TINY_RUN, environment
 
 # The made-up corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that is
 # late by a second still meets it alive. One loader process is fairseq's default.

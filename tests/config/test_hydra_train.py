@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, environment
+from tiny_runs import ROOT, environment
 
 COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
 # As conftest's tiny runs. 64 blocks of 32 tokens make three updates an epoch, so that update 4 lies within the second.

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from fairseq.dataclass.initialize import hydra_init
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
+from tiny_runs import ROOT
 
 from amos_fairseq.compat.distribution import arrange_ranks
 from amos_fairseq.compat.signals import REQUEUE

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY_RUN, environment
 from fairseq import distributed_utils
 from fairseq_cli import train
+from tiny_runs import ROOT, TINY_RUN, environment
 
 # Global batch 16: the made-up corpus gives 18 updates an epoch.
 LAST_UPDATE = 22

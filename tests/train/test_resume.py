@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from fairseq_cli import train
 from interrupted_run import (
     LAST_UPDATE,
@@ -21,6 +20,7 @@ from interrupted_run import (
     uninterrupted,
     updates_per_epoch,
 )
+from tiny_runs import ROOT
 
 pytestmark = pytest.mark.slow
 

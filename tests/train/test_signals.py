@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from interrupted_run import (
     LAST_UPDATE,
     RUN,
@@ -20,6 +19,7 @@ from interrupted_run import (
     uninterrupted,
     updates_per_epoch,
 )
+from tiny_runs import ROOT
 
 from amos_fairseq.compat.signals import REQUEUE
 

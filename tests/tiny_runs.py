@@ -1,0 +1,21 @@
+"""Settings of the smallest training runs, for fixtures and for tests that start processes themselves."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# As small as a run can be that still has two depths, a mixture to learn, dropout, and several updates an epoch.
+TINY_RUN = [
+    "--user-dir", "amos_fairseq", "--task", "text_pretraining", "--arch", "amos_tiny", "--criterion", "amos",
+    "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64", "--tokens-per-sample", "32", "--max-positions", "32",
+    "--optimizer", "grouped_adam", "--lr", "0.002", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "2",
+    "--total-num-update", "100", "--clip-norm", "2.0", "--batch-size", "16", "--max-update", "6", "--num-workers", "0",
+    "--log-interval", "1", "--log-format", "simple", "--no-epoch-checkpoints", "--seed", "7",
+    "--validate-interval-updates", "6",
+]  # fmt: skip
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """One thread per process: tests run beside each other, and sums then have one order."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
