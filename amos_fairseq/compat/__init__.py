@@ -16,6 +16,7 @@ from amos_fairseq.compat import (
     master_weights,
     memory_map,
     non_finite,
+    out_of_memory,
     precision,
     run_lifecycle,
     safe_loading,
@@ -37,6 +38,7 @@ def apply() -> None:
     metrics_log.apply()
     atomic_checkpoints.apply()
     non_finite.apply()
+    out_of_memory.apply()
     signals.apply()
     train_script.apply()
     precision.apply()
