@@ -61,9 +61,11 @@ class MixtureWeights(nn.Module):
             return torch.stack([f @ self.v for f in features], dim=-1).float().softmax(-1)
         position_shape, device = features[0].shape[:-1], features[0].device
         if self.strategy == "random_layer":
-            depth = torch.randint(self.num_depths, position_shape, device=device)
-            return nn.functional.one_hot(depth, self.num_depths).float()
-        return torch.tensor(self.constant_weights(), device=device).expand(*position_shape, -1)
+            drawn = torch.randint(self.num_depths, position_shape, device=device)
+            return drawn.unsqueeze(-1).eq(torch.arange(self.num_depths, device=device)).float()
+        # Filled on the device: to copy numbers there, as torch.tensor does, waits for it.
+        weights = [torch.full(position_shape, weight, device=device) for weight in self.constant_weights()]
+        return torch.stack(weights, dim=-1)
 
     def constant_weights(self) -> list[float]:
         """The K weights of the strategies that give every position the same."""

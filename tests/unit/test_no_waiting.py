@@ -1,0 +1,52 @@
+"""Nothing in the model, the criterion and the backward pass waits for the device: seen on the CPU by the operations called."""
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import small_batch, small_criterion, small_model
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# A value read back, a shape that depends on values, numbers copied to the device.
+WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::lift_fresh"}
+
+
+class Recorder(TorchDispatchMode):
+    """The names of all operations, those of the backward pass included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.add(function.name().partition(".")[0])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixture": "learned"},
+        {"mixture": "uniform"},
+        {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5},
+        {"mixture": "layer_switch"},
+        {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5", "separate_generators": True},
+    ],
+    ids=lambda settings: settings["mixture"],
+)
+def test_a_step_waits_for_nothing(settings: dict[str, Any]) -> None:
+    model, criterion, batch = small_model(**settings), small_criterion(), small_batch()
+    with Recorder() as recorder:
+        loss, _, _ = criterion(model, batch)
+        loss.backward()
+    assert "aten::scatter" in recorder.operations  # forward was seen
+    assert "aten::embedding_dense_backward" in recorder.operations  # and backward
+    assert not recorder.operations & WAITING
+
+
+def test_the_recorder_sees_what_waits() -> None:
+    with Recorder() as recorder:
+        ones = torch.tensor([1.0, 2.0])
+        ones.sum().item()
+        ones[ones > 1]
+    assert recorder.operations >= {"aten::lift_fresh", "aten::_local_scalar_dense"}
