@@ -154,7 +154,10 @@ def apply() -> None:
     def load_whole_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         problem = None
         if cfg.restore_file == "checkpoint_last.pt" and trainer.should_save_checkpoint_on_current_rank:
-            problem = mend_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
+            try:
+                problem = mend_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
+            except UserError as error:  # the other ranks are waiting to hear of it
+                problem = str(error)
         raise_on_every_rank(problem)
         return load_checkpoint(cfg, trainer, **kwargs)
 

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
+from amos_fairseq.compat import atomic_checkpoints
 from amos_fairseq.compat.atomic_checkpoints import (
     mend_last_checkpoint,
     newest_whole_checkpoint,
@@ -169,3 +171,31 @@ def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Pa
     (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04")
     assert "checkpoint_last.pt is damaged and no other checkpoint is whole" in mend_last_checkpoint(str(tmp_path))
     assert content(tmp_path) == {"checkpoint_last.pt": b"PK\x03\x04"}
+
+
+@pytest.mark.parametrize("is_foreign", [True, False], ids=["foreign class", "full disk"])
+def test_what_keeps_the_reading_rank_from_mending_reaches_all_ranks(
+    save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
+) -> None:
+    """Raised on one rank alone, it would leave the others in a broadcast."""
+    monkeypatch.setattr(atomic_checkpoints, "raise_on_every_rank", tell)
+    if is_foreign:
+        torch.save({"model": SimpleNamespace()}, save_dir / "checkpoint_last.pt")
+    else:
+        monkeypatch.setattr(atomic_checkpoints, "copy_whole", lambda *paths: write_whole(paths[1], no_room))
+    cfg = SimpleNamespace(save_dir=str(save_dir), restore_file="checkpoint_last.pt", no_last_checkpoints=False)
+    trainer = SimpleNamespace(should_save_checkpoint_on_current_rank=True, checkpoint_suffix="")
+    with pytest.raises(ToldEveryRank, match="holds an object of class" if is_foreign else "No space left on device"):
+        checkpoint_utils.load_checkpoint(cfg, trainer)
+
+
+class ToldEveryRank(Exception):
+    """Instead of the exchange between ranks."""
+
+
+def tell(problem: str | None) -> None:
+    raise ToldEveryRank(problem)
+
+
+def no_room(file: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
