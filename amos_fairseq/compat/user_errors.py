@@ -30,6 +30,7 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     (ValueError, r"(--finetune-from-model .* does not exist)", r"\1: give the path of a checkpoint"),
     (ValueError, r"(--finetune-from-model can not be set together with .*)", r"\1"),
     (ValueError, r"--finetune-from-model and --restore-file", "give --finetune-from-model or --restore-file, not both"),
+    (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must lie \1"),
     (Exception, r"The dataset is empty", "no block of the data is left to train on: give more text"),
     (Exception, r"Trying to use an uninitialized 'dummy' batch", "there are fewer batches than ranks: use fewer ranks"),
     (

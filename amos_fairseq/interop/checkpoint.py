@@ -7,6 +7,7 @@ features.states[0, features.mask[0]]    # [tokens of the first text, D]
 
 import argparse
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ class Pretrained:
         Raises:
             UserError: the text holds nothing to encode.
         """
-        lines = [self.tokenizer.encode(line) for line in text.splitlines()]
+        lines = [self.tokenizer.encode(line) for line in re.split(r"[\r\n]+", text)]
         ids = [self.dictionary.bos()]
         for pieces in filter(None, lines):
             ids += [self.dictionary.index(piece) for piece in pieces] + [self.dictionary.eos()]

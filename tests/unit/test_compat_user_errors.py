@@ -85,6 +85,7 @@ def test_a_mistake_found_in_a_loader_process() -> None:
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
         (Exception("The dataset is empty. This could indicate that"), "more text"),
+        (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must lie between 0"),
     ],
 )  # fmt: skip
 def test_words_of_stock_fairseq_and_torch(error: Exception, words: str) -> None:

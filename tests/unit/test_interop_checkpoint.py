@@ -33,6 +33,18 @@ def test_load_gives_an_encoder_whose_padding_changes_nothing(save_dir):
     torch.testing.assert_close(alone.states, encoder.model.extract_features(tokens[None]))
 
 
+def test_lines_end_where_they_end_in_a_corpus(save_dir):
+    """A line break of any system begins a new line; what only Unicode calls one stands inside a line, as in prepare.sh."""
+    pretrained = load_pretrained(save_dir)
+    eos = pretrained.dictionary.eos()
+    assert [pretrained.tokens(f"the dog{end}the fox").tolist().count(eos) for end in ("\n", "\r\n", "\r")] == [2, 2, 2]
+    assert [pretrained.tokens(f"the dog{end}the fox").tolist().count(eos) for end in ("\u2028", "\x85", "\v")] == [
+        1,
+        1,
+        1,
+    ]
+
+
 def test_half_precision_weights_become_float32(save_dir, tokenizer):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
