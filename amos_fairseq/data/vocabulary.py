@@ -74,19 +74,28 @@ class Vocabulary:
         dictionary.add_symbol(MASK_SYMBOL)
         return dictionary
 
+    def is_in(self, save_dir: str) -> bool:
+        """Whether ``SAVE_DIR/tokenizer`` is there.
+
+        Raises:
+            UserError: it is there and is another: its checkpoints could no longer be read.
+        """
+        target = Path(save_dir) / TOKENIZER_DIRECTORY
+        if target.exists() and not self._is_copied_to(target):
+            raise UserError(
+                f"{target} belongs to a run with another vocabulary than {self.dictionary_file}: give another "
+                "--save-dir, or the corpus of that run"
+            )
+        return target.exists()
+
     def copy_into(self, save_dir: str) -> Path:
         """``SAVE_DIR/tokenizer``: the tokenizer's files, or ``dict.txt`` alone; whole or absent, written once.
 
         Raises:
-            UserError: there is one already and it is another: its checkpoints could no longer be read.
+            UserError: as :meth:`is_in`.
         """
         target = Path(save_dir) / TOKENIZER_DIRECTORY
-        if target.exists():
-            if not self._is_copied_to(target):
-                raise UserError(
-                    f"{target} belongs to a run with another vocabulary than {self.dictionary_file}: give another "
-                    "--save-dir, or the corpus of that run"
-                )
+        if self.is_in(save_dir):
             return target
         unfinished = target.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -197,6 +197,7 @@ class TextPretrainingTask(FairseqTask):
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
+        self.vocabulary.is_in(self.cfg.save_dir)  # on every rank, or the others would wait for one that has stopped
         if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
             return
         target = self.vocabulary.copy_into(self.cfg.save_dir)

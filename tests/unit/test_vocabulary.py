@@ -81,13 +81,18 @@ def test_tokenizer_of_several_shards_lies_above_them(corpus: Path, tmp_path: Pat
     assert task.state_dict()["tokenizer_sha256"] == directory_sha256(corpus / "tokenizer")
 
 
-def test_save_dir_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = write_corpus(tmp_path / "other", tokenizer=False)
     with (other / "dict.txt").open("a") as file:
         file.write("more 1\n")
     make_task(other, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
-    with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
-        make_task(corpus, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
+            make_task(corpus, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
 
 
 def test_only_the_first_rank_writes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
