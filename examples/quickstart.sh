@@ -107,6 +107,8 @@ main() {
     RUN="$OUT_DIR/run"
     # More threads than the little matrices can feed make it slower.
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
+    # Hydra and fairseq discuss their deprecated spellings before the plugin is there to silence them.
+    export PYTHONWARNINGS="${PYTHONWARNINGS:-ignore::UserWarning,ignore::FutureWarning}"
     SECONDS=0
     mkdir -p "$OUT_DIR"
     echo "$IDENTITY" >"$OUT_DIR/text.identity"
