@@ -99,9 +99,9 @@ def apply() -> None:
     """Extend the state of fairseq's three mixed-precision optimizers."""
     _extend(_FP16OptimizerMixin, _collect_fp16, _restore_fp16, (MASTERS, SCALER))
     _extend(_MemoryEfficientFP16OptimizerMixin, _collect_fp16, _restore_fp16, (MASTERS, SCALER))
-    # Inherited from FairseqOptimizer: give the class its own methods, the float32 optimizers keep theirs.
-    AMPOptimizer.state_dict = lambda self: super(AMPOptimizer, self).state_dict()
-    AMPOptimizer.load_state_dict = lambda self, state, overrides=None: super(AMPOptimizer, self).load_state_dict(
+    # Inherited, and past the wrapped optimizer's own way to torch: as the other two wrappers do, it is asked.
+    AMPOptimizer.state_dict = lambda self: self.fp32_optimizer.state_dict()
+    AMPOptimizer.load_state_dict = lambda self, state, overrides=None: self.fp32_optimizer.load_state_dict(
         state, overrides
     )
     _extend(AMPOptimizer, _collect_amp, _restore_amp, (SCALER,))

@@ -43,18 +43,40 @@ class GroupedAdam(FairseqOptimizer):
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
         super().__init__(cfg)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters)
-        settings = {"lr": first(cfg.lr), "betas": parse_betas(cfg.adam_betas), "eps": cfg.adam_eps}
         fused_adam = apex_fused_adam()
         if fused_adam is not None:
             logger.info("optimizer: fused Adam of NVIDIA apex")
-            self._optimizer = fused_adam(groups, adam_w_mode=True, **settings)
+            self._optimizer = fused_adam(groups, adam_w_mode=True, **self.optimizer_config)
         else:
-            self._optimizer = torch.optim.AdamW(groups, fused=True, **settings)
+            self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """What replaces the stored settings when a checkpoint is continued with other flags (not the groups' decay)."""
+        """The settings that all parameters share; the decay is each group's own."""
         return {"lr": first(self.cfg.lr), "betas": parse_betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
+
+    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
+        """Moments and counters from a checkpoint; betas, epsilon and weight decay as the flags say now.
+
+        The learning rate is the scheduler's. ``optimizer_overrides`` (``--optimizer-overrides``) come last.
+
+        Raises:
+            UserError: the checkpoint groups its parameters otherwise, or the overrides name the weight decay, which
+                would reach the parameters without decay too.
+        """
+        overrides = optimizer_overrides or {}
+        if "weight_decay" in overrides:
+            raise UserError("--optimizer-overrides cannot set weight_decay: give --weight-decay")
+        here, saved = ([len(g["params"]) for g in groups] for groups in (self.param_groups, state_dict["param_groups"]))
+        if here != saved:
+            raise UserError(
+                f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "
+                "--decay-all-parameters and the model as they were, or give --reset-optimizer"
+            )
+        flags = [{name: group[name] for name in ("betas", "eps", "weight_decay")} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, settings in zip(self.param_groups, flags, strict=True):
+            group.update(settings | overrides)
 
     @property
     def supports_flat_params(self) -> bool:

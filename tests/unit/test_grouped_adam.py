@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from small_models import small_batch, small_criterion, small_model
 
@@ -117,11 +118,29 @@ def test_state_dict_continues_exactly():
     train(first, optimizer, range(2))
     second.load_state_dict(first.state_dict())
     resumed = GroupedAdam(config(), second.parameters())
-    resumed.load_state_dict(optimizer.state_dict(), resumed.optimizer_config)
+    resumed.load_state_dict(optimizer.state_dict())
     assert groups_by_name(resumed, second) == {0.0: undecayed_names(), DECAY: decayed_names()}
     train(second, resumed, range(2, 4))
     for (name, expected), got in zip(straight.named_parameters(), second.parameters(), strict=True):
         assert torch.equal(expected, got), name
+
+
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
+@pytest.mark.parametrize("is_amp", [False, True], ids=["float32", "amp"])
+def test_flags_that_were_changed_hold_after_a_resume(is_amp):
+    """fairseq's --optimizer-overrides come last; another grouping is refused."""
+    model = small_model(generator_depths="1,2")
+    saved = GroupedAdam(config(), model.parameters()).state_dict()
+    changed = GroupedAdam(GroupedAdamConfig(lr=[1.0], weight_decay=0.3, adam_betas="(0.8, 0.9)"), model.parameters())
+    common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
+    wrapped = AMPOptimizer(SimpleNamespace(optimizer=None, common=common), None, changed) if is_amp else changed
+    wrapped.load_state_dict(saved, {"eps": 0.5})
+    assert [(g["weight_decay"], g["betas"], g["eps"]) for g in changed.param_groups] == [
+        (0.3, (0.8, 0.9), 0.5),
+        (0.0, (0.8, 0.9), 0.5),
+    ]
+    with pytest.raises(UserError, match="keep --decay-all-parameters"):
+        GroupedAdam(config(decay_all_parameters=True), model.parameters()).load_state_dict(saved)
 
 
 def test_groups_survive_mixed_precision():
