@@ -35,7 +35,6 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.cli import plot_panels
 
     try:
-        os.makedirs(arguments.out, exist_ok=True)
         written = plot_panels.draw_all(runs, arguments.out)
     except OSError as error:
         raise UserError(

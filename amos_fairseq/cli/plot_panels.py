@@ -22,6 +22,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from amos_fairseq.cli.colours import depth_colours
 from amos_fairseq.cli.plot import Curve, Run
+from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -63,10 +64,20 @@ PANELS = (
 def draw_all(runs: list[Run], directory: str) -> list[str]:
     """Write the overview and each panel as PNG and SVG. Returns what was written, and which panels had no values.
 
+    The directory is made if absent.
+
     Raises:
+        UserError: no panel has values; nothing is then made.
         OSError: the directory cannot be written.
     """
     panels = [panel for panel in PANELS if depth_names(panel, runs)]
+    if not panels:
+        drawn = ", ".join(f"{panel.key}N" if panel.per_depth else panel.key for panel in PANELS)
+        raise UserError(
+            f"{', '.join(run.name for run in runs)}: no value to draw, records hold none of {drawn}; name a SAVE_DIR of "
+            "fairseq-train with --user-dir amos_fairseq, or its metrics.jsonl"
+        )
+    os.makedirs(directory, exist_ok=True)
     messages = [
         f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in PANELS if panel not in panels
     ]

@@ -133,6 +133,19 @@ def test_bad_logs_are_refused(tmp_path, content, message):
         plot.read_runs([str(tmp_path)])
 
 
+def test_log_without_a_value_to_draw_is_one_line(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"split": "train", "update": 5, "loss": 0.7, "mixture_entropy": 1.0}\n')
+    with pytest.raises(SystemExit) as exit_info:
+        main(["plot", str(tmp_path), "--out", str(tmp_path / "pictures")])
+    assert exit_info.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert (
+        f"{tmp_path.name}: no value to draw, records hold none of mlm_loss_N, mixture_N, rtd_recall, rtd_auc" in error
+    )
+    assert not (tmp_path / "pictures").exists()
+
+
 def test_directory_that_cannot_be_made_is_one_line(save_dir, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as exit_info:
