@@ -9,8 +9,10 @@ from amos_fairseq.errors import UserError
 DESCRIPTION = """\
 Mask a text as pretraining does and show, for each masked token, the original, what each depth of the generator proposes
 with its probability, the mixture weights and the sampled token, and how the discriminator judged every token (compare
-Table 9 of the AMOS paper). The same goes into one HTML page without external parts.
+Table 9 of the AMOS paper). Special symbols are never sampled and left out of the proposals; probabilities are those of
+the whole softmax. The same goes into one HTML page without external parts.
 """
+LARGEST_SEED = 2**63 - 1  # 63 bits, as seeds of noise in training
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,8 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--mask-prob {mask_prob:g} is no share of tokens: give a number between 0 and 1, such as 0.15")
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top} shows no proposals: give 1 or more")
-    if arguments.seed < 0:
-        raise UserError(f"--seed {arguments.seed} is negative: give 0 or more")
+    if not 0 <= arguments.seed <= LARGEST_SEED:
+        raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
     # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
     from amos_fairseq.cli.inspect_page import render_page
     from amos_fairseq.cli.inspect_table import print_inspection

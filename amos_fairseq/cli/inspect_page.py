@@ -129,8 +129,9 @@ def table_section(inspection: Inspection, colours: list[str]) -> str:
     rows = "".join(table_row(inspection.tokens[masked.position], masked, colours) for masked in inspection.masked)
     return (
         "<h2>Every masked token</h2><p class=note>Probability of each proposal; the original is underlined, and stands "
-        "last where it is not among the first. The weight is that of the depth in the mixture from which the "
-        "replacement is sampled. Pieces are spelled as in the vocabulary (SentencePiece writes a space as \u2581).</p>"
+        "last where it is not among the first. Special symbols are never sampled and left out, but have their part of the "
+        "probability. The weight is that of the depth in the mixture from which the replacement is sampled. Pieces are "
+        "spelled as in the vocabulary (SentencePiece writes a space as \u2581).</p>"
         f"<table><thead><tr><th class=number>position</th><th>original</th>{heads}<th>sampled</th>"
         f"<th class=number>P(replaced)</th><th>discriminator</th></tr></thead><tbody>{rows}</tbody></table>"
     )

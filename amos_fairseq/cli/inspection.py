@@ -142,7 +142,7 @@ def judged_tokens(
 ) -> list[Token]:
     """Every token [T] with the probability that the discriminator gives to "replaced"."""
     dictionary = pretrained.dictionary
-    original_pieces, read_pieces = ([piece_of(dictionary, i) for i in ids.tolist()] for ids in (original, read))
+    original_pieces, read_pieces = ([dictionary[i] for i in ids.tolist()] for ids in (original, read))
     special = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
     is_special = [i in special for i in original.tolist()]
     masked = set(positions.tolist())
@@ -161,23 +161,24 @@ def judged_tokens(
 def masked_token(
     pretrained: Pretrained, position: int, original: int, logits: Tensor, weights: Tensor, top: int
 ) -> MaskedToken:
-    """The ``top`` proposals of each depth from its logits [K,V], and its probability of the original token."""
+    """The ``top`` proposals of each depth from its logits [K,V], and its probability of the original token.
+
+    Rows that the generator never samples (special symbols, padding rows) are no proposals, but have their part in the
+    softmax, as in training.
+    """
     probabilities = logits.softmax(-1)
-    best = probabilities.topk(min(top, probabilities.size(-1)), dim=-1)
+    unsampled = pretrained.model.unsampled_rows
+    sampled = probabilities.masked_fill(unsampled, -1.0)  # below every probability
+    best = sampled.topk(min(top, int((~unsampled).sum())), dim=-1)
     return MaskedToken(
         position=position,
         weights=weights.tolist(),
         proposals=[
-            [Proposal(piece_of(pretrained.dictionary, i), p) for i, p in zip(ids, values, strict=True)]
+            [Proposal(pretrained.dictionary[i], p) for i, p in zip(ids, values, strict=True)]
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
         original_probabilities=probabilities[:, original].tolist(),
     )
-
-
-def piece_of(dictionary, index: int) -> str:
-    """The spelling of a token; the rows that only round up the size of the embedding have none."""
-    return dictionary[index] if index < len(dictionary) else f"<row {index}>"
 
 
 def surfaces(tokenizer: Tokenizer, pieces: list[str], is_special: list[bool]) -> list[str]:

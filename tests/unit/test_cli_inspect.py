@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_checkpoint import TEXT, write_save_dir
 
+from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.inspect_page import render_page
 from amos_fairseq.cli.inspection import inspect_text, mask_block, surfaces
 from amos_fairseq.cli.main import main
@@ -55,12 +56,36 @@ def test_numbers_are_those_of_the_forward_pass(pretrained):
             probabilities = [proposal.probability for proposal in proposals]
             assert len(probabilities) == 4
             assert probabilities == sorted(probabilities, reverse=True)
-            assert (proposals[0].piece == token.original) == bool(output.mlm_correct[depth, 0, index])
+            if output.mlm_correct[depth, 0, index]:
+                assert proposals[0].piece == token.original
     # The discriminator again, on its own, from what the page says that it read.
     read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
     with torch.no_grad():
         judged = model.detection_head(model.extract_features(read)).sigmoid()[0].tolist()
     assert [token.replaced_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
+
+
+def test_proposals_are_the_rows_that_can_be_sampled(pretrained):
+    """Biases that make special and padding rows the likeliest of all: the words are proposed, with their small share."""
+    dictionary, model = pretrained.dictionary, pretrained.model
+    specials = [dictionary.index(symbol) for symbol in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
+    padding = list(range(len(dictionary), model.embed_tokens.num_embeddings))
+    assert padding
+    with torch.no_grad():
+        model.mlm_heads[0].bias[specials + padding] += 50
+    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=10_000)
+    words = sorted(set(dictionary.symbols) - {dictionary[i] for i in specials})
+    for masked in inspection.masked:
+        for depth, proposals in enumerate(masked.proposals):
+            assert sorted(proposal.piece for proposal in proposals) == words
+            assert sum(proposal.probability for proposal in proposals) < 1e-6, "the softmax is that of all rows"
+            original = inspection.tokens[masked.position].original
+            share = next(proposal.probability for proposal in proposals if proposal.piece == original)
+            assert share == masked.original_probabilities[depth]
+
+
+def test_largest_seed_is_taken(pretrained):
+    assert inspect_text(pretrained, TEXT, LARGEST_SEED, 0.2, 1).masked
 
 
 def test_seed_decides_masks_and_samples(pretrained):
@@ -160,6 +185,9 @@ def test_file_is_read_like_text(save_dir, tmp_path, capsys):
         (["inspect", ".", "--file", "latin1.txt"], "latin1.txt: not UTF-8 at byte 1"),
         (["inspect", ".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5 is no share of tokens"),
         (["inspect", ".", "--text", "the end", "--top", "0"], "--top 0 shows no proposals"),
+        (["inspect", ".", "--text", "the end", "--seed", "-1"], "--seed -1 is out of range: give a number from 0"),
+        (["inspect", ".", "--text", "the end", "--seed", str(2**63)], f"--seed {2**63} is out of range"),
+        (["inspect", ".", "--text", "the end", "--seed", "9" * 23], "--seed 99999999999999999999999 is out of range"),
         (["inspect", ".", "--text", "the end", "--html", "absent/page.html"], "absent/page.html: the page cannot be"),
     ],
 )
