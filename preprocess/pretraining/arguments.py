@@ -8,13 +8,14 @@ from typing import Any, Dict, List, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from preprocess.pretraining.reading import refuse_other_formats
 from preprocess.pretraining.splitting import SplitSettings
 
 _DESCRIPTION = """Raw text to a binarized corpus for fairseq-train.
 
 Inputs are UTF-8: .jsonl with a document a line ({"text": ...}), anything else plain text with a paragraph a line and
-blank lines between documents; each also as .gz, .xz or .zst. All processors are used in constant memory. A run that
-was interrupted goes on when the command is repeated."""
+blank lines between documents; each also as .gz, .xz or .zst. NUL characters are left out. All processors are used in
+constant memory. A run that was interrupted goes on when the command is repeated."""
 _MEGABYTE = 1_000_000
 # AMOS, section 4: 32,768 uncased (base), 64,000 cased SentencePiece (base++).
 _DEFAULT_VOCAB_SIZE = 32768
@@ -132,6 +133,7 @@ def _workers(given: argparse.Namespace) -> int:
 
 def _check_inputs(paths: List[Path]) -> None:
     for path in paths:
+        refuse_other_formats(path)
         if not path.exists():
             raise UserError(f"{path}: no such file")
         if not path.is_file():

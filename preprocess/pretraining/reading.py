@@ -8,7 +8,7 @@ import lzma
 import re
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterator, List
+from typing import BinaryIO, Callable, Iterator, List, Tuple
 
 import zstandard
 
@@ -18,17 +18,37 @@ BUFFER_BYTES = 1 << 20
 # A document is held in memory and lies in one shard, so it needs a bound.
 LARGEST_DOCUMENT_BYTES = 1 << 27
 COMPRESSIONS = (".gz", ".xz", ".zst")
+# Without this list the first bytes of such a file would be "not UTF-8", or, of a packed archive, text.
+NOT_READ = frozenset(
+    {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
+)
 _JSON_LINES = (".jsonl", ".ndjson")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
 
+def kind_and_compression(path: Path) -> Tuple[str, str]:
+    """``(".jsonl", ".gz")`` of ``Text.jsonl.GZ``; an empty string for what a name does not tell."""
+    *before, last = ["", *(suffix.lower() for suffix in path.suffixes)]
+    return (before[-1], last) if last in COMPRESSIONS else (last, "")
+
+
+def refuse_other_formats(path: Path) -> None:
+    """:class:`UserError` for archives, tables and compressions that are not read, by their name, before any work."""
+    kind, _ = kind_and_compression(path)
+    if kind in NOT_READ:
+        raise UserError(
+            f"{path}: {kind} files are not read: unpack it to plain text or .jsonl, or recompress that as .gz, .xz or .zst"
+        )
+
+
 class InputFile:
     """One file of text. ``documents()`` runs through it once; ``sha256`` is then that of the file as it lies on disk.
 
     A document is ``bytes``: valid UTF-8, a non-empty stripped paragraph a line, each line ended by ``\\n``. In
-    ``.jsonl`` every line is a document (its field ``text``), elsewhere blank lines stand between them.
+    ``.jsonl`` every line is a document (its field ``text``), elsewhere blank lines stand between them. NUL characters
+    are left out, which tokenizers treat differently: one drops them, another makes ``<unk>`` of them.
     """
 
     def __init__(self, path: Path, on_read: Callable[[int], object] = lambda size: None) -> None:
@@ -46,14 +66,13 @@ class InputFile:
         Raises:
             UserError: the file is damaged, not UTF-8, no JSON lines, holds no text or a document that is too large.
         """
-        suffixes = [suffix.lower() for suffix in self.path.suffixes[-2:]]
-        kind = suffixes[-2] if len(suffixes) == 2 and suffixes[-1] in COMPRESSIONS else (suffixes or [""])[-1]
+        kind, compression = kind_and_compression(self.path)
         parse = self._json_documents if kind in _JSON_LINES else self._text_documents
         empty = True
         with open(self.path, "rb", buffering=0) as raw:
             measured = _MeasuredFile(raw, self._digest, self._on_read)
             try:
-                for document in parse(_decompressed(measured, suffixes[-1] if suffixes else "")):
+                for document in parse(_decompressed(measured, compression)):
                     empty = False
                     yield document
                 while measured.read(BUFFER_BYTES):  # what follows the compressed stream belongs to the hash too
@@ -67,7 +86,7 @@ class InputFile:
         paragraphs: List[bytes] = []
         size = start = 0
         for number, line in self._lines(stream):
-            paragraph = line.strip()
+            paragraph = line.replace(b"\0", b"").strip()
             if not paragraph:
                 if paragraphs:
                     yield b"\n".join(paragraphs) + b"\n"
@@ -88,9 +107,9 @@ class InputFile:
                 continue
             try:
                 text = json.loads(line)["text"]
-                paragraphs = map(str.strip, _LINE_ENDS.split(text))
+                paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
                 document = "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(
                     f'{self.path}, line {number}: not a JSON object with a string "text": {line[:60]!r}'
                 ) from None

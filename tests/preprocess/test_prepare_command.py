@@ -42,6 +42,7 @@ def written(directory: Path, name: str, content: bytes) -> Path:
 BAD = {
     "no such file": (lambda d: [d / "absent.txt"], "absent.txt: no such file"),
     "directory": (lambda d: [d], "is not a file: give the files themselves"),
+    "archive": (lambda d: [text(d), written(d, "wiki.xml.bz2", b"BZh9")], "wiki.xml.bz2: .bz2 files are not read"),
     "empty": (lambda d: [text(d), written(d, "empty.txt", b"")], "empty.txt is empty"),
     "blank": (lambda d: [text(d), written(d, "blank.txt", b" \n \n")], "blank.txt holds no text"),
     "latin": (lambda d: [text(d), written(d, "latin.txt", b"good\n\ncaf\xe9\n")], "line 3, byte 9: not UTF-8"),

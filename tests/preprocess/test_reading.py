@@ -12,7 +12,7 @@ from pretraining_corpus import make_documents, write_jsonl, write_text
 
 from amos_fairseq.errors import UserError
 from preprocess.pretraining import reading
-from preprocess.pretraining.reading import InputFile
+from preprocess.pretraining.reading import InputFile, refuse_other_formats
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
@@ -67,6 +67,34 @@ def test_json_text(tmp_path):
     texts = ["one\n\n\ntwo\r\n three ", "", " \n", "four"]
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts) + "\n\n")
     assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n"]
+
+
+def test_nul_characters_are_left_out(tmp_path):
+    """Wherever they stand, as bytes of a text or escaped in JSON; a line of nothing else is a blank one."""
+    text, lines = tmp_path / "text.txt", tmp_path / "text.jsonl"
+    text.write_bytes(b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n")
+    lines.write_text('{"text": "o\\u0000ne two \\u0000\\nthree"}\n{"text": "\\u0000"}\n{"text": "four"}\n')
+    for path in (text, lines):
+        assert list(InputFile(path).documents()) == [b"one two\nthree\n", b"four\n"]
+
+
+OTHER_FORMATS = [
+    ("text.bz2", ".bz2"), ("TEXT.JSONL.BZ2", ".bz2"), ("text.zip", ".zip"), ("text.7z", ".7z"), ("text.tar", ".tar"),
+    ("text.tar.gz", ".tar"), ("text.tgz", ".tgz"), ("part-0.parquet", ".parquet"), ("part-0.parquet.zst", ".parquet"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), OTHER_FORMATS)
+def test_other_formats_are_refused_by_name(tmp_path, name, kind):
+    with pytest.raises(UserError, match=rf"{name}: \{kind} files are not read: unpack it .* as \.gz, \.xz or \.zst"):
+        refuse_other_formats(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "name", ["text", "a.tar/text", "wiki.zip.txt", "text.txt.gz", "text.jsonl.zst", "text.gz", ".zst"]
+)
+def test_names_of_text_are_not_refused(tmp_path, name):
+    refuse_other_formats(tmp_path / name)
 
 
 def test_memory_is_constant(tmp_path):
