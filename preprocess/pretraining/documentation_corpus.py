@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import whole_file
 from preprocess.pretraining.prose import prose_paragraphs
 
 # Tests and vendored copies repeat what stands elsewhere, and distributions differ in which of them they ship.
@@ -143,17 +144,27 @@ def documents_of(sources: list[Path], processes: int) -> Iterator[list[str]]:
 
 
 def write_corpus(documents: Iterable[list[str]], target: Path) -> tuple[int, int, int, int]:
-    """Write documents separated by blank lines; return the numbers of documents, paragraphs, words and bytes."""
-    part = target.with_name(target.name + ".part")
+    """Write documents separated by blank lines; return the numbers of documents, paragraphs, words and bytes.
+
+    Raises:
+        UserError: ``target`` cannot be written, the disk is full; it is then as it was.
+    """
     num_documents = num_paragraphs = num_words = 0
-    with part.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-        for document in documents:
-            file.write("\n".join(document) + "\n\n")
-            num_documents += 1
-            num_paragraphs += len(document)
-            num_words += sum(len(paragraph.split()) for paragraph in document)
-        num_bytes = file.tell()
-    os.replace(part, target)
+    try:
+        with (
+            whole_file(str(target)) as unfinished,
+            open(unfinished, "w", encoding="utf-8", errors="replace", newline="\n") as file,
+        ):
+            for document in documents:
+                file.write("\n".join(document) + "\n\n")
+                num_documents += 1
+                num_paragraphs += len(document)
+                num_words += sum(len(paragraph.split()) for paragraph in document)
+            num_bytes = file.tell()
+    except OSError as error:
+        raise UserError(
+            f"{target} cannot be written ({error.strerror}): make room there, or give another --out"
+        ) from error
     return num_documents, num_paragraphs, num_words, num_bytes
 
 

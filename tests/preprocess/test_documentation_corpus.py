@@ -1,6 +1,8 @@
 """The default corpus: prose by hand-made examples, the same bytes twice, and no source is ever executed."""
 
 import ast
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +100,34 @@ def test_repetitions_are_left_out_and_documents_are_separated(tmp_path: Path):
     assert target.read_text(encoding="utf-8") == "One two.\nThree four.\n\nFive.\n\n"
     assert counts == (2, 3, 5, 29)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path: Path, capsys, monkeypatch):
+    target = tmp_path / "corpus.txt"
+    target.write_text("of an earlier run", encoding="utf-8")
+    monkeypatch.setattr(corpus, "python_sources", lambda: [])
+    monkeypatch.setattr(corpus, "documents_of", lambda sources, processes: [["word " * 100_000]])
+    monkeypatch.setattr(sys, "argv", ["documentation_corpus", "--out", str(target)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            corpus.main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"amos_fairseq: error: {target} cannot be written (File too large): make room there")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+    assert target.read_text(encoding="utf-8") == "of an earlier run"
+
+
+def test_the_corpus_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    assert corpus.write_corpus([["Five."]], tmp_path / "corpus.txt") == (1, 1, 1, 7)
+    assert synced == [7]
 
 
 def test_requirements_are_followed_without_extras():
