@@ -11,9 +11,10 @@ from typing import Any, Dict, Iterable, List, Tuple
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.piece_spelling import unspell_piece
-from amos_fairseq.interop.tokenizer_base import DICTIONARY_FILE, Tokenizer, read_dictionary_symbols, read_model_file
+from amos_fairseq.interop.tokenizer_base import Tokenizer, read_dictionary_symbols, read_model_file
 
 END_OF_WORD = "</w>"
 CONTINUED = "@@"

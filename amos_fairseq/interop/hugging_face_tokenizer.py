@@ -7,8 +7,9 @@ from typing import Any, Dict, List, Optional
 import tokenizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.piece_spelling import BOS, EOS, MASK, PAD, SPECIAL_SYMBOLS, UNK, unspell_piece
+from amos_fairseq.interop.piece_spelling import BOS, EOS, PAD, SPECIAL_SYMBOLS, UNK, unspell_piece
 from amos_fairseq.interop.tokenizer_base import Tokenizer, read_model_file
+from amos_fairseq.special_tokens import MASK_SYMBOL
 
 # fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
 _ROLES = (
@@ -16,7 +17,7 @@ _ROLES = (
     (PAD, ("pad_token",), ("[PAD]", "<pad>")),
     (EOS, ("sep_token", "eos_token"), ("[SEP]", "</s>")),
     (UNK, ("unk_token",), ("[UNK]", "<unk>")),
-    (MASK, ("mask_token",), ("[MASK]", "<mask>")),
+    (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
 )
 _CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
 

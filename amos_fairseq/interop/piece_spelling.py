@@ -8,8 +8,10 @@ HTML makes ``<s>`` a frequent word). Their characters are written as ``\\x{hexad
 import re
 from typing import Dict, List
 
-BOS, PAD, EOS, UNK, MASK = "<s>", "<pad>", "</s>", "<unk>", "<mask>"
-SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK)
+from amos_fairseq.special_tokens import MASK_SYMBOL
+
+BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
+SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
 
 _ESCAPED = re.compile(r"\\x\{([0-9a-f]*)\}")
 # A backslash that already begins an escape must itself be escaped, or two pieces would share one spelling.

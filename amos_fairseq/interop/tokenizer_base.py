@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Dict, List, Union
 
 from amos_fairseq.data.fingerprint import directory_sha256
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.interop.piece_spelling import Spellings
 
 SETTINGS_FILE = "tokenizer.settings.json"
-DICTIONARY_FILE = "dict.txt"
 
 
 class Tokenizer(abc.ABC):
