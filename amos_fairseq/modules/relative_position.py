@@ -18,7 +18,7 @@ class RelativePositionBias(nn.Module):
         num_heads: columns of the table.
 
     Raises:
-        ValueError: so few buckets, or so small a maximum distance, that no bucket is logarithmic.
+        ValueError: an odd number of buckets, or so few, or so small a maximum distance, that none is logarithmic.
     """
 
     def __init__(self, scheme: str, num_buckets: int, max_distance: int, num_heads: int):
@@ -36,9 +36,13 @@ class RelativePositionBias(nn.Module):
 
 
 def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:
-    """Raise ValueError where the logarithm of the buckets has no base above 1."""
+    """Raise ValueError where the logarithm of the buckets has no base above 1, or the two sides no equal share."""
     if num_buckets < 4:
         raise ValueError(f"--relative-position-buckets {num_buckets} is too few: give at least 4, an even number")
+    if num_buckets % 2:
+        raise ValueError(
+            f"--relative-position-buckets {num_buckets} is odd: give an even number, half of them for each direction"
+        )
     largest_exact = num_buckets // 4 + (scheme == "amos")
     if max_distance <= largest_exact:
         raise ValueError(

@@ -222,6 +222,7 @@ def test_nan_goes_through_to_the_loss_and_stops_nothing_on_its_way():
         ({"dropout": 1.5}, "--dropout 1.5 must be a probability below 1"),
         ({"attention_dropout": -0.1}, "--attention-dropout -0.1"),
         ({"relative_position_buckets": 2}, "--relative-position-buckets 2 is too few"),
+        ({"relative_position_buckets": 7}, "--relative-position-buckets 7 is odd"),
         ({"relative_position_max_distance": 2}, "--relative-position-max-distance 2 is too small"),
     ],
 )

@@ -91,9 +91,11 @@ def test_longer_sequences_share_the_table(scheme):
         ("t5", 32, 8, "more than 8"),
         ("amos", 64, 17, "more than 17"),
         ("amos", 2, 128, "at least 4"),
+        ("t5", 33, 128, "--relative-position-buckets 33 is odd: give an even number"),
+        ("amos", 63, 128, "--relative-position-buckets 63 is odd: give an even number"),
     ],
 )
-def test_settings_without_logarithmic_buckets_are_refused(scheme, num_buckets, max_distance, complaint):
+def test_settings_without_buckets_for_both_sides_are_refused(scheme, num_buckets, max_distance, complaint):
     with pytest.raises(ValueError, match=complaint):
         RelativePositionBias(scheme, num_buckets, max_distance, 2)
 
