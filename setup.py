@@ -21,6 +21,7 @@ setup(
         "torch>=2.6,<2.14",
         "matplotlib",
         "numpy",
+        "packaging",
         "rich",
         "sentencepiece",
         "tensorboard",
