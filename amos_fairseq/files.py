@@ -1,8 +1,14 @@
 """Files that are whole or absent."""
 
 import contextlib
+import errno
+import glob
 import os
+import socket
 from typing import Iterator
+
+# What a full disk, a quota and a limit on the size of files say.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -10,10 +16,13 @@ def whole_file(path: str) -> Iterator[str]:
     """Give a name beside ``path`` to write to; at the end that file takes the place of ``path`` in one step.
 
     A reader, a kill or a full disk meets the old file or the new one, never a part. Where the body raises, the
-    unfinished file is removed. The name keeps the extension of ``path``, from which libraries choose a format.
+    unfinished file is removed; what a killed process left goes with the next writing. The name keeps the extension of
+    ``path``, from which libraries choose a format, and tells the process, so that two of them do not meet in one file.
     """
     stem, extension = os.path.splitext(path)
-    unfinished = f"{stem}.unfinished{extension}"
+    prefix = f"{stem}.unfinished.{socket.gethostname()}."
+    _remove_abandoned(prefix, extension)
+    unfinished = f"{prefix}{os.getpid()}{extension}"
     try:
         yield unfinished
         with open(unfinished, "rb") as file:
@@ -23,3 +32,22 @@ def whole_file(path: str) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unfinished)
         raise
+
+
+def _remove_abandoned(prefix: str, extension: str) -> None:
+    """Remove unfinished files of this machine's processes that no longer run; a checkpoint may have gigabytes."""
+    for path in glob.glob(f"{glob.escape(prefix)}*{glob.escape(extension)}"):
+        process = path[len(prefix) : len(path) - len(extension)]
+        if process.isdigit() and not _is_running(int(process)):
+            with contextlib.suppress(OSError):  # gone already, or not ours to remove: no reason not to write
+                os.unlink(path)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True

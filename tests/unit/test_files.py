@@ -1,0 +1,63 @@
+"""Files that replace others whole, when two processes write the same one and when one of them is killed."""
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from amos_fairseq.files import whole_file
+
+
+def unfinished_files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if ".unfinished." in path.name)
+
+
+def test_each_process_writes_to_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writers at once: each takes the place of the target with its own, whole content."""
+    path = tmp_path / "page.html"
+    with whole_file(str(path)) as first:
+        assert first.endswith(".html")
+        Path(first).write_text("first")
+        # 1 is a process that always runs, so that its file is not taken for one left behind
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with whole_file(str(path)) as second:
+            Path(second).write_text("second, longer")
+            assert len(unfinished_files(tmp_path)) == 2
+        assert path.read_text() == "second, longer"
+    assert path.read_text() == "first"
+    assert unfinished_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_failure_leaves_the_older_file_alone(error: type[BaseException], tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("older")
+
+    def write_half() -> None:
+        with whole_file(str(path)) as unfinished:
+            Path(unfinished).write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "older"
+
+
+def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path: Path) -> None:
+    """Only of processes of this machine: whether another machine's run goes on cannot be seen from here."""
+    path = tmp_path / "checkpoint_last.pt"
+    gone = multiprocessing.get_context("fork").Process()
+    gone.start()
+    gone.join()
+    left = tmp_path / f"checkpoint_last.unfinished.{socket.gethostname()}.{gone.pid}.pt"
+    elsewhere = tmp_path / f"checkpoint_last.unfinished.another-host.{gone.pid}.pt"
+    other_target = tmp_path / f"checkpoint_best.unfinished.{socket.gethostname()}.{gone.pid}.pt"
+    for file in (left, elsewhere, other_target):
+        file.write_bytes(b"part")
+    with whole_file(str(path)) as unfinished:
+        Path(unfinished).write_bytes(b"new")
+    assert unfinished_files(tmp_path) == sorted([elsewhere.name, other_target.name])
+    assert path.read_bytes() == b"new"
