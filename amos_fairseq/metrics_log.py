@@ -27,6 +27,7 @@ from fairseq.logging.meters import Meter
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
+from amos_fairseq.ranks import on_first_rank
 
 logger = logging.getLogger(__name__)
 
@@ -86,26 +87,35 @@ class MetricsLog:
             with open(self.path, "ab") as file:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         except OSError as error:
-            raise UserError(
-                f"{self.path}: metrics cannot be written ({error.strerror}); make room or permit writing, "
-                "then start the same command again to continue from the last checkpoint"
-            ) from error
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.path}: metrics cannot be written ({error.strerror}); make room or permit writing, "
+            "then start the same command again to continue from the last checkpoint"
+        )
 
     def cut_back(self, update: int) -> None:
         """Drop what stands after ``update``: the resumed run writes it again. 0 starts the file anew.
 
         A last line that a kill cut short goes as well. The file is replaced whole or left as it is.
+
+        Raises:
+            UserError: the file cannot be read or written.
         """
         if not os.path.exists(self.path):
             return
-        with open(self.path, "rb") as file:
-            content = file.read()
-        kept = b"".join(self._kept_lines(content, update))
-        if kept == content:
-            return
-        logger.info("%s: cut back to update %d", self.path, update)
-        with whole_file(self.path) as unfinished, open(unfinished, "wb") as file:
-            file.write(kept)
+        try:
+            with open(self.path, "rb") as file:
+                content = file.read()
+            kept = b"".join(self._kept_lines(content, update))
+            if kept == content:
+                return
+            logger.info("%s: cut back to update %d", self.path, update)
+            with whole_file(self.path) as unfinished, open(unfinished, "wb") as file:
+                file.write(kept)
+        except OSError as error:
+            raise self._unwritten(error) from error
 
     def _kept_lines(self, content: bytes, update: int) -> Iterator[bytes]:
         for number, line in enumerate(content.splitlines(), start=1):
@@ -168,15 +178,15 @@ def apply() -> None:
         bar = make_bar(iterator, *args, **kwargs)
         # Only fairseq's trainer names the checkpoint directory (by the name that Aim gave it); other commands do not.
         save_dir = kwargs.get("aim_param_checkpoint_dir")
-        if save_dir is None or not is_master_rank():
+        if save_dir is None:
             return bar
         log = logs.setdefault(save_dir, MetricsLog(save_dir))
         if kwargs.get("prefix") is None:  # validation names its subset there
             log.follow(kwargs["epoch"], iterator)
             # Now and not when it was loaded: a run that is refused in between changes nothing.
             if save_dir in resumed_updates:
-                log.cut_back(resumed_updates.pop(save_dir))
-        return MetricsProgressBar(bar, iterator, log)
+                on_first_rank(functools.partial(log.cut_back, resumed_updates.pop(save_dir)))
+        return MetricsProgressBar(bar, iterator, log) if is_master_rank() else bar
 
     @functools.wraps(load_checkpoint)
     def load_checkpoint_and_note_update(cfg: Any, trainer: Any, **kwargs: Any) -> Any:

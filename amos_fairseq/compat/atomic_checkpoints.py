@@ -3,14 +3,14 @@
 Stock fairseq copies ``checkpoint_last.pt`` in place: a kill or a full disk in that moment cuts short the file that the
 next start reads. Its ``torch_persistent_save`` tries three times on one handle, so a retry appends to what the first try
 wrote, and it renames without fsync. Here every file is written beside its target, reaches the disk, and takes its place
-in one step; one try, because a full disk does not mend itself. Where ``checkpoint_last.pt`` is damaged or missing (the
-kill came between the first checkpoint and its copy), the newest whole checkpoint of SAVE_DIR becomes it.
+in one step; one try, because a full disk does not mend itself. Where ``checkpoint_last.pt`` is damaged, missing or older
+than another (the kill came between a checkpoint and its copy), the newest whole checkpoint of SAVE_DIR becomes it.
 """
 
-import errno
 import functools
 import glob
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -21,13 +21,11 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from amos_fairseq.compat.safe_loading import DamagedCheckpoint, read_header
-from amos_fairseq.compat.user_errors import raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import NO_ROOM, whole_file
+from amos_fairseq.ranks import raise_on_every_rank
 
 logger = logging.getLogger(__name__)
-
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_whole(path: str, write: Callable[[BinaryIO], None]) -> None:
@@ -82,13 +80,19 @@ def num_updates(checkpoint: dict[str, Any]) -> int:
     return int(checkpoint["optimizer_history"][-1]["num_updates"])
 
 
-def newest_whole_checkpoint(save_dir: str, suffix: str = "") -> tuple[str, int] | None:
-    """Path and number of updates of the checkpoint in ``save_dir`` that went farthest and loads; None without one."""
+def newest_whole_checkpoint(
+    save_dir: str, suffix: str = "", written_after: float = -math.inf
+) -> tuple[str, int] | None:
+    """Path and number of updates of the checkpoint in ``save_dir`` that went farthest and loads; None without one.
+
+    Args:
+        written_after: time of change, in seconds, up to which files are left out, unread.
+    """
     whole = []
     for path in sorted(glob.glob(os.path.join(glob.escape(save_dir), f"checkpoint*{suffix}.pt"))):
-        if ".unfinished." in os.path.basename(path):
-            continue
         try:
+            if ".unfinished." in os.path.basename(path) or os.path.getmtime(path) <= written_after:
+                continue
             whole.append((num_updates(read_header(path)), path))
         except (UserError, OSError, KeyError, IndexError, TypeError) as error:
             logger.warning("%s is passed over: %s", path, " ".join(str(error).split()) or type(error).__name__)
@@ -106,19 +110,30 @@ def mend_last_checkpoint(save_dir: str, suffix: str = "", is_kept: bool = True) 
     """
     last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
     present = os.path.exists(last)
-    if is_kept and present and is_whole(last):
-        return None
-    newest = newest_whole_checkpoint(save_dir, suffix)
+    whole = is_kept and present and is_whole(last)
+    newest = newer_than_last(last, save_dir, suffix) if whole else newest_whole_checkpoint(save_dir, suffix)
     if newest is None:
-        return (
-            f"{last} is damaged and no other checkpoint is whole: delete it to start from nothing" if present else None
-        )
+        damage = f"{last} is damaged and no other checkpoint is whole: delete it to start from nothing"
+        return damage if present and not whole else None
     path, updates = newest
     if path != last:
-        state = "missing" if not present else "damaged" if is_kept else "older"
+        state = "missing" if not present else "damaged" if is_kept and not whole else "older"
         logger.warning(f"{last} is {state}: resuming from the newest whole checkpoint, {path} ({updates} updates)")
         copy_whole(path, last)
     return None
+
+
+def newer_than_last(last: str, save_dir: str, suffix: str) -> tuple[str, int] | None:
+    """The checkpoint that a killed run saved and did not yet copy to ``last``; None where there is none.
+
+    It went farther and was written later. One that only went farther is of the time before the user stepped back to
+    an earlier checkpoint (``--restore-file``) or began a new schedule (``--reset-*``): ``last`` is right then.
+    """
+    newest = newest_whole_checkpoint(save_dir, suffix, written_after=os.path.getmtime(last))
+    try:
+        return newest if newest and newest[1] > num_updates(read_header(last)) else None
+    except (KeyError, IndexError, TypeError):  # put there by the user: it tells no number of updates
+        return None
 
 
 def is_whole(path: str) -> bool:

@@ -19,8 +19,8 @@ from fairseq.file_io import PathManager
 
 from amos_fairseq.compat.safe_loading import read_header
 from amos_fairseq.compat.train_script import wrap_when_training
-from amos_fairseq.compat.user_errors import raise_on_every_rank
 from amos_fairseq.errors import UserError
+from amos_fairseq.ranks import raise_on_every_rank
 
 logger = logging.getLogger(__name__)
 

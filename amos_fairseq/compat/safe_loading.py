@@ -36,11 +36,10 @@ def read_header(path: str) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpoint: the file is cut short or is no checkpoint.
-        UserError: it holds a class that is not allowed.
-        OSError: it cannot be opened.
+        UserError: it holds a class that is not allowed, or it cannot be read.
     """
     try:
-        with explained(path):
+        with explained(path), open(path, "rb"):  # torch says of a file that it may not read that it is no archive
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DamagedCheckpoint as error:
         if "mmap can only be used" not in str(error.__cause__):
@@ -63,7 +62,9 @@ class explained:
             return
         # torch looks for the end of an archive where a file cut short has none: EINVAL. Any other is the disk's.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            return
+            raise UserError(
+                f"{self.path} cannot be read ({error.strerror}): permit reading it, or give another file"
+            ) from error
         foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and foreign:
             raise UserError(
@@ -97,7 +98,7 @@ def apply() -> None:
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load_explained(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        with open(path, "rb"), explained(path):
+        with explained(path), open(path, "rb"):
             return load_checkpoint_to_cpu(path, *args, **kwargs)
 
     @functools.wraps(broadcast_object)

@@ -20,6 +20,7 @@ from hydra.core.utils import JobReturn
 
 from amos_fairseq.compat.train_script import running_scripts
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import NO_ROOM
 
 # Exception, pattern of its words, line for the user (group 1 stands for \1).
 COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
@@ -54,6 +55,8 @@ def line_for(error: BaseException) -> str | None:
         return str(error).rpartition("amos_fairseq.errors.UserError: ")[2].strip()
     if isinstance(error, FILE_MISTAKES):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then start again"
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         return _misfit(error)
     for kind, pattern, line in COMMON_MISTAKES:
@@ -97,24 +100,6 @@ def exit_on_mistake() -> Iterator[None]:
         if code is None:
             raise
         raise SystemExit(code) from None
-
-
-def raise_on_every_rank(problem: str | None) -> None:
-    """End all ranks with what the first has found, so that none waits for it in a collective.
-
-    Args:
-        problem: the line for the user, or None; what other ranks than the first pass is ignored.
-
-    Raises:
-        UserError: on the first rank. The others raise ``SystemExit``: one line is enough.
-    """
-    rank = distributed_utils.get_global_rank()
-    if distributed_utils.get_global_world_size() > 1:
-        shared = [problem]
-        torch.distributed.broadcast_object_list(shared, src=0)
-        problem = shared[0]
-    if problem is not None:
-        raise UserError(problem) if rank == 0 else SystemExit(1)
 
 
 def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:

@@ -92,17 +92,23 @@ class Vocabulary:
         """``SAVE_DIR/tokenizer``: the tokenizer's files, or ``dict.txt`` alone; whole or absent, written once.
 
         Raises:
-            UserError: as :meth:`is_in`.
+            UserError: as :meth:`is_in`; or it cannot be written (a full disk, no permission), and nothing is left of it.
         """
         target = Path(save_dir) / TOKENIZER_DIRECTORY
         if self.is_in(save_dir):
             return target
         unfinished = target.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        for source in self._files():
-            shutil.copyfile(source, unfinished / source.name)
-        os.rename(unfinished, target)
+        try:
+            unfinished.mkdir(parents=True)
+            for source in self._files():
+                shutil.copyfile(source, unfinished / source.name)
+            os.rename(unfinished, target)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise UserError(
+                f"{target} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir"
+            ) from error
         return target
 
     def _files(self) -> List[Path]:

@@ -16,6 +16,7 @@ from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_posit
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
+from amos_fairseq.ranks import on_first_rank
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 logger = logging.getLogger(__name__)
@@ -197,9 +198,9 @@ class TextPretrainingTask(FairseqTask):
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
-        self.vocabulary.is_in(self.cfg.save_dir)  # on every rank, or the others would wait for one that has stopped
-        if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-            return
+        on_first_rank(self._keep_vocabulary)
+
+    def _keep_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)
         if self.vocabulary.tokenizer_directory is None:
             logger.info(f"the corpus came without a tokenizer: {target} holds the dictionary alone")

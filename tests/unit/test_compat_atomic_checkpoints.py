@@ -157,13 +157,43 @@ def test_a_missing_last_checkpoint_is_no_new_start(save_dir: Path) -> None:
 
 
 def test_a_whole_last_checkpoint_is_left_alone(save_dir: Path) -> None:
+    """checkpoint_2_10.pt went farther, but is the older file: the user has stepped back since."""
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
+    for path in save_dir.glob("checkpoint_2_*.pt"):
+        os.utime(path, ns=(0, 0))
     before = content(save_dir)
     assert mend_last_checkpoint(str(save_dir)) is None
     assert content(save_dir) == before
     # ... unless the run does not keep it, so that it falls behind.
     assert mend_last_checkpoint(str(save_dir), is_kept=False) is None
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
+
+
+def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(
+    save_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kill came between the two; checkpoint_2_12.pt, damaged, is not taken."""
+    torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
+    for name in ("checkpoint_2_10.pt", "checkpoint_2_12.pt"):
+        written_after(save_dir / "checkpoint_last.pt", save_dir / name)
+    assert mend_last_checkpoint(str(save_dir)) is None
+    assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
+    assert "checkpoint_last.pt is older: resuming from the newest whole checkpoint" in caplog.text
+    assert "checkpoint_2_10.pt (10 updates)" in caplog.text
+
+
+@pytest.mark.parametrize("last", [checkpoint(10), {"model": {}}], ids=["equally far", "without a number of updates"])
+def test_a_last_checkpoint_that_is_not_behind_is_left_alone(save_dir: Path, last: dict[str, Any]) -> None:
+    torch.save(last, save_dir / "checkpoint_last.pt")
+    written_after(save_dir / "checkpoint_last.pt", save_dir / "checkpoint_2_10.pt")
+    before = content(save_dir)
+    assert mend_last_checkpoint(str(save_dir)) is None
+    assert content(save_dir) == before
+
+
+def written_after(older: Path, path: Path) -> None:
+    moment = older.stat().st_mtime_ns + 1_000_000
+    os.utime(path, ns=(moment, moment))
 
 
 def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Path) -> None:

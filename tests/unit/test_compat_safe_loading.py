@@ -1,6 +1,7 @@
 """What may stand in a checkpoint, against what stock fairseq and a broadcast between ranks put there."""
 
 import argparse
+import errno
 import pickle
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,23 @@ def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: P
     for load in (read_header, checkpoint_utils.load_checkpoint_to_cpu):
         with pytest.raises(DamagedCheckpoint, match=r"model\.pt is no whole checkpoint"):
             load(str(path))
+
+
+@pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged checkpoint_last.pt would be replaced; root may read all files, so the answer of the disk is made up."""
+    path = str(tmp_path / "model.pt")
+    torch.save(checkpoint(), path)
+
+    def refuse(file: str, *mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", file)
+
+    monkeypatch.setattr(safe_loading, "open", refuse, raising=False)
+    with pytest.raises(UserError, match=r"model\.pt cannot be read \(Permission denied\): permit reading") as refused:
+        load(path)
+    assert not isinstance(refused.value, DamagedCheckpoint)
 
 
 def test_the_environment_cannot_open_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

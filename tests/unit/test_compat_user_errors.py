@@ -1,5 +1,7 @@
 """Mistakes as stock fairseq, a loader process, Hydra and the registries report them, and the line that comes of each."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from amos_fairseq.compat.known_names import check_names
-from amos_fairseq.compat.user_errors import exit_on_mistake, line_for, raise_on_every_rank
+from amos_fairseq.compat.user_errors import exit_on_mistake, line_for
 from amos_fairseq.errors import UserError
+from amos_fairseq.ranks import raise_on_every_rank
 
 
 def raised_by(call: Callable[[], Any]) -> Exception:
@@ -32,6 +35,13 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     task = MaskedLMTask(OmegaConf.create({"data": str(tmp_path), "mask_whole_words": False}), Dictionary())
     error = raised_by(lambda: task.load_dataset("valid"))
     assert line_for(error) == f"Dataset not found: valid ({tmp_path}/valid)"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+def test_a_full_disk(number: int) -> None:
+    line = line_for(OSError(number, os.strerror(number), "tensorboard/events"))
+    assert line == f"tensorboard/events cannot be written ({os.strerror(number)}): make room, then start again"
+    assert line_for(OSError(errno.EBADF, "Bad file descriptor")) is None  # a bug
 
 
 def test_an_optimizer_that_is_missing() -> None:

@@ -1,5 +1,6 @@
 """SAVE_DIR/metrics.jsonl against a small training loop that calls fairseq's own trainer-side functions."""
 
+import errno
 import inspect
 import json
 import math
@@ -154,3 +155,29 @@ def test_other_commands_of_fairseq_write_nothing(save_dir, monkeypatch):
 def test_file_that_cannot_be_written_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"metrics\.jsonl: metrics cannot be written \(No such file or directory\)"):
         metrics_log.MetricsLog(str(tmp_path / "absent")).append("train", 1, {})
+
+
+def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_dir, monkeypatch):
+    train(save_dir, first_update=1, last_update=4)
+    before = read(save_dir)
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: metrics cannot be written \(No space left on device\)"):
+        train(save_dir, first_update=3, last_update=4)
+    assert read(save_dir) == before
+    assert os.listdir(save_dir) == ["metrics.jsonl"]
+
+
+def test_what_keeps_the_first_rank_from_cutting_back_ends_the_others(save_dir, monkeypatch):
+    def receive(objects, src):
+        objects[0] = "what rank 0 found"
+
+    monkeypatch.setattr(metrics_log.distributed_utils, "get_global_rank", lambda: 1)
+    monkeypatch.setattr(metrics_log.distributed_utils, "get_global_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
+    with pytest.raises(SystemExit):
+        train(save_dir, first_update=1, last_update=4)
+    assert os.listdir(save_dir) == []

@@ -1,7 +1,9 @@
 """The dictionary and tokenizer of a corpus: compared, refused, kept beside the checkpoints, known by their sha256."""
 
+import errno
 import hashlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,26 +83,69 @@ def test_tokenizer_of_several_shards_lies_above_them(corpus: Path, tmp_path: Pat
     assert task.state_dict()["tokenizer_sha256"] == directory_sha256(corpus / "tokenizer")
 
 
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """``as_rank(r)``: from now on this process is rank r of two; what rank 0 has broadcast reaches rank 1."""
+    sent = []
+
+    def broadcast(objects: list, src: int) -> None:
+        if torch.distributed.get_rank() == src:
+            sent.append(objects[0])
+        else:
+            objects[0] = sent.pop(0)
+
+    def become(rank: int) -> None:
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    return become
+
+
 def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tmp_path: Path, as_rank: Callable[[int], None]
 ) -> None:
     other = write_corpus(tmp_path / "other", tokenizer=False)
     with (other / "dict.txt").open("a") as file:
         file.write("more 1\n")
-    make_task(other, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    for rank in (0, 1):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
-            make_task(corpus, save_dir=str(tmp_path / "run")).begin_epoch(1, None)
+    make_task(other, save_dir=str(tmp_path / "run")).vocabulary.copy_into(str(tmp_path / "run"))
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    as_rank(0)
+    with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
+        task.begin_epoch(1, None)
+    as_rank(1)
+    with pytest.raises(SystemExit) as ended:
+        task.begin_epoch(1, None)
+    assert ended.value.code == 1
 
 
-def test_only_the_first_rank_writes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    for rank, written in ((1, False), (0, True)):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        make_task(corpus, save_dir=str(tmp_path)).begin_epoch(1, None)
-        assert (tmp_path / "tokenizer").exists() == written
+def test_a_full_disk_ends_every_rank_and_leaves_nothing(
+    corpus: Path, tmp_path: Path, as_rank: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_half(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", write_half)
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    as_rank(0)
+    with pytest.raises(UserError, match=r"run/tokenizer cannot be written \(No space left on device\): make room"):
+        task.begin_epoch(1, None)
+    assert list((tmp_path / "run").iterdir()) == []
+    as_rank(1)
+    with pytest.raises(SystemExit):
+        task.begin_epoch(1, None)
+
+
+def test_only_the_first_rank_writes(corpus: Path, tmp_path: Path, as_rank: Callable[[int], None]) -> None:
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    as_rank(0)
+    task.begin_epoch(1, None)
+    shutil.rmtree(tmp_path / "run")
+    as_rank(1)
+    task.begin_epoch(1, None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_checkpoint_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Ranks end together: what one of them finds on disk alone is told to all, so that none waits for it in a collective."""
+
+from collections.abc import Callable
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+
+from amos_fairseq.errors import UserError
+
+
+def raise_on_every_rank(problem: str | None) -> None:
+    """End all ranks with what the first has found. Every rank has to call this at the same place.
+
+    Args:
+        problem: the line for the user, or None; what other ranks than the first pass is ignored.
+
+    Raises:
+        UserError: on the first rank. The others raise ``SystemExit``: one line is enough.
+    """
+    rank = distributed_utils.get_global_rank()
+    if distributed_utils.get_global_world_size() > 1:
+        shared = [problem]
+        torch.distributed.broadcast_object_list(shared, src=0)
+        problem = shared[0]
+    if problem is not None:
+        raise UserError(problem) if rank == 0 else SystemExit(1)
+
+
+def on_first_rank(action: Callable[[], object]) -> None:
+    """Do ``action`` on the first rank, and end all ranks if it raises :class:`UserError`. Every rank has to call this."""
+    problem = None
+    if distributed_utils.get_global_rank() == 0:
+        try:
+            action()
+        except UserError as error:
+            problem = str(error)
+    raise_on_every_rank(problem)
