@@ -1,7 +1,12 @@
-"""Silence what fairseq and Hydra say on every start and no user can act on.
+"""Silence what fairseq and Hydra say and no user can act on.
 
 A dozen lines about deprecated spellings inside fairseq, a package for a speech task and pinned memory without an
 accelerator stand between the user and the first line that matters. Each is named here; every other warning passes.
+
+Only what is said after the plugin is imported can be kept quiet. ``amos``, a spawned rank and a program that imports
+``amos_fairseq`` begin with it. ``fairseq-train`` and ``fairseq-hydra-train`` import fairseq first, and Hydra composes the
+configuration before it builds the callback that imports the plugin: there the lines about the speech task and about
+Hydra's own spelling remain, and those of training (pinned memory, autocast) go.
 """
 
 import logging

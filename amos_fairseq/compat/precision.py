@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+import torch
 from fairseq import options
 from fairseq.optim import OPTIMIZER_REGISTRY
 
@@ -35,6 +36,8 @@ def choose_precision(cfg: Any, has_gpu: bool) -> None:
         raise UserError(f"--{chosen[0]} and --{chosen[1]} exclude each other: choose one")
     if chosen and chosen[0] != "bf16" and not has_gpu:
         raise UserError(f"--{chosen[0]} needs a GPU: on a CPU use --bf16, or float32 without a flag")
+    if "bf16" in chosen and has_gpu and not torch.cuda.is_bf16_supported():
+        raise UserError("--bf16 is a format that this GPU does not have: use --fp16, or float32 without a flag")
     if not keeps_parameter_groups(cfg):
         return
     for name in ("memory_efficient_fp16", "memory_efficient_bf16"):

@@ -1,6 +1,7 @@
 """Number formats by flags and through Hydra's configuration, and what a device or an optimizer does not have."""
 
 import pytest
+import torch
 from fairseq import options
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -75,6 +76,15 @@ def test_parameter_groups_survive_fp16(optimizer: str, common: dict, has_gpu: bo
     cfg = configuration(optimizer, **common)
     choose_precision(cfg, has_gpu)
     assert cfg.common.fp16_no_flatten_grads is not flat
+
+
+@pytest.mark.parametrize("optimizer", ["grouped_adam", "adam"])
+def test_a_gpu_without_bfloat16_is_told(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    choose_precision(configuration(optimizer, bf16=True), has_gpu=False)  # a CPU has it
+    choose_precision(configuration(optimizer, fp16=True), has_gpu=True)
+    with pytest.raises(UserError, match=r"--bf16 .* this GPU does not have: use --fp16"):
+        choose_precision(configuration(optimizer, bf16=True), has_gpu=True)
 
 
 def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
