@@ -8,6 +8,7 @@ import pytest
 import torch
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
 from small_models import small_batch, small_criterion, small_model
 
 from amos_fairseq.errors import UserError
@@ -141,6 +142,36 @@ def test_flags_that_were_changed_hold_after_a_resume(is_amp):
     ]
     with pytest.raises(UserError, match="keep --decay-all-parameters"):
         GroupedAdam(config(decay_all_parameters=True), model.parameters()).load_state_dict(saved)
+
+
+def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimizer:
+    """fairseq's wrapper of a run that made one update with the flags of :func:`config` and goes on with ``flags``."""
+    common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
+    saved = None
+    for settings in ({}, flags):
+        values = {**vars(config()), "_name": "grouped_adam", **settings}
+        parameters = list(small_model(generator_depths="1,2").bfloat16().parameters())
+        optimizer = FP16Optimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": values}), parameters)
+        if saved is None:
+            optimizer.zero_grad()
+            optimizer.backward(sum(parameter.float().sum() for parameter in parameters))
+            optimizer.step()
+            saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved, overrides)
+    return optimizer
+
+
+def test_changed_flags_hold_through_the_float32_copies_of_bf16():
+    """The moments are the checkpoint's, the settings those of the flags; what is not decayed stays so."""
+    flags = {"adam_betas": "(0.8, 0.95)", "adam_eps": 1e-4, "weight_decay": 0.3}
+    optimizer = continued_in_bf16(flags)
+    settings = [(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert settings == [((0.8, 0.95), 1e-4, 0.3), ((0.8, 0.95), 1e-4, 0.0)]
+    assert {float(state["step"]) for state in optimizer.fp32_optimizer.optimizer.state.values()} == {1.0}
+    with pytest.raises(UserError, match=r"groups of \[.*\] parameters, this run's of .* --decay-all-parameters"):
+        continued_in_bf16({"decay_all_parameters": True})
+    with pytest.raises(UserError, match="give --weight-decay"):  # it would reach what is not decayed
+        continued_in_bf16({}, {"weight_decay": 0.3})
 
 
 def test_groups_survive_mixed_precision():
