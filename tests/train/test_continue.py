@@ -1,0 +1,119 @@
+"""A run that goes on with other text: both ways begin a new schedule with the weights of the old run."""
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq_cli import train
+from interrupted_run import (
+    LAST_UPDATE,
+    RUN,
+    BackgroundRun,
+    assert_same_run,
+    checkpoint,
+    flags_command,
+    records,
+    uninterrupted,
+)
+from tiny_runs import ROOT, environment
+
+pytestmark = pytest.mark.slow
+
+LEARNING_RATE = 0.0005
+# No warm-up, whose first update has learning rate 0: one above 0 shows in the first update that the schedule is new.
+SCHEDULE = ["--lr", str(LEARNING_RATE), "--warmup-updates", "0", "--total-num-update", "8", "--max-update", "4"]
+FLAGS = [*SCHEDULE, "--save-interval-updates", "1"]
+RESETS = ["--reset-optimizer", "--reset-lr-scheduler", "--reset-dataloader", "--reset-meters"]
+
+
+@pytest.fixture(scope="module")
+def other_corpus(corpus_text: Path, binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The words of the first corpus in another order, binarized with its dictionary."""
+    words = corpus_text.read_text(encoding="utf-8").split()
+    random.Random(1).shuffle(words)
+    text = tmp_path_factory.mktemp("other") / "text.txt"
+    text.write_text("".join(" ".join(words[at : at + 30]) + "\n" for at in range(0, len(words), 30)), encoding="utf-8")
+    out = tmp_path_factory.mktemp("other_binarized")
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(out)]
+    command += ["--trainpref", str(text), "--validpref", str(text), "--srcdict", str(binarized_corpus / "dict.txt")]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment())
+    return out
+
+
+@pytest.fixture
+def old(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return uninterrupted(binarized_corpus, tmp_path_factory) / "checkpoint_last.pt"
+
+
+def assert_first_update_starts_from(old: Path, save_dir: Path) -> None:
+    """Adam's first step with a fresh state moves each parameter by the learning rate at most, whatever its gradient.
+
+    From other weights the differences would be those of two initialisations, a hundred times as large; with the old
+    moments the counter would not be 1.
+    """
+    first, before = checkpoint(save_dir, "checkpoint_1_1.pt"), torch.load(old, weights_only=True)["model"]
+    moved = max(float((parameter - before[name]).abs().max()) for name, parameter in first["model"].items())
+    assert 0.5 * LEARNING_RATE < moved < 1.001 * LEARNING_RATE
+    assert {float(state["step"]) for state in first["last_optimizer_state"]["state"].values()} == {1.0}
+    assert first["optimizer_history"][-1]["num_updates"] == 1
+
+
+def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old: Path, tmp_path: Path) -> None:
+    """The old run stands at update 38; the new ones count from 0, and one that was killed goes on where it was."""
+    tuned, restored = tmp_path / "tuned", tmp_path / "restored"
+    command = flags_command(other_corpus, tuned, *FLAGS, "--finetune-from-model", str(old))
+    run = BackgroundRun(command, tmp_path / "tuned.log")
+    assert run.exit_code() == 0, run.text()[-3000:]
+    assert f"loading pretrained model from {old}" in run.text()
+    assert torch.load(old, weights_only=True)["optimizer_history"][-1]["num_updates"] == LAST_UPDATE
+    assert_first_update_starts_from(old, tuned)
+    logged = [record for record in records(tuned) if record["split"] == "train"]
+    assert [record["update"] for record in logged] == [1, 2, 3, 4]
+    assert all(0 < record["lr"] <= LEARNING_RATE for record in logged)
+
+    killed = shutil.copytree(tuned, tmp_path / "killed")
+    for path in killed.glob("checkpoint*.pt"):
+        if path.name != "checkpoint_1_2.pt":
+            path.unlink()
+    (killed / "checkpoint_1_2.pt").rename(killed / "checkpoint_last.pt")
+    again = BackgroundRun([str(killed) if part == str(tuned) else part for part in command], tmp_path / "again.log")
+    assert again.exit_code() == 0, again.text()[-3000:]
+    assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in again.text()
+    assert "loading pretrained model" not in again.text()
+    assert_same_run(killed, tuned)
+
+    reset = flags_command(other_corpus, restored, *FLAGS, "--restore-file", str(old), *RESETS)
+    run = BackgroundRun(reset, tmp_path / "restored.log")
+    assert run.exit_code() == 0, run.text()[-3000:]
+    assert_first_update_starts_from(old, restored)
+    assert_same_run(restored, tuned)
+
+
+@pytest.mark.parametrize("way", [["--finetune-from-model", "OLD"], ["--restore-file", "OLD", *RESETS]])
+def test_text_with_a_vocabulary_of_its_own_is_refused(
+    way: list[str],
+    other_corpus: Path,
+    old: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """Of the same size, so that all shapes fit: every word would get the embedding of another one."""
+    corpus = shutil.copytree(other_corpus, tmp_path / "corpus")
+    lines = (corpus / "dict.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (corpus / "dict.txt").write_text("".join(reversed(lines)), encoding="utf-8")
+    save_dir, way = tmp_path / "run", [str(old) if flag == "OLD" else flag for flag in way]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["fairseq-train", str(corpus), *RUN, *FLAGS, "--save-dir", str(save_dir), *way])
+    with pytest.raises(SystemExit) as ended:
+        train.cli_main()
+    assert ended.value.code == 1
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
+    assert said.startswith(
+        f"amos_fairseq: error: {old} does not fit: the checkpoint was trained with another dictionary"
+    )
+    assert not list(save_dir.glob("*"))
