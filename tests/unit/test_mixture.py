@@ -1,13 +1,19 @@
 """Eq. 3 of AMOS and the ablations of who weighs the depths, against loops, frequencies and hand values."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import small_batch, small_model
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRScheduleConfig
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+from small_models import small_batch, small_criterion, small_model, small_task
 
 from amos_fairseq.functional.mixture import mix_logits, mixture_entropy
 from amos_fairseq.modules.mixture import MixtureWeights
+from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
 
 B, M, K, D, V = 2, 3, 3, 4, 10
 
@@ -140,6 +146,23 @@ def test_fairseq_tells_the_mixture_the_number_of_updates():
     for update, depth in ((0, 0), (9, 0), (10, 1), (20, 2), (29, 2)):
         model.set_num_updates(update)
         assert model(**small_batch()["net_input"]).mixture_weights.argmax(-1).unique().tolist() == [depth]
+
+
+def test_layer_switch_goes_on_where_a_checkpoint_stands(tmp_path):
+    """fairseq's trainer tells the number of updates when it loads, before any update or validation."""
+    config = OmegaConf.structured(FairseqConfig)
+    config.common.cpu, config.model, config.task = True, {"_name": "amos"}, {}
+    config.optimizer = vars(GroupedAdamConfig(lr=[0.1])) | {"_name": "grouped_adam"}
+    config.lr_scheduler = vars(FixedLRScheduleConfig(lr=[0.1])) | {"_name": "fixed"}
+    task = SimpleNamespace(**vars(small_task()), state_dict=dict, load_state_dict=lambda state: None)
+    trainers = [Trainer(config, task, small_model(mixture="layer_switch"), small_criterion()) for _ in range(2)]
+    trainers[0].set_num_updates(20)
+    trainers[0].consolidate_optimizer()  # as fairseq does before it saves
+    trainers[0].save_checkpoint(str(tmp_path / "checkpoint.pt"), {"train_iterator": {"epoch": 1}})
+    assert trainers[1].model.mixture.num_updates == 0
+    trainers[1].load_checkpoint(str(tmp_path / "checkpoint.pt"))
+    weights = trainers[1].model(**small_batch()["net_input"]).mixture_weights
+    assert weights.argmax(-1).unique().tolist() == [2]
 
 
 @pytest.mark.parametrize(
