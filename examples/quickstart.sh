@@ -50,6 +50,7 @@ check_arguments() {
         [[ "$override" == *=* ]] || fail "'$override' is not KEY=VALUE; what is given is TEXT_FILE, OUT_DIR, then settings"
     done
     IDENTITY="$(text_identity)"
+    [[ "$OUT_DIR" != *:* ]] || fail "$OUT_DIR holds a colon, which separates shards in fairseq: give another OUT_DIR"
     [ ! -e "$OUT_DIR" ] || [ -d "$OUT_DIR" ] || fail "$OUT_DIR is not a folder: give another OUT_DIR"
     if [ -f "$OUT_DIR/text.identity" ] && [ "$(cat "$OUT_DIR/text.identity")" != "$IDENTITY" ]; then
         fail "$OUT_DIR was made from another text: give another OUT_DIR, or remove that folder"
@@ -105,13 +106,15 @@ main() {
     cd "$CHECKOUT"
     DATA="$OUT_DIR/data"
     RUN="$OUT_DIR/run"
-    # More threads than the little matrices can feed make it slower.
+    # More threads than the little matrices can feed make it slower; and on a machine that does other work as well, threads
+    # that wait for each other must sleep, or every step takes as long as the slowest neighbour.
+    export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
     # Hydra and fairseq discuss their deprecated spellings before the plugin is there to silence them.
     export PYTHONWARNINGS="${PYTHONWARNINGS:-ignore::UserWarning,ignore::FutureWarning}"
     SECONDS=0
     mkdir -p "$OUT_DIR"
-    echo "$IDENTITY" >"$OUT_DIR/text.identity"
+    echo "$IDENTITY" >"$OUT_DIR/text.identity.new" && mv "$OUT_DIR/text.identity.new" "$OUT_DIR/text.identity"
     make_text
     binarize
     pretrain
