@@ -106,9 +106,7 @@ main() {
     cd "$CHECKOUT"
     DATA="$OUT_DIR/data"
     RUN="$OUT_DIR/run"
-    # More threads than the little matrices can feed make it slower; and on a machine that does other work as well, threads
-    # that wait for each other must sleep, or every step takes as long as the slowest neighbour.
-    export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+    # More threads than the little matrices can feed make it slower.
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
     # Hydra and fairseq discuss their deprecated spellings before the plugin is there to silence them.
     export PYTHONWARNINGS="${PYTHONWARNINGS:-ignore::UserWarning,ignore::FutureWarning}"
