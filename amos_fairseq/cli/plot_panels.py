@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from amos_fairseq.cli.colours import depth_colours
-from amos_fairseq.cli.plot import Curve, Run
+from amos_fairseq.cli.runs import Curve, Run
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 

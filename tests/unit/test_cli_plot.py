@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib.pyplot as plt
 import pytest
 
-from amos_fairseq.cli import plot, plot_panels
+from amos_fairseq.cli import plot_panels
+from amos_fairseq.cli import runs as runs_file
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 
@@ -39,7 +40,7 @@ def drawn(runs, key):
 
 
 def test_curves_hold_the_records(save_dir):
-    curves = plot.read_curves(str(save_dir / "metrics.jsonl"))
+    curves = runs_file.read_curves(str(save_dir / "metrics.jsonl"))
     assert curves["train"]["mlm_loss_1"].updates == [10, 20, 30]
     assert curves["train"]["mlm_loss_1"].values == pytest.approx([3.9, 3.8, 3.7])
     assert math.isnan(curves["train"]["mlm_loss_2"].values[1])
@@ -48,7 +49,7 @@ def test_curves_hold_the_records(save_dir):
 
 
 def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
-    lines = drawn(plot.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
+    lines = drawn(runs_file.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[10, 20, 30], [30], [10, 20, 30], [30]]
     assert [line.get_linestyle() for line in lines] == ["-", "None", "-", "None"]
     colours = [line.get_color() for line in lines]
@@ -56,14 +57,14 @@ def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
 
 
 def test_mixture_entropy_is_no_depth(save_dir):
-    runs = plot.read_runs([str(save_dir)])
+    runs = runs_file.read_runs([str(save_dir)])
     assert [text.get_text() for text in drawn(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
 
 
 def test_depths_keep_their_colour_in_every_run_and_runs_their_line(save_dir, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps(record("train", u, depths=(2, 10))) + "\n" for u in (10, 20)))
-    runs = plot.read_runs([str(save_dir), str(other)])
+    runs = runs_file.read_runs([str(save_dir), str(other)])
     ax = drawn(runs, "mixture_")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["depth 1", "depth 2", "depth 10"]
     of_depth_2 = [line for line in ax.get_lines() if line.get_ydata()[0] == 0.2 and len(line.get_xdata()) > 1]
@@ -74,8 +75,8 @@ def test_depths_keep_their_colour_in_every_run_and_runs_their_line(save_dir, tmp
 
 def test_runs_are_named_by_what_differs(tmp_path):
     files = [str(tmp_path / name) for name in ("a/run/metrics.jsonl", "b/run/metrics.jsonl", "c.jsonl")]
-    assert plot.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
-    assert plot.run_names(files[1:]) == ["run", "c.jsonl"]
+    assert runs_file.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
+    assert runs_file.run_names(files[1:]) == ["run", "c.jsonl"]
 
 
 def test_command_writes_whole_pictures_and_says_where(save_dir, tmp_path, capsys):
@@ -109,10 +110,10 @@ def test_same_log_gives_the_same_picture_bytes(tmp_path):
 
 def test_cut_last_line_is_left_out_and_said(save_dir, capsys):
     log = save_dir / "metrics.jsonl"
-    complete = str(plot.read_curves(str(log)))
+    complete = str(runs_file.read_curves(str(log)))
     with log.open("a") as file:
         file.write('{"split": "train", "upd')
-    assert str(plot.read_curves(str(log))) == complete  # as text, because nan is unequal to itself
+    assert str(runs_file.read_curves(str(log))) == complete  # as text, because nan is unequal to itself
     assert capsys.readouterr().out.startswith(f"{log}: the last line (line 5) is cut short and left out")
 
 
@@ -130,7 +131,7 @@ def test_bad_logs_are_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
-        plot.read_runs([str(tmp_path)])
+        runs_file.read_runs([str(tmp_path)])
 
 
 def test_log_without_a_value_to_draw_is_one_line(tmp_path, capsys):
