@@ -175,7 +175,10 @@ class TextPretrainingTask(FairseqTask):
         limits = [limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None]
         batch_size = min(limits)
         if batch_size < 1:
-            raise UserError(f"--max-tokens {max_tokens} is less than one block of --tokens-per-sample {length}")
+            raise UserError(
+                f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
+                f"--tokens-per-sample {length}: raise the smaller of the two"
+            )
         dataset.set_epoch(epoch)
         indices = dataset.ordered_indices()
         update_freq = 1

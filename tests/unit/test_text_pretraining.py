@@ -73,7 +73,7 @@ def test_batches_that_cannot_be_made_are_refused(corpus: Path) -> None:
         train_iterator(corpus, update_freq=250, batch_size=4, num_shards=4)
     with pytest.raises(UserError, match=r"--tokens-per-sample 16 tokens, but the model's --max-positions .* allows 12"):
         train_iterator(corpus, max_positions=12)
-    with pytest.raises(UserError, match=r"--max-tokens 15 is less than one block"):
+    with pytest.raises(UserError, match=r"--max-tokens 15 leaves no room for one block of --tokens-per-sample"):
         train_iterator(corpus, max_tokens=15)
 
 
