@@ -15,8 +15,8 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --arch amos_tiny --max-positions 64 --dropout 0 --attention-dropout 0 \
     --criterion amos --discriminator-loss-weight 50 \
     --batch-size 128 --update-freq 1 --num-workers 1 \
-    --max-update 1900 --clip-norm 2.0 \
-    --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 1900 --power 0.5 \
+    --max-update 1750 --clip-norm 2.0 \
+    --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 1750 --power 0.5 \
     --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 \
     --seed 1 --log-format simple --log-interval 50 --tensorboard-logdir "$save_dir/tensorboard" \
     --save-interval 1000000000 --save-interval-updates 400 --no-epoch-checkpoints \
