@@ -132,8 +132,8 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint; nothing in the file can run code (tensors, plain values, ``argparse.Namespace``)."""
-    with explained(str(file)), torch.serialization.safe_globals([argparse.Namespace]):
+    """The content of a checkpoint; nothing in the file can run code (what compat/safe_loading.py allows, and no more)."""
+    with explained(str(file)):
         state = torch.load(file, map_location="cpu", weights_only=True)
     parts = ("cfg", "model", "optimizer_history")
     if not isinstance(state, dict) or not all(state.get(part) for part in parts):

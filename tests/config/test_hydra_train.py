@@ -1,6 +1,5 @@
 """The command of the README through fairseq-hydra-train: trains, continues from the same place, launches as flags do."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_runs import ROOT, environment
+
+from amos_fairseq.interop.checkpoint import read_state
 
 COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
 # As conftest's tiny runs. 64 blocks of 32 tokens make three updates an epoch, so that update 4 lies within the second.
@@ -36,8 +37,7 @@ def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = No
 
 
 def load(checkpoint: Path) -> dict:
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(checkpoint, weights_only=True)
+    return read_state(checkpoint)
 
 
 @pytest.mark.slow

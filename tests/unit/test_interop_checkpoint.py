@@ -1,5 +1,7 @@
 """``amos_fairseq.load`` and the safe reading of checkpoints."""
 
+import argparse
+
 import pytest
 import torch
 from small_checkpoint import write_checkpoint, write_save_dir
@@ -31,6 +33,14 @@ def test_load_gives_an_encoder_whose_padding_changes_nothing(save_dir):
     assert both.mask[1].tolist() == [True] * len(tokens) + [False] * (both.mask.size(1) - len(tokens))
     torch.testing.assert_close(both.states[1, both.mask[1]], alone.states[0])
     torch.testing.assert_close(alone.states, encoder.model.extract_features(tokens[None]))
+
+
+def test_what_may_be_loaded_is_the_same_afterwards(save_dir):
+    """fairseq's own loading in the same process relies on the one allow-list: leaving a narrower one must not empty it."""
+    allowed = set(torch.serialization.get_safe_globals())
+    load_pretrained(save_dir)
+    assert set(torch.serialization.get_safe_globals()) == allowed
+    assert argparse.Namespace in allowed
 
 
 def test_lines_end_where_they_end_in_a_corpus(save_dir):
