@@ -1,0 +1,150 @@
+"""The tables of names against Hugging Face's own classes, both ways and in every family, bit for bit."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.hugging_face import from_hugging_face, to_hugging_face
+from amos_fairseq.interop.hugging_face_config import CUSTOM, family_of, hugging_face_config
+from amos_fairseq.interop.hugging_face_tables import DETECTION, ENCODER, FAMILIES, MASKED_LM
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+
+ROWS = 30
+PARTS = [(family, part) for family, table in FAMILIES.items() for part in table.classes]
+
+
+def shape(**changes) -> EncoderShape:
+    settings = {
+        "num_layers": 2, "width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": 16, "layer_norm_eps": 1e-5,
+        "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.0,
+        "position_scheme": "none", "position_buckets": 32, "position_max_distance": 128,
+    }  # fmt: skip
+    return EncoderShape(**(settings | changes))
+
+
+def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.Module:
+    """One of their classes with random values everywhere, but for the rows of positions that they never read."""
+    config = hugging_face_config(family, shape(**changes), ROWS, pad_token_id=0 if family in ("bert", "electra") else 1)
+    bare = {"add_pooling_layer": False} if part == ENCODER and family != "electra" else {}
+    torch.manual_seed(seed)
+    model = getattr(transformers, FAMILIES[family].classes[part])(config, **bare).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn_like(parameter))
+            if "position_embeddings" in name and family in ("mpnet", "roberta"):
+                parameter[:2] = 0
+            if part == DETECTION and name.startswith("classifier"):
+                parameter[0] = 0
+    return model
+
+
+@pytest.mark.parametrize(("family", "part"), PARTS)
+def test_there_and_back_is_the_identity(family, part):
+    projected = {"embedding_width": 8} if family == "electra" else {}
+    theirs = hugging_face_model(family, part, **projected).state_dict()
+    converted = from_hugging_face(family, theirs, () if part == ENCODER else (part,))
+    assert converted.leftover == []
+    back = to_hugging_face(family, part, converted.weights)
+    assert back.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(back[name], tensor), name
+    # Another instance accepts them: the names are all that it has.
+    hugging_face_model(family, part, seed=1, **projected).load_state_dict(back, strict=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mpnet", {"position_scheme": "t5"}),
+        ("electra", {"embedding_width": 8, "num_token_types": 2}),
+        ("electra", {"num_token_types": 2, "layer_norm_eps": 1e-12}),
+        ("bert", {"num_token_types": 2, "layer_norm_eps": 1e-12}),
+        ("roberta", {"num_token_types": 1}),
+    ],
+)
+def test_hidden_states_agree(family, changes):
+    """Every layer's states, lengths from 1 to the maximum, right padding, both token types.
+
+    Both compute in float32 with the same formulas in another order: 1e-5 of the largest value is some fifty roundings.
+    """
+    theirs = hugging_face_model(family, ENCODER, **changes)
+    pad = theirs.config.pad_token_id
+    weights = from_hugging_face(family, theirs.state_dict()).weights
+    encoder = TransformerEncoder(shape(**changes)).eval()
+    encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in weights.items() if n.startswith("encoder.")})
+    tokens = torch.randint(2, ROWS, (16, 16))
+    for row in range(16):
+        tokens[row, row + 1 :] = pad
+    types = torch.randint(0, max(1, changes.get("num_token_types", 0)), tokens.shape)
+    given = {} if family == "mpnet" else {"token_type_ids": types}
+    expected = theirs(tokens, attention_mask=tokens.ne(pad).long(), output_hidden_states=True, **given).hidden_states
+    ours = encoder(
+        weights["embed_tokens.weight"][tokens], tokens.eq(pad), token_types=None if family == "mpnet" else types
+    )
+    real = tokens.ne(pad)
+    for depth, (a, b) in enumerate(zip(ours, expected[1:], strict=True), start=1):
+        assert (a[real] - b[real]).abs().max() < 1e-5 * b[real].abs().max(), f"layer {depth}"
+
+
+def test_weights_without_a_place_are_named():
+    config = hugging_face_config("bert", shape(), ROWS)
+    theirs = transformers.BertForPreTraining(config).state_dict()
+    assert from_hugging_face("bert", theirs, [MASKED_LM]).leftover == [
+        "bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.seq_relationship.weight",
+    ]  # fmt: skip
+    assert "cls.predictions.transform.dense.weight" in from_hugging_face("bert", theirs).leftover
+    assert "cls.predictions.decoder.weight" not in from_hugging_face("bert", theirs).leftover  # held: the embeddings
+
+
+def test_the_first_berts_wrote_gamma_and_beta():
+    today = hugging_face_model("bert", MASKED_LM).state_dict()
+    former = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in today.items()
+    }
+    assert former.keys() != today.keys()
+    ours, same = from_hugging_face("bert", former, [MASKED_LM]), from_hugging_face("bert", today, [MASKED_LM])
+    assert ours.leftover == []
+    assert all(torch.equal(ours.weights[name], same.weights[name]) for name in same.weights)
+
+
+def test_what_cannot_be_held_is_refused_by_name():
+    theirs = hugging_face_model("roberta", MASKED_LM).state_dict()
+    cut = {name: tensor for name, tensor in theirs.items() if "layer.1.output.dense.bias" not in name}
+    with pytest.raises(UserError, match=r"roberta\.encoder\.layer\.1\.output\.dense\.bias is missing"):
+        from_hugging_face("roberta", cut)
+    theirs["lm_head.decoder.weight"] = theirs["lm_head.decoder.weight"] + 1
+    with pytest.raises(UserError, match="tied"):
+        from_hugging_face("roberta", theirs, [MASKED_LM])
+    assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs).leftover
+
+
+@torch.no_grad()
+def test_a_detection_classifier_of_two_rows_is_one_logit():
+    """softmax of two logits = sigmoid of their difference; 1e-6: some roundings of probabilities below 1."""
+    model = hugging_face_model("mpnet", DETECTION)
+    model.classifier.weight.normal_()
+    weights = from_hugging_face("mpnet", model.state_dict(), [DETECTION]).weights
+    states = torch.randn(5, 12)
+    logit = states @ weights["detection_head.output.weight"].t() + weights["detection_head.output.bias"]
+    expected = model.classifier(states).softmax(-1)[:, 1:]
+    torch.testing.assert_close(logit.sigmoid(), expected, rtol=0, atol=1e-6)
+
+
+def test_which_family_holds_which_encoder():
+    assert family_of(shape()) == "bert"
+    assert family_of(shape(), pooler_activation="gelu") == "electra"
+    assert family_of(shape(embedding_width=8)) == "electra"
+    assert family_of(shape(position_scheme="t5")) == "mpnet"
+    assert family_of(shape(position_scheme="amos", position_buckets=64)) == CUSTOM
+    for unfit in (
+        {"position_buckets": 64},
+        {"position_max_distance": 64},
+        {"num_token_types": 2},
+        {"embedding_width": 8},
+    ):
+        with pytest.raises(UserError, match="cannot be exported"):
+            family_of(shape(position_scheme="t5", **unfit))
