@@ -23,7 +23,7 @@ setup(
         "numpy",
         "packaging",
         "rich",
-        "sentencepiece",
+        "sentencepiece>=0.2.3",  # the first that tells where pieces lie in the text
         "tensorboard",
         "tokenizers",
         "tqdm",

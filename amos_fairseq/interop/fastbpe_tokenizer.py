@@ -13,6 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
+from amos_fairseq.interop.offsets import tidy_spans
 from amos_fairseq.interop.piece_spelling import unspell_piece
 from amos_fairseq.interop.tokenizer_base import Tokenizer, read_dictionary_symbols, read_model_file
 
@@ -72,6 +73,9 @@ class FastBPETokenizer(Tokenizer):
             raise ValueError(str(error)) from error
         self._bpe = tokenizers.Tokenizer(model)
         self._bpe.pre_tokenizer = pre_tokenizer
+        # With the rules inside, the library counts characters of the text as it was before them.
+        self._aligning_bpe = tokenizers.Tokenizer(model)
+        self._aligning_bpe.normalizer, self._aligning_bpe.pre_tokenizer = self._normalizer, pre_tokenizer
         self._unknown_id = ids[_UNKNOWN]
         super().__init__(vocabulary, cased, codes)
         self._symbol_of_id = self.dictionary_symbols
@@ -102,6 +106,15 @@ class FastBPETokenizer(Tokenizer):
         for part in line.split(" "):
             symbols += self._remembered(part) if len(part) <= _LONGEST_REMEMBERED else self._encode_part(part)
         return symbols
+
+    def encode_with_offsets(self, line: str) -> List[Tuple[str, int, int]]:
+        aligned, begin = [], 0
+        for part in line.split(" "):
+            spans = self._aligning_bpe.encode(part, add_special_tokens=False).offsets
+            for piece, (start, end) in zip(self._encode_part(part), spans, strict=True):
+                aligned.append((piece, begin + start, begin + end))
+            begin += len(part) + 1
+        return tidy_spans(line, aligned)
 
     def decode(self, pieces: List[str]) -> str:
         joined = " ".join(unspell_piece(piece) for piece in pieces) + " "

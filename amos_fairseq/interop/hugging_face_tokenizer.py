@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import tokenizers
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.interop.offsets import tidy_spans
 from amos_fairseq.interop.piece_spelling import BOS, EOS, PAD, SPECIAL_SYMBOLS, UNK, unspell_piece
 from amos_fairseq.interop.tokenizer_base import Tokenizer, read_model_file
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -71,6 +72,10 @@ class HuggingFaceTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
 
+    def encode_with_offsets(self, line: str) -> List[Tuple[str, int, int]]:
+        encoding = self._tokenizer.encode(line, add_special_tokens=False)
+        return tidy_spans(line, self._aligned_symbols(line, encoding))
+
     def decode(self, pieces: List[str]) -> str:
         # Not by ids: fairseq's symbols have none where the tokenizer lacks the role.
         tokens = [self.special_tokens.get(piece, piece) if piece in SPECIAL_SYMBOLS else piece for piece in pieces]
@@ -85,20 +90,23 @@ class HuggingFaceTokenizer(Tokenizer):
         symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
         if token_of_id.keys().isdisjoint(encoding.ids):
             return [symbol_of_id[index] for index in encoding.ids]
-        symbols = []
+        return [symbol for symbol, _, _ in self._aligned_symbols(line, encoding)]
+
+    def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[Tuple[str, int, int]]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
         for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             surface = line[start:end].strip()
             # The text spells a special token, or a model without pre-tokenizer found one in its own vocabulary.
             if index in token_of_id and (index not in symbol_of_id or surface == token_of_id[index]):
-                symbols += self._symbols_of_characters(surface)
+                yield from self._symbols_of_characters(surface, line.index(surface, start))
             else:
-                symbols.append(symbol_of_id[index])
-        return symbols
+                yield symbol_of_id[index], start, end
 
-    def _symbols_of_characters(self, surface: str) -> List[str]:
+    def _symbols_of_characters(self, surface: str, start: int) -> Iterator[Tuple[str, int, int]]:
         """No character alone can spell a special token."""
-        ids = (index for character in surface for index in self._encode_ids(character))
-        return [self._symbol_of_id.get(index, UNK) for index in ids]
+        for place, character in enumerate(surface, start):
+            for index in self._encode_ids(character):
+                yield self._symbol_of_id.get(index, UNK), place, place + 1
 
     def _encode_ids(self, text: str) -> List[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,11 +1,12 @@
 """SentencePiece BPE: the base++ setting of AMOS (section 4), cased, 64,000 pieces."""
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import sentencepiece
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.interop.offsets import tidy_spans
 from amos_fairseq.interop.piece_spelling import unspell_piece
 from amos_fairseq.interop.tokenizer_base import Tokenizer, read_model_file
 
@@ -43,6 +44,12 @@ class SentencePieceTokenizer(Tokenizer):
         spellings = self._spellings
         encoded = self._processor.encode(lines, out_type=str, num_threads=1)
         return [[spellings[piece] for piece in pieces] for pieces in encoded]
+
+    def encode_with_offsets(self, line: str) -> List[Tuple[str, int, int]]:
+        encoded = self._processor.encode(line, return_type="offset_mapping")
+        spans = zip(encoded["pieces"], encoded["offsets"], strict=True)
+        tidy = tidy_spans(line, ((piece, start, end) for piece, (start, end) in spans))
+        return [(self._spellings[piece], start, end) for piece, start, end in tidy]
 
     def decode(self, pieces: List[str]) -> str:
         return self._processor.decode_pieces([unspell_piece(piece) for piece in pieces])

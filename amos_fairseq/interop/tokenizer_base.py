@@ -5,7 +5,7 @@ import functools
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Union
+from typing import Any, ClassVar, Dict, List, Tuple, Union
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
@@ -46,6 +46,16 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def decode(self, pieces: List[str]) -> str:
         """The text, as treated, that ``encode`` made ``pieces`` of."""
+
+    @abc.abstractmethod
+    def encode_with_offsets(self, line: str) -> List[Tuple[str, int, int]]:
+        """``(piece, start, end)``: the pieces of ``encode``, each with the characters that it stands for.
+
+        ``[start, end)`` counts characters of ``line`` as it was given, before any treatment. Spans have no spaces at
+        their ends and begin in ascending order; a piece that stands for no character (a lone mark of a word) has an
+        empty one. Pieces of one character (its bytes, the parts of a ligature) share it. Every character is in a span
+        except spaces and what treatment removes.
+        """
 
     def encode(self, line: str) -> List[str]:
         """Pieces of one line, in dictionary spelling."""
