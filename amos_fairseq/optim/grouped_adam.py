@@ -1,4 +1,4 @@
-"""AdamW that leaves LayerNorm, biases, mixture weights and bias tables undecayed, in one fused step."""
+"""AdamW, fused: LayerNorm, biases, mixture weights and bias tables undecayed, lower layers at lower rates if asked."""
 
 import ast
 import logging
@@ -13,9 +13,12 @@ from omegaconf import II
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.modules.initialization import NO_DECAY
+from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
 
 logger = logging.getLogger(__name__)
+
+# Settings of a group that a checkpoint does not bring back.
+SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale")
 
 
 @dataclass
@@ -29,12 +32,23 @@ class GroupedAdamConfig(FairseqDataclass):
         default=False,
         metadata={"help": "decay LayerNorm weights, biases, mixture weights and bias tables too, as fairseq does"},
     )
+    layer_wise_lr_decay: float = field(
+        default=1.0,
+        metadata={
+            "help": "fine-tuning: a layer's learning rate is that of the layer above it times this number, "
+            "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)"
+        },
+    )
     lr: List[float] = II("optimization.lr")
 
 
 @register_optimizer("grouped_adam", dataclass=GroupedAdamConfig)
 class GroupedAdam(FairseqOptimizer):
-    """Decoupled weight decay (AdamW) over two parameter groups.
+    """Decoupled weight decay (AdamW) over groups of parameters, each with its own decay and share of the learning rate.
+
+    With ``--layer-wise-lr-decay X`` layer i of n has the rate lr * X^(n + 1 - i), everything below the layers
+    lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.initialization.mark_layer_depths`). The
+    released code of ELECTRA counts one step more between heads and top layer: its X^2 is X here, and so on down.
 
     fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. NVIDIA's fused Adam is used
     where apex is installed beside a GPU, PyTorch's fused kernels otherwise.
@@ -42,41 +56,57 @@ class GroupedAdam(FairseqOptimizer):
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
         super().__init__(cfg)
-        groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters)
+        check_layer_wise_decay(cfg.layer_wise_lr_decay)
+        groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
         fused_adam = apex_fused_adam()
         if fused_adam is not None:
             logger.info("optimizer: fused Adam of NVIDIA apex")
             self._optimizer = fused_adam(groups, adam_w_mode=True, **self.optimizer_config)
         else:
             self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
+        self.set_lr(first(cfg.lr))
+
+    def get_lr(self) -> float:
+        """The schedule's learning rate, which is that of the heads."""
+        return self.param_groups[0]["lr"] / self.param_groups[0]["lr_scale"]
+
+    def set_lr(self, lr: float) -> None:
+        """Give every group its share of the schedule's learning rate."""
+        for group in self.param_groups:
+            group["lr"] = lr * group["lr_scale"]
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The settings that all parameters share; the decay is each group's own."""
+        """The settings that all parameters share; weight decay and share of the rate are each group's own."""
         return {"lr": first(self.cfg.lr), "betas": parse_betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Moments and counters from a checkpoint; betas, epsilon and weight decay as the flags say now.
+        """Moments, counters and rate from a checkpoint; betas, epsilon and both decays as the flags say now.
 
-        The learning rate is the scheduler's. ``optimizer_overrides`` (``--optimizer-overrides``) come last.
+        The scheduler sets the rate anew where it has one of its own. ``optimizer_overrides``
+        (``--optimizer-overrides``) come last.
 
         Raises:
             UserError: the checkpoint groups its parameters otherwise, or the overrides name the weight decay, which
                 would reach the parameters without decay too.
         """
-        overrides = optimizer_overrides or {}
+        overrides = dict(optimizer_overrides or {})
         if "weight_decay" in overrides:
             raise UserError("--optimizer-overrides cannot set weight_decay: give --weight-decay")
         here, saved = ([len(g["params"]) for g in groups] for groups in (self.param_groups, state_dict["param_groups"]))
         if here != saved:
             raise UserError(
                 f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "
-                "--decay-all-parameters and the model as they were, or give --reset-optimizer"
+                "--decay-all-parameters, the model and whether there is a --layer-wise-lr-decay as they were, "
+                "or give --reset-optimizer"
             )
-        flags = [{name: group[name] for name in ("betas", "eps", "weight_decay")} for group in self.param_groups]
+        flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]
         super().load_state_dict(state_dict)
+        leading = self.param_groups[0]
+        lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # a checkpoint may be older than shares
         for group, settings in zip(self.param_groups, flags, strict=True):
             group.update(settings | overrides)
+        self.set_lr(lr)
 
     @property
     def supports_flat_params(self) -> bool:
@@ -84,14 +114,42 @@ class GroupedAdam(FairseqOptimizer):
         return False
 
 
-def parameter_groups(params: Iterable[nn.Parameter], weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
-    """Parameters marked as not decayed, and the others; the order inside a group is the given one."""
-    decayed, undecayed = [], []
+def parameter_groups(
+    params: Iterable[nn.Parameter], weight_decay: float, decay_all: bool, layer_wise_lr_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Parameters by their marks, from the heads down, at each depth the decayed ones first.
+
+    Without layer-wise decay the depths make no groups. The order inside a group is the given one. ``lr_scale`` is a
+    group's share of the learning rate.
+
+    Raises:
+        UserError: layer-wise decay for parameters whose depth is not known.
+    """
+    by_mark: dict[ParameterGroup, list[nn.Parameter]] = {}
     for parameter in params:
-        marked = getattr(parameter, "param_group", None) == NO_DECAY
-        (undecayed if marked and not decay_all else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        mark = parameter_group(parameter)
+        if layer_wise_lr_decay == 1:
+            mark = mark._replace(depth=0)
+        elif mark.depth is None:
+            raise UserError(
+                f"--layer-wise-lr-decay {layer_wise_lr_decay:g} needs a fine-tuning task, such as sentence_prediction "
+                "or squad, and a model of this package: only they tell the layers apart; otherwise leave it at 1"
+            )
+        by_mark.setdefault(mark._replace(is_decayed=mark.is_decayed or decay_all), []).append(parameter)
+    return [
+        {
+            "params": by_mark[mark],
+            "weight_decay": weight_decay if mark.is_decayed else 0.0,
+            "lr_scale": layer_wise_lr_decay**mark.depth,
+        }
+        for mark in sorted(by_mark, key=lambda mark: (mark.depth, not mark.is_decayed))
+    ]
+
+
+def check_layer_wise_decay(decay: float) -> None:
+    """Raise :class:`UserError` for what is no share of a learning rate."""
+    if not 0 < decay <= 1:
+        raise UserError(f"--layer-wise-lr-decay {decay:g} must be above 0 and at most 1 (1: the same rate everywhere)")
 
 
 def parse_betas(text: str) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from small_models import small_batch, small_criterion, small_model
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.modules.initialization import ParameterGroup
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.01, 0.9, 0.98, 1e-6, 0.1
@@ -87,7 +88,7 @@ def test_steps_are_those_of_adamw_for_both_groups():
     """Five steps, the learning rate changed on the way by fairseq's set_lr."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
-    parameters[1].param_group = "no_decay"
+    parameters[1].param_group = ParameterGroup(is_decayed=False)
     start = [parameter.detach().clone() for parameter in parameters]
     gradients = [[torch.randn(4, 3, generator=generator) for _ in range(5)] for _ in range(2)]
     rates = [0.0, 0.01, 0.02, 0.01, 0.001]
@@ -217,6 +218,21 @@ def test_apex_is_taken_where_it_is_and_a_gpu_too(fake_apex, monkeypatch):
     assert optimizer.param_groups[0]["weight_decay"] == DECAY
 
 
+def test_apex_gets_each_depth_its_rate(fake_apex, monkeypatch):
+    """The stand-in is SGD, so a step shows the rate itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    head, layer = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    for depth, parameter in enumerate((head, layer)):
+        parameter.param_group = ParameterGroup(depth=depth)
+        parameter.grad = torch.ones(2)
+    optimizer = GroupedAdam(config(layer_wise_lr_decay=0.5), [layer, head])
+    assert [group["lr"] for group in optimizer.param_groups] == [LEARNING_RATE, LEARNING_RATE / 2]
+    optimizer.set_lr(0.5)
+    optimizer.step()
+    assert isinstance(optimizer.optimizer, fake_apex)
+    assert (head.tolist(), layer.tolist()) == ([-0.5, -0.5], [-0.25, -0.25])
+
+
 def test_another_package_called_apex_is_left_alone(monkeypatch):
     """The one on PyPI has no optimizers."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -234,7 +250,5 @@ def test_betas_that_are_none_are_refused(betas):
 def test_learning_rate_of_any_spelling():
     parameter = torch.nn.Parameter(torch.zeros(2))
     for lr in ([0.25], 0.25, [0.25, 0.1]):
-        cfg = SimpleNamespace(
-            lr=lr, adam_betas="(0.9, 0.98)", adam_eps=1e-6, weight_decay=0.0, decay_all_parameters=False
-        )
+        cfg = SimpleNamespace(**{**vars(config()), "lr": lr})
         assert math.isclose(GroupedAdam(cfg, [parameter]).get_lr(), 0.25)
