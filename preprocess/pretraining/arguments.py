@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
-from preprocess.pretraining.reading import refuse_other_formats
+from preprocess.common.reading import refuse_other_formats
 from preprocess.pretraining.splitting import SplitSettings
 
 _DESCRIPTION = """Raw text to a binarized corpus for fairseq-train.

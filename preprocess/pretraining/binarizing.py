@@ -1,16 +1,13 @@
-"""Stock ``fairseq-preprocess`` on one shard, watched while it runs and checked when it is done."""
+"""Stock ``fairseq-preprocess`` on one shard, watched while it runs."""
 
-import logging
 import threading
 from pathlib import Path
 from typing import Callable, Optional
 
 import numpy
-from fairseq import options
-from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
-from fairseq_cli import preprocess
+from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-from preprocess.pretraining.encoding import Counts
+from preprocess.common.binarizing import run_fairseq_preprocess
 
 _LOOK_SECONDS = 0.5
 _FAIRSEQ_SYMBOLS = 4
@@ -27,35 +24,16 @@ def binarize_shard(
 ) -> None:
     """``fairseq-preprocess --only-source`` into ``directory``: ``train`` and ``valid`` with ``dict.txt``.
 
-    The command's own entry is called in this process, because its imports take longer than a small shard.
     ``expected``: ids that it will write; ``on_done`` is told the share of them that is written.
     """
-    arguments = ["--only-source", "--srcdict", str(dictionary), "--trainpref", str(train), "--destdir", str(directory)]
+    arguments = ["--trainpref", str(train), "--workers", str(processes)]
     arguments += ["--validpref", str(valid)] if valid else []
-    arguments += ["--workers", str(processes)]
-    log = logging.getLogger("fairseq_cli.preprocess")
-    handlers, level = list(log.handlers), log.level
-    log.setLevel(logging.WARNING)
     watch = _Watch(directory, expected * _bytes_per_id(dictionary), on_done)
     try:
         watch.start()
-        preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+        run_fairseq_preprocess(directory, dictionary, arguments)
     finally:
         watch.stop()
-        log.setLevel(level)
-        for handler in set(log.handlers) - set(handlers):  # it opens preprocess.log anew for every shard
-            log.removeHandler(handler)
-            handler.close()
-        (directory / "preprocess.log").unlink(missing_ok=True)
-
-
-def check_binarized(prefix: Path, counts: Counts) -> None:
-    """Assert that the binarized file has every line and every piece that was encoded."""
-    dataset = MMapIndexedDataset(str(prefix))
-    lines, ids = len(dataset), int(numpy.sum(dataset.sizes, dtype=numpy.int64))
-    assert (lines, ids) == (counts.lines, counts.pieces + counts.lines), (
-        f"{prefix}: {lines} lines and {ids} ids binarized, {counts.lines} and {counts.pieces + counts.lines} encoded"
-    )
 
 
 def _bytes_per_id(dictionary: Path) -> int:

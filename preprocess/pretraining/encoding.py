@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Optional, Tuple
 
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
-from preprocess.pretraining.processes import ordered_results, use_threads
+from preprocess.common.processes import ordered_results, use_threads
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
 _SEARCH_BYTES = 1 << 16

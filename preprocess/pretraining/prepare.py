@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
 from preprocess.pretraining import encoding, manifest
 from preprocess.pretraining.arguments import Settings, build_parser, read_arguments
-from preprocess.pretraining.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
 from preprocess.pretraining.splitting import Split, group_into_shards, split_corpus
 from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.pretraining.workspace import Workspace
@@ -93,7 +93,8 @@ def _learn(sample: Path, settings: Settings, workers: int, directory: Path) -> N
 def _shard(
     work: Workspace, split: Split, shards: List[List[int]], number: int, pool: Any, workers: int
 ) -> Dict[str, Any]:
-    from preprocess.pretraining.binarizing import binarize_shard, check_binarized  # fairseq: seconds to import
+    from preprocess.common.binarizing import check_binarized  # fairseq: seconds to import
+    from preprocess.pretraining.binarizing import binarize_shard
 
     directory = work.unfinished(work.shard(number))
     pieces = [split.pieces[index] for index in shards[number]]
@@ -119,7 +120,7 @@ def _shard(
             lambda share: bar.update(int(share * size) - bar.n),
         )
     for name, count in counts.items():
-        check_binarized(directory / name, count)
+        check_binarized(directory / name, count.lines, count.pieces)
         encoded[name].unlink()
     record = {name: manifest.describe(count) for name, count in counts.items()}
     record["sha256"] = manifest.file_hashes(directory)

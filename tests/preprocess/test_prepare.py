@@ -10,8 +10,8 @@ from tiny_wordpiece import train_wordpiece
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.interop.tokenizer import load_tokenizer
+from preprocess.common.processes import ordered_results
 from preprocess.pretraining import encoding, prepare
-from preprocess.pretraining.processes import ordered_results
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])

@@ -1,4 +1,4 @@
-"""Documents out of any input file, in constant memory, with the place of every fault."""
+"""Documents or lines out of any input file, in constant memory, with the place of every fault."""
 
 import gzip
 import hashlib
@@ -8,7 +8,7 @@ import lzma
 import re
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterator, List, Tuple
+from typing import BinaryIO, Callable, Iterable, Iterator, List, Tuple
 
 import zstandard
 
@@ -44,7 +44,7 @@ def refuse_other_formats(path: Path) -> None:
 
 
 class InputFile:
-    """One file of text. ``documents()`` runs through it once; ``sha256`` is then that of the file as it lies on disk.
+    """One file of text. ``documents()`` or ``lines()`` runs through it once; ``sha256`` is then that of the file on disk.
 
     A document is ``bytes``: valid UTF-8, a non-empty stripped paragraph a line, each line ended by ``\\n``. In
     ``.jsonl`` every line is a document (its field ``text``), elsewhere blank lines stand between them. NUL characters
@@ -66,26 +66,35 @@ class InputFile:
         Raises:
             UserError: the file is damaged, not UTF-8, no JSON lines, holds no text or a document that is too large.
         """
-        kind, compression = kind_and_compression(self.path)
+        kind, _ = kind_and_compression(self.path)
         parse = self._json_documents if kind in _JSON_LINES else self._text_documents
         empty = True
+        for document in parse(self.lines()):
+            empty = False
+            yield document
+        if empty:
+            raise UserError(f"{self.path} holds no text: remove it from the inputs or fill it")
+
+    def lines(self) -> Iterator[Tuple[int, bytes]]:
+        """Numbered lines (from 1) that are valid UTF-8, with their ends, without a byte-order mark.
+
+        Raises:
+            UserError: the file is damaged, not UTF-8 or has a line that is too large.
+        """
+        _, compression = kind_and_compression(self.path)
         with open(self.path, "rb", buffering=0) as raw:
             measured = _MeasuredFile(raw, self._digest, self._on_read)
             try:
-                for document in parse(_decompressed(measured, compression)):
-                    empty = False
-                    yield document
+                yield from self._checked_lines(_decompressed(measured, compression))
                 while measured.read(BUFFER_BYTES):  # what follows the compressed stream belongs to the hash too
                     pass
             except _DAMAGED as error:
                 raise UserError(f"{self.path} is damaged ({error}): fetch or compress it again") from error
-        if empty:
-            raise UserError(f"{self.path} holds no text: remove it from the inputs or fill it")
 
-    def _text_documents(self, stream: BinaryIO) -> Iterator[bytes]:
+    def _text_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
         paragraphs: List[bytes] = []
         size = start = 0
-        for number, line in self._lines(stream):
+        for number, line in lines:
             paragraph = line.replace(b"\0", b"").strip()
             if not paragraph:
                 if paragraphs:
@@ -101,8 +110,8 @@ class InputFile:
         if paragraphs:
             yield b"\n".join(paragraphs) + b"\n"
 
-    def _json_documents(self, stream: BinaryIO) -> Iterator[bytes]:
-        for number, line in self._lines(stream):
+    def _json_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
+        for number, line in lines:
             if not line.strip():
                 continue
             try:
@@ -116,8 +125,7 @@ class InputFile:
             if document:
                 yield document
 
-    def _lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """Numbered lines that are valid UTF-8, without a byte-order mark."""
+    def _checked_lines(self, stream: BinaryIO) -> Iterator[Tuple[int, bytes]]:
         number = offset = 0
         while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
             number += 1

@@ -49,8 +49,8 @@ def process_pool(number: int, initializer: Callable[..., None], *arguments: Any)
         yield pool
     except BrokenProcessPool as error:
         raise UserError(
-            "a process was ended by the system, usually for want of memory: give fewer --workers or a smaller "
-            "--sample-megabytes, and run the command again"
+            "a process was ended by the system, usually for want of memory: give fewer --workers (or, where a vocabulary "
+            "is learned, a smaller --sample-megabytes), and run the command again"
         ) from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,109 @@
+"""OUT and the hidden directory beside its tasks, in which they grow: a task is there whole or not at all."""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+
+TASK_FILE = "task.json"
+_HIDDEN = ".prepare"
+
+
+class Workspace:
+    """``OUT``: ``tokenizer/`` and a directory for each task. As a context manager it holds the lock on ``OUT``."""
+
+    def __init__(self, out: Path, tokenizer: Tokenizer) -> None:
+        self.out, self._tokenizer = out, tokenizer
+        self.root = out / _HIDDEN
+        self._lock: Optional[int] = None
+
+    def __enter__(self) -> "Workspace":
+        """
+        Raises:
+            UserError: ``out`` holds something else, or data of another tokenizer, or another run is at work.
+        """
+        self._check_out()
+        self._created_out = not self.out.exists()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        self._clear()
+        self._tokenizer.save(self.tokenizer)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)  # after Ctrl-C a dying process may still write there
+        if self._created_out and not any(self.out.iterdir()):
+            self.out.rmdir()
+        os.close(self._lock)
+
+    @property
+    def tokenizer(self) -> Path:
+        """A copy for as long as the work goes on."""
+        return self.root / "tokenizer"
+
+    def unfinished(self, task: str) -> Path:
+        """A fresh directory that becomes ``OUT/task`` by :meth:`publish`."""
+        directory = self.root / task
+        directory.mkdir()
+        return directory
+
+    def read_record(self, task: str) -> Optional[Dict[str, Any]]:
+        """``task.json`` of a finished task, None where there is none.
+
+        Raises:
+            UserError: the directory was not made here, so that it must not be replaced.
+        """
+        directory = self.out / task
+        if not directory.exists():
+            return None
+        try:
+            record = json.loads((directory / TASK_FILE).read_text(encoding="utf-8"))
+            if record["task"] == task:
+                return record
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise UserError(f"{directory} was not written by prepare.sh: give another OUT, or remove it")
+
+    def publish(self, task: str, record: Dict[str, Any]) -> None:
+        """Put the finished task in the place of an earlier one; the tokenizer goes before the first task."""
+        directory = self.root / task
+        with whole_file(str(directory / TASK_FILE)) as unfinished:
+            Path(unfinished).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if not (self.out / "tokenizer").exists():
+            copy = self.root / "tokenizer.copy"
+            self._tokenizer.save(copy)
+            copy.rename(self.out / "tokenizer")
+        if (self.out / task).exists():
+            (self.out / task).rename(self.root / f"{task}.replaced")
+        directory.rename(self.out / task)
+
+    def _check_out(self) -> None:
+        if "," in str(self.out):
+            raise UserError(f"OUT {self.out}: fairseq separates files by commas, choose a name without")
+        if self.out.exists() and not self.out.is_dir():
+            raise UserError(f"OUT {self.out} is not a directory")
+        if (self.out / "tokenizer").is_dir():
+            if load_tokenizer(self.out / "tokenizer").sha256 != self._tokenizer.sha256:
+                raise UserError(f"{self.out} was made with another tokenizer: give another OUT, or remove it")
+        elif self.out.exists() and {path.name for path in self.out.iterdir()} - {_HIDDEN}:
+            raise UserError(f"OUT {self.out} is not empty and holds no GLUE data of prepare.sh: give another directory")
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, children do not inherit it
+        except OSError:
+            os.close(self._lock)
+            raise UserError(f"another prepare.sh is writing {self.out}: wait for it, or give another OUT") from None
+
+    def _clear(self) -> None:
+        """What a killed run left."""
+        for path in self.root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
