@@ -40,7 +40,7 @@ def write_checkpoint(
     for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
         dictionary.add_symbol(symbol)
     torch.manual_seed(0)
-    model = AmosModel.build_model(settings, SimpleNamespace(source_dictionary=dictionary))
+    model = AmosModel.build_model(settings, SimpleNamespace(source_dictionary=dictionary, masked_share=0.15))
     state = {
         "args": None,
         "cfg": {"model": dataclasses.asdict(settings) | {"_name": "amos"}, "task": {"mask_prob": 0.15}},

@@ -3,14 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from fairseq import metrics
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from amos_fairseq.criterions.detection import detection_sums, log_detection
+from amos_fairseq.criterions.detection import detection_loss, detection_sums
+from amos_fairseq.criterions.logging import depth_names, log_sums
 from amos_fairseq.functional.mixture import mixture_entropy
 
 
@@ -54,8 +52,7 @@ class AmosCriterion(FairseqCriterion):
         is_real = tokens.ne(self.padding_idx)  # [B,T]
 
         mlm_losses = (output.mlm_nll * is_masked).sum((1, 2))  # [K]
-        rtd_losses = binary_cross_entropy_with_logits(output.rtd_logits, output.replaced.float(), reduction="none")
-        rtd_loss = (rtd_losses * is_real).sum()
+        rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
         loss = mlm_losses.sum() + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
 
         num_masked = sample["num_masked"]
@@ -73,23 +70,11 @@ class AmosCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the contract's keys from sums over all ranks and accumulated batches."""
-        totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-        num_masked, num_tokens = float(totals["sample_size"]), float(totals["ntokens"])
-        metrics.log_scalar("loss", mean(totals["loss"], num_masked), num_masked, round=3)
-        for key in totals:
-            if key.startswith(("mlm_", "mixture_")):
-                metrics.log_scalar(key, mean(totals[key], num_masked), num_masked, round=4)
-        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_tokens), num_tokens, round=4)
-        log_detection(totals, num_masked)
+        log_sums(logging_outputs)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
-
-
-def depth_names(model) -> list[str]:
-    """Names of the depths; a model on several ranks is wrapped and hides its attributes."""
-    return (model if hasattr(model, "depth_names") else model.module).depth_names
 
 
 def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor) -> dict[str, Tensor]:
@@ -103,8 +88,3 @@ def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor
         sums[f"mlm_acc_{name}"] = correct[depth]
         sums[f"mixture_{name}"] = weights[depth]
     return sums
-
-
-def mean(total: Tensor | float, count: float) -> float:
-    """total / count as a Python float, 0 for an empty batch (a numpy or tensor scalar must not enter the checkpoint)."""
-    return float(torch.as_tensor(total, dtype=torch.float64)) / count if count else 0.0

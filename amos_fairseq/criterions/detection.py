@@ -5,8 +5,18 @@ from typing import Any
 from fairseq import metrics
 from fairseq.logging.meters import MetersDict
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from amos_fairseq.functional.detection import auc_from_histograms, logit_histogram
+
+
+def detection_loss(logits: Tensor, replaced: Tensor, is_real: Tensor) -> Tensor:
+    """Summed over the real tokens, nats; arguments as for :func:`detection_sums`.
+
+    -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i)  (AMOS Eq. 1, thesis section 5.1.5)
+    """
+    losses = binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
+    return (losses * is_real).sum()
 
 
 def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 CheckpointPath = Union[str, os.PathLike]
@@ -168,9 +169,14 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
     """Build the model from the settings in the checkpoint and fill it; half-precision weights become float32."""
     settings = state["cfg"]["model"]
     settings = settings if isinstance(settings, argparse.Namespace) else OmegaConf.create(settings)
+    # A model of this package asks its task for the dictionary, and whether it masks blocks.
+    task = SimpleNamespace(source_dictionary=dictionary)
+    if not FineTunedModel.wrote(state["model"]):
+        task.masked_share = None
     try:
-        # A model of this package asks its task for nothing but the dictionary.
-        model = build_model(settings, SimpleNamespace(source_dictionary=dictionary), from_checkpoint=True)
+        model = build_model(settings, task, from_checkpoint=True)
+        if isinstance(model, FineTunedModel):
+            model.register_heads_of(state["model"])
         model.load_state_dict(state["model"], strict=True, model_cfg=settings)
     except (AssertionError, AttributeError, KeyError, RuntimeError) as error:
         raise UserError(

@@ -1,6 +1,7 @@
 """AMOS: an adversarial mixture of training signal generators (Meng et al., ICLR 2022), section 3.3.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, K depths, D width, V rows of the vocabulary.
+Shapes: B sequences, T tokens, M masked positions a sequence, K depths, D width of the encoder, E of the token
+embeddings (D unless --embedding-dim says otherwise), V rows of the vocabulary.
 """
 
 from dataclasses import dataclass, field
@@ -8,18 +9,24 @@ from typing import NamedTuple
 
 import torch
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import register_model
 from omegaconf import II
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
-from amos_fairseq.models.configuration import EncoderConfig, check_encoder, encoder_shape, register_sizes
+from amos_fairseq.models.configuration import (
+    EncoderConfig,
+    check_encoder,
+    embedding_width,
+    encoder_shape,
+    register_sizes,
+)
 from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
@@ -66,7 +73,7 @@ class AmosOutput(NamedTuple):
 
 
 @register_model("amos", dataclass=AmosConfig)
-class AmosModel(BaseFairseqModel):
+class AmosModel(PretrainingModel):
     """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator: the encoder to keep.
 
     Token embeddings are shared by generator, output layer and discriminator; positions, LayerNorms and bias tables are
@@ -80,15 +87,17 @@ class AmosModel(BaseFairseqModel):
         self.cfg = cfg
         self.rows = rows
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
-        num_depths, width = len(self.depths), cfg.encoder_embed_dim
+        num_depths, width, embedded = len(self.depths), cfg.encoder_embed_dim, embedding_width(cfg)
         num_generators = num_depths if cfg.separate_generators else 1
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
 
-        self.embed_tokens = nn.Embedding(rows.num_rows, width, padding_idx=rows.pad)
+        self.embed_tokens = nn.Embedding(rows.num_rows, embedded, padding_idx=rows.pad)
         self.generators = nn.ModuleList(
             TransformerEncoder(encoder_shape(cfg, num_layers, with_dropout=False)) for num_layers in generator_layers
         )
-        self.mlm_heads = nn.ModuleList(MlmHead(width, rows.num_rows, cfg.layer_norm_eps) for _ in range(num_generators))
+        self.mlm_heads = nn.ModuleList(
+            MlmHead(width, embedded, rows.num_rows, cfg.layer_norm_eps) for _ in range(num_generators)
+        )
         self.mixture = MixtureWeights(
             str(cfg.mixture), num_depths, width, parse_weights(cfg.fixed_mixture_weights), cfg.max_update
         )
@@ -99,13 +108,9 @@ class AmosModel(BaseFairseqModel):
         mark_undecayed(self, also=("relative_position",))
         self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
 
-    @classmethod
-    def build_model(cls, cfg: AmosConfig, task) -> "AmosModel":
-        """Raises UserError for settings that describe no model."""
-        try:
-            return cls(cfg, EmbeddingRows.of(task.source_dictionary))
-        except ValueError as error:
-            raise UserError(f"the model cannot be built: {error}") from error
+    @property
+    def encoder(self) -> TransformerEncoder:
+        return self.discriminator
 
     def forward(
         self,
@@ -151,7 +156,8 @@ class AmosModel(BaseFairseqModel):
     def generate(
         self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The generator at the masked positions: features f^(d) and, after the MLM head, h^(d); K tensors [B,M,D] each.
+        """The generator at the masked positions: features f^(d) and, after the MLM head, h^(d): K tensors [B,M,D] and K
+        tensors [B,M,E].
 
         The layer above a depth reads it without a gradient, so each block is trained by its own head alone (section 3.3).
         """
@@ -176,7 +182,7 @@ class AmosModel(BaseFairseqModel):
         return [head.bias for head in self.head_of_depth]
 
     def sample(self, hidden: list[Tensor], gamma: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Replacements from the mixture: tokens [B,M], and the residual [B,M,D] that carries the reversed gradient.
+        """Replacements from the mixture: tokens [B,M], and the residual [B,M,E] that carries the reversed gradient.
 
         The residual is None where nobody would receive its gradient.
         """
@@ -202,10 +208,6 @@ class AmosModel(BaseFairseqModel):
         logits = [linear(h, self.embed_tokens.weight, b).float() for h, b in zip(hidden, self.mlm_biases, strict=True)]
         return torch.stack(logits), self.mixture(features)
 
-    def extract_features(self, tokens: Tensor) -> Tensor:
-        """Hidden states of the last layer of the encoder: [B,T] int64 -> [B,T,D]."""
-        return self.discriminator(self.embed_tokens(tokens), tokens.eq(self.rows.pad))[-1]
-
     @property
     def depth_names(self) -> list[str]:
         """Suffixes of the log keys: the depth, and a counter where separate generators have equal depths."""
@@ -217,9 +219,6 @@ class AmosModel(BaseFairseqModel):
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
         self.mixture.num_updates = num_updates
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
 
 def check_settings(cfg: AmosConfig) -> None:

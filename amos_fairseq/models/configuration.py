@@ -7,6 +7,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model_architecture
 
 from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.heads import POOLER_ACTIVATIONS
 
 # Layers, width, FFN width and heads. base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny: ours, the
 # smallest that visibly learns on two cores.
@@ -38,13 +39,19 @@ class EncoderConfig(FairseqDataclass):
     """The encoder; defaults are BERT-base."""
 
     encoder_layers: int = field(default=12, metadata={"help": "layers of the main encoder"})
-    encoder_embed_dim: int = field(default=768, metadata={"help": "width of the encoder and of the token embeddings"})
+    encoder_embed_dim: int = field(default=768, metadata={"help": "width of the encoder"})
     encoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward networks"})
     encoder_attention_heads: int = field(default=12, metadata={"help": "attention heads"})
+    embedding_dim: int = field(default=0, metadata={"help": "width of the token embeddings; 0: the encoder's"})
+    token_types: int = field(default=0, metadata={"help": "token types of an imported encoder (BERT has 2)"})
     max_positions: int = field(default=512, metadata={"help": "longest sequence, in tokens"})
     dropout: float = field(default=0.1, metadata={"help": "dropout of embeddings and layer outputs"})
     attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention weights"})
     activation_dropout: float = field(default=0.0, metadata={"help": "dropout inside the feed-forward networks"})
+    pooler_dropout: float = field(default=0.0, metadata={"help": "dropout of a classification head"})
+    pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
+        default="tanh", metadata={"help": "activation of a classification head"}
+    )
     layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of every LayerNorm"})
     init_std: float = field(default=0.02, metadata={"help": "standard deviation of the initial embeddings"})
     linear_init_std: float = field(
@@ -66,9 +73,17 @@ def check_encoder(cfg: EncoderConfig) -> None:
     for name in (*sizes, "layer_norm_eps"):
         if not getattr(cfg, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must be above 0")
-    for name in ("dropout", "attention_dropout", "activation_dropout"):
+    for name in ("embedding_dim", "token_types"):
+        if getattr(cfg, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must not be negative")
+    for name in ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout"):
         if not 0 <= getattr(cfg, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must be a probability below 1")
+
+
+def embedding_width(cfg: EncoderConfig) -> int:
+    """E, the width of the token embeddings."""
+    return cfg.embedding_dim or cfg.encoder_embed_dim
 
 
 def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropout: bool = True) -> EncoderShape:
@@ -86,6 +101,8 @@ def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropou
         position_scheme=str(cfg.relative_position_scheme),
         position_buckets=cfg.relative_position_buckets,
         position_max_distance=cfg.relative_position_max_distance,
+        embedding_width=cfg.embedding_dim,
+        num_token_types=cfg.token_types,
     )
 
 

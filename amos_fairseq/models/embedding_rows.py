@@ -14,7 +14,7 @@ ROW_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class EmbeddingRows:
-    """The number of rows, and those with a special meaning.
+    """The number of rows, and those with a special meaning: ``pad``, ``end`` (of a text), and all ``special`` ones.
 
     The padding rows live here, not in the dictionary, so that every task which loads dict.txt and adds ``<mask>`` builds
     the same shapes.
@@ -22,12 +22,13 @@ class EmbeddingRows:
 
     num_tokens: int
     pad: int
+    end: int
     special: tuple[int, ...]
 
     @classmethod
     def of(cls, dictionary: Dictionary) -> "EmbeddingRows":
         """``dictionary`` holds ``<mask>`` already (the task adds it)."""
-        return cls(len(dictionary), dictionary.pad(), tuple(special_ids(dictionary)))
+        return cls(len(dictionary), dictionary.pad(), dictionary.eos(), tuple(special_ids(dictionary)))
 
     @property
     def num_rows(self) -> int:

@@ -14,7 +14,10 @@ from amos_fairseq.modules.relative_position import RelativePositionBias
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos."""
+    """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos.
+
+    ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
+    """
 
     num_layers: int
     width: int
@@ -28,6 +31,8 @@ class EncoderShape:
     position_scheme: str
     position_buckets: int
     position_max_distance: int
+    embedding_width: int = 0
+    num_token_types: int = 0
 
 
 class TransformerLayer(nn.Module):
@@ -51,18 +56,22 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """Absolute positions, LayerNorm and dropout on top of given token embeddings, then the layers.
+    """Positions, token types, LayerNorm, dropout on top of given token embeddings, a projection to D, then the layers.
 
-    Token embeddings belong to the model, which shares them between its encoders. With scheme ``t5`` this is exactly
-    Hugging Face's ``MPNetModel`` (positions count from 0 here).
+    Token embeddings belong to the model, which shares them between its encoders; where they are as wide as the encoder,
+    nothing is projected. With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions count from 0 here),
+    with ``none`` its ``ElectraModel``.
     """
 
     def __init__(self, shape: EncoderShape):
         super().__init__()
         self.shape = shape
-        self.embed_positions = nn.Embedding(shape.max_positions, shape.width)
-        self.embedding_norm = LayerNorm(shape.width, shape.layer_norm_eps)
+        embedding_width = shape.embedding_width or shape.width
+        self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
+        self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
+        self.embedding_norm = LayerNorm(embedding_width, shape.layer_norm_eps)
         self.dropout = nn.Dropout(shape.dropout)
+        self.embedding_projection = None if embedding_width == shape.width else nn.Linear(embedding_width, shape.width)
         self.relative_position = (
             None
             if shape.position_scheme == "none"
@@ -73,23 +82,36 @@ class TransformerEncoder(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(shape) for _ in range(shape.num_layers))
 
     def forward(
-        self, embeddings: Tensor, padding_mask: Tensor | None = None, detach_after: Collection[int] = ()
+        self,
+        embeddings: Tensor,
+        padding_mask: Tensor | None = None,
+        detach_after: Collection[int] = (),
+        token_types: Tensor | None = None,
     ) -> list[Tensor]:
-        """Token embeddings [B,T,D] -> the output of every layer, ``num_layers`` tensors [B,T,D].
+        """Token embeddings [B,T,E] -> the output of every layer, ``num_layers`` tensors [B,T,D].
 
         Args:
-            embeddings: [B,T,D] token embeddings.
+            embeddings: [B,T,E] token embeddings.
             padding_mask: [B,T] bool, True at padding, which nothing attends to; None when there is none.
             detach_after: layers (counted from 1) whose output the next layer reads without a gradient.
+            token_types: [B,T] int64; None is type 0 for every token. An encoder without token types ignores them.
         """
-        length = embeddings.size(1)
-        bias = self.attention_bias(length, padding_mask, embeddings.dtype)
-        states = self.dropout(self.embedding_norm(embeddings + self.embed_positions.weight[:length]))
+        bias = self.attention_bias(embeddings.size(1), padding_mask, embeddings.dtype)
+        states = self.embed(embeddings, token_types)
         outputs = []
         for depth, layer in enumerate(self.layers, start=1):
             outputs.append(layer(states, bias))
             states = outputs[-1].detach() if depth in detach_after else outputs[-1]
         return outputs
+
+    def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
+        """What the first layer reads: [B,T,E] -> [B,T,D]."""
+        embeddings = embeddings + self.embed_positions.weight[: embeddings.size(1)]
+        if self.embed_token_types is not None:
+            types = self.embed_token_types.weight
+            embeddings = embeddings + (types[0] if token_types is None else types[token_types])
+        states = self.dropout(self.embedding_norm(embeddings))
+        return states if self.embedding_projection is None else self.embedding_projection(states)
 
     def attention_bias(self, length: int, padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """Relative positions [1,H,T,T], padding [B,1,1,T], their sum, or None when there is neither."""

@@ -12,14 +12,14 @@ class MlmHead(nn.Module):
     AMOS: f^(d) goes in, h^(d) comes out (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E.
     """
 
-    def __init__(self, width: int, vocabulary_rows: int, layer_norm_eps: float):
+    def __init__(self, width: int, embedding_width: int, vocabulary_rows: int, layer_norm_eps: float):
         super().__init__()
-        self.dense = nn.Linear(width, width)
-        self.norm = LayerNorm(width, layer_norm_eps)
+        self.dense = nn.Linear(width, embedding_width)
+        self.norm = LayerNorm(embedding_width, layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary_rows))
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
+        """[..., D] -> [..., E], as wide as the token embeddings."""
         return self.norm(gelu(self.dense(features)))
 
 
@@ -33,3 +33,37 @@ class DetectionHead(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [...] float32."""
         return self.output(states).squeeze(-1).float()
+
+
+class DenseDetectionHead(DetectionHead):
+    """ELECTRA's: dense, gelu, then one linear layer to the logit of "replaced" (as its released code has it)."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., D] -> [...] float32."""
+        return super().forward(gelu(self.dense(states)))
+
+
+POOLER_ACTIVATIONS = {"tanh": torch.tanh, "gelu": gelu}
+
+
+class ClassificationHead(nn.Module):
+    """Classes, or one regression value, of a sequence from the state of its first token: dense, activation, output.
+
+    With tanh this is the head of Hugging Face's MPNet (and BERT's pooler and classifier), with gelu the one of its ELECTRA.
+    """
+
+    def __init__(self, width: int, num_classes: int, activation: str, dropout: float):
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.output = nn.Linear(width, num_classes)
+        self.activation = POOLER_ACTIVATIONS[activation]
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B,T,D] -> logits [B, classes]."""
+        pooled = self.activation(self.dense(self.dropout(states[:, 0])))
+        return self.output(self.dropout(pooled))

@@ -64,7 +64,7 @@ def build_on_meta(model_cfg: DictConfig, vocabulary_size: int) -> dict[str, torc
         dictionary.add_symbol(f"piece{number}")
     dictionary.add_symbol("<mask>")
     with torch.device("meta"):
-        model = models.build_model(model_cfg, SimpleNamespace(source_dictionary=dictionary))
+        model = models.build_model(model_cfg, SimpleNamespace(source_dictionary=dictionary, masked_share=0.15))
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 

@@ -30,7 +30,7 @@ def arch(size: str) -> AmosConfig:
 def count(cfg: AmosConfig) -> dict[str, int]:
     """Parameters of each part of a model on the meta device (nothing is allocated)."""
     with torch.device("meta"):
-        model = AmosModel(cfg, EmbeddingRows(ROWS, pad=1, special=(0, 1, 2, 3)))
+        model = AmosModel(cfg, EmbeddingRows(ROWS, pad=1, end=2, special=(0, 1, 2, 3)))
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = name.split(".")[0]

@@ -1,0 +1,33 @@
+"""From summed outputs of the pretraining criterions to the keys of the log."""
+
+from typing import Any
+
+import torch
+from fairseq import metrics
+from torch import Tensor
+
+from amos_fairseq.criterions.detection import log_detection
+
+PER_MASKED_POSITION = ("mlm_", "mixture_")
+
+
+def log_sums(logging_outputs: list[dict[str, Any]]) -> None:
+    """Log means over masked positions, the detection loss per real token, and the rates of detection."""
+    totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
+    num_masked, num_tokens = float(totals["sample_size"]), float(totals["ntokens"])
+    metrics.log_scalar("loss", mean(totals["loss"], num_masked), num_masked, round=3)
+    for key in totals:
+        if key.startswith(PER_MASKED_POSITION):
+            metrics.log_scalar(key, mean(totals[key], num_masked), num_masked, round=4)
+    metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_tokens), num_tokens, round=4)
+    log_detection(totals, num_masked)
+
+
+def depth_names(model: Any) -> list[str]:
+    """Names of the depths; a model on several ranks is wrapped and hides its attributes."""
+    return (model if hasattr(model, "depth_names") else model.module).depth_names
+
+
+def mean(total: Tensor | float, count: float) -> float:
+    """total / count as a Python float, 0 for an empty batch (a numpy or tensor scalar must not enter the checkpoint)."""
+    return float(torch.as_tensor(total, dtype=torch.float64)) / count if count else 0.0
