@@ -19,6 +19,7 @@ from fairseq.file_io import PathManager
 
 from amos_fairseq.compat.safe_loading import read_header
 from amos_fairseq.compat.train_script import wrap_when_training
+from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.ranks import raise_on_every_rank
 
@@ -66,6 +67,7 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
     """
     header = read_header(path)
     try:
+        check_input_dictionary(header.get("task_state") or {}, task)
         task.load_state_dict(header.get("task_state") or {})
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
@@ -77,6 +79,21 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
             differences.append(f"--{name.replace('_', '-')} {there}, not {here}")
     if differences:
         raise UserError(f"{path} was trained with {' and '.join(differences)}: give the checkpoint's values")
+
+
+def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
+    """fairseq's ``sentence_prediction`` compares no vocabulary: token 17 would silently be another word.
+
+    Raises:
+        UserError: the dictionary of its inputs is not that of the checkpoint.
+    """
+    expected = task_state.get("dictionary_sha256")
+    dictionary = os.path.join(str(getattr(task.cfg, "data", "")), "input0", "dict.txt")
+    if expected is not None and os.path.isfile(dictionary) and file_sha256(dictionary) != expected:
+        raise UserError(
+            f"{dictionary} is not the dictionary that it was trained with (sha256 {expected[:12]}... expected): binarize "
+            "the task with SAVE_DIR/tokenizer of that run"
+        )
 
 
 def scheme_settings(model_cfg: Any) -> tuple[str, ...]:

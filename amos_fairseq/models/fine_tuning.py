@@ -107,14 +107,17 @@ class FineTunedModel(BaseFairseqModel):
         self._take_encoder(state_dict)
         here = self.state_dict()
         self._check_shapes(state_dict, here)
-        for key in [key for key in state_dict if key.startswith(HEADS)]:
-            if key not in here or here[key].shape != state_dict[key].shape:
-                logger.info(f"{key} of the checkpoint is not used: this task's head has another shape or name")
-                del state_dict[key]
-        for key in here:
-            if key.startswith(HEADS) and key not in state_dict:
-                logger.info(f"{key} starts from random values: the checkpoint has none that fits")
-                state_dict[key] = here[key]
+        unused = [key for key in state_dict if key.startswith(HEADS) and not same_shape(key, state_dict, here)]
+        for key in unused:
+            del state_dict[key]
+        fresh = [key for key in here if key.startswith(HEADS) and key not in state_dict]
+        state_dict.update({key: here[key] for key in fresh})
+        if unused:
+            logger.info(
+                f"of the checkpoint's heads these do not fit this task and are left behind: {', '.join(unused)}"
+            )
+        if fresh:
+            logger.info(f"the checkpoint has no head for this task; these start from random values: {', '.join(fresh)}")
 
     @staticmethod
     def _take_encoder(state_dict: dict[str, Tensor]) -> None:
@@ -137,12 +140,17 @@ class FineTunedModel(BaseFairseqModel):
         for key in sorted(here.keys() | state_dict.keys()):
             if key.startswith(HEADS):
                 continue
-            sizes = [list(side[key].shape) if key in side else None for side in (state_dict, here)]
-            if sizes[0] != sizes[1]:
+            if not same_shape(key, state_dict, here):
+                there, wanted = (tuple(side[key].shape) if key in side else "absent" for side in (state_dict, here))
                 raise UserError(
-                    f"the checkpoint holds another encoder than the flags describe: {key} is {sizes[0] or 'absent'} in the "
-                    f"checkpoint, {sizes[1] or 'absent'} here; {_advice(key)}"
+                    f"the checkpoint holds another encoder than the flags describe: {key} is {there} in the checkpoint, "
+                    f"{wanted} here; {_advice(key)}"
                 )
+
+
+def same_shape(key: str, *sides: dict[str, Tensor]) -> bool:
+    """Whether all sides hold a tensor of this name, of one shape."""
+    return all(key in side for side in sides) and len({side[key].shape for side in sides}) == 1
 
 
 def _advice(key: str) -> str:

@@ -1,5 +1,6 @@
 """Which starts are refused, which do nothing, and which go on."""
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,8 @@ def test_a_finished_run_is_not_trained() -> None:
 class Task:
     """Knows its vocabulary as ``text_pretraining`` does."""
 
+    cfg = SimpleNamespace(data="")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("dictionary_sha256", "here") != "here":
             raise UserError("the checkpoint was trained with another dictionary")
@@ -126,6 +129,19 @@ def test_another_position_scheme_is_refused(change: dict, words: str, tmp_path: 
     OmegaConf.set_struct(config, True)
     with pytest.raises(UserError, match=words):
         check_fits(path, Task(), config)
+
+
+def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint(tmp_path: Path) -> None:
+    """The stock task compares nothing itself."""
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path)), load_state_dict=lambda state: None)
+    (tmp_path / "input0").mkdir()
+    dictionary = tmp_path / "input0" / "dict.txt"
+    dictionary.write_text("a 1\nb 1\n", encoding="utf-8")
+    path = saved(tmp_path, {"dictionary_sha256": hashlib.sha256(b"a 1\nb 1\n").hexdigest()}, None)
+    check_fits(path, task, OmegaConf.create(POSITIONS))
+    dictionary.write_text("b 1\na 1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .*input0/dict\.txt is not the dictionary"):
+        check_fits(path, task, OmegaConf.create(POSITIONS))
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:

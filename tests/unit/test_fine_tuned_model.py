@@ -1,0 +1,131 @@
+"""The encoder under a labelled task: what it takes from a checkpoint, what it refuses, and its classification head."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_models import SETTINGS, small_dictionary, small_model
+from torch import Tensor
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.fine_tuning import FineTunedModel
+
+HEAD = "sentence_classification_head"
+ELECTRA = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
+
+
+def fine_tuned(num_classes: int = 3, config: type = AmosConfig, **settings) -> FineTunedModel:
+    base = SETTINGS if config is AmosConfig else ELECTRA
+    model_class = AmosModel if config is AmosConfig else ElectraModel
+    task = SimpleNamespace(source_dictionary=small_dictionary())
+    model = model_class.build_model(config(**(base | settings)), task)
+    model.register_classification_head(HEAD, num_classes)
+    return model.eval()
+
+
+def tokens() -> Tensor:
+    """Two pairs of texts, the second padded; ids 4 to 43 are words, 2 ends a text, 1 is padding."""
+    return torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
+
+
+def test_the_encoder_of_a_pretraining_checkpoint_reads_as_it_did() -> None:
+    pretrained = small_model().eval()
+    model = fine_tuned()
+    model.load_state_dict({key: value.clone() for key, value in pretrained.state_dict().items()})
+    torch.testing.assert_close(model.extract_features(tokens()), pretrained.extract_features(tokens()), rtol=0, atol=0)
+    assert not any(key.startswith(("generators", "mixture", "mlm_heads")) for key in model.state_dict())
+
+
+def test_an_electra_checkpoint_gives_its_discriminator() -> None:
+    torch.manual_seed(0)
+    task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)
+    pretrained = ElectraModel.build_model(ElectraConfig(**ELECTRA, embedding_dim=8, generator_size=0.5), task).eval()
+    model = fine_tuned(config=ElectraConfig, embedding_dim=8)
+    model.load_state_dict(pretrained.state_dict())
+    torch.testing.assert_close(model.extract_features(tokens()), pretrained.extract_features(tokens()), rtol=0, atol=0)
+
+
+def test_classification_head_by_hand() -> None:
+    """Dense, tanh, output on the first state, in plain matrix products."""
+    model = fine_tuned()
+    state = model.extract_features(tokens())[:, 0]
+    head = model.classification_heads[HEAD]
+    pooled = torch.tanh(state @ head.dense.weight.t() + head.dense.bias)
+    logits, _ = model(tokens(), src_lengths=None, features_only=True, classification_head_name=HEAD)
+    torch.testing.assert_close(logits, pooled @ head.output.weight.t() + head.output.bias)
+
+
+def test_a_head_of_another_task_starts_fresh_and_an_equal_one_is_kept() -> None:
+    torch.manual_seed(0)
+    mnli = fine_tuned(num_classes=3)
+    same, other = fine_tuned(num_classes=3), fine_tuned(num_classes=1)
+    fresh = other.classification_heads[HEAD].output.weight.clone()
+    same.load_state_dict(mnli.state_dict())
+    other.load_state_dict(mnli.state_dict())
+    assert all(torch.equal(value, mnli.state_dict()[key]) for key, value in same.state_dict().items())
+    assert torch.equal(other.classification_heads[HEAD].output.weight, fresh)
+    assert torch.equal(other.encoder.layers[1].ffn_in.weight, mnli.encoder.layers[1].ffn_in.weight)
+
+
+def test_heads_are_rebuilt_from_a_checkpoint() -> None:
+    trained, restored = fine_tuned(num_classes=5), fine_tuned(num_classes=2)
+    restored.register_heads_of(trained.state_dict())
+    restored.load_state_dict(trained.state_dict())
+    for model in (trained, restored):
+        assert FineTunedModel.wrote(model.state_dict())
+    assert not FineTunedModel.wrote(small_model().state_dict())
+    arguments = {"src_tokens": tokens(), "classification_head_name": HEAD}
+    torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_positions": 30}, "embed_positions.* give the checkpoint's --max-positions"),
+        ({"encoder_layers": 3}, "layers.2.* absent in the checkpoint.* --arch"),
+        ({"encoder_layers": 1}, "layers.1.* absent here.* --arch"),
+        ({"relative_position_scheme": "none"}, "relative_position.* --relative-position-scheme"),
+        ({"encoder_ffn_embed_dim": 32}, "ffn_in"),
+    ],
+)
+def test_another_encoder_is_refused_by_name(change: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        fine_tuned(**change).load_state_dict(small_model().state_dict())
+
+
+def test_another_vocabulary_size_is_refused() -> None:
+    state = small_model().state_dict()
+    state["embed_tokens.weight"] = torch.zeros(128, 16)
+    with pytest.raises(UserError, match=r"embed_tokens.*binarize the task with the tokenizer"):
+        fine_tuned().load_state_dict(state)
+
+
+def test_token_types_follow_the_separators() -> None:
+    assert fine_tuned().token_types(tokens()) is None
+    types = fine_tuned(token_types=2).token_types(tokens())
+    assert types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
+
+
+def test_token_types_reach_the_embedding() -> None:
+    """Type 1 moves the states of a pair; a single text has type 0 alone, whatever stands in row 1."""
+    model = fine_tuned(token_types=2)
+    single = torch.tensor([[0, 5, 6, 2]])
+    before = model.extract_features(single), model.extract_features(tokens())
+    with torch.no_grad():
+        model.encoder.embed_token_types.weight[1] += torch.randn(SETTINGS["encoder_embed_dim"])
+    torch.testing.assert_close(model.extract_features(single), before[0], rtol=0, atol=0)
+    assert (model.extract_features(tokens()) - before[1]).abs().max() > 1e-3
+
+
+def test_pooler_settings_reach_the_head() -> None:
+    settings = {"pooler_activation_fn": "gelu", "pooler_dropout": 0.5}
+    head = fine_tuned(**settings).classification_heads[HEAD]
+    assert head.dropout.p == 0.5
+    state = torch.randn(2, 3, SETTINGS["encoder_embed_dim"])
+    pooled = torch.nn.functional.gelu(head.dense(state[:, 0]))
+    torch.testing.assert_close(head(state), head.output(pooled))
+    defaults = {field.name: field.default for field in dataclasses.fields(ElectraConfig)}
+    assert defaults["pooler_activation_fn"] == "gelu"
