@@ -9,19 +9,27 @@ from typing import TYPE_CHECKING
 from amos_fairseq import compat
 
 if TYPE_CHECKING:
-    from amos_fairseq.interop.checkpoint import Encoder
+    import torch
+
+    from amos_fairseq.interop.encoder import Encoder
 
 compat.apply()
 
 from amos_fairseq import criterions, models, optim, tasks  # noqa: E402, F401
 
 
-def load(checkpoint: str | PathLike, tokenizer: str | PathLike | None = None) -> "Encoder":
-    """The pretrained encoder of a checkpoint or SAVE_DIR, in eval mode: ``load(path)("text")`` gives its features.
+def load(
+    checkpoint: str | PathLike,
+    tokenizer: str | PathLike | None = None,
+    device: "str | torch.device | None" = None,
+    dtype: "torch.dtype | None" = None,
+    batch_size: int = 32,
+) -> "Encoder":
+    """The encoder of a checkpoint or SAVE_DIR, in eval mode: ``load(path)(["a text"]).pooled()`` gives its features.
 
-    See :func:`amos_fairseq.interop.checkpoint.load` for shapes and errors.
+    See :func:`amos_fairseq.interop.encoder.load` for arguments, shapes and errors.
     """
     # Imported here: training needs no tokenizer library.
-    from amos_fairseq.interop import checkpoint as checkpoints
+    from amos_fairseq.interop import encoder
 
-    return checkpoints.load(checkpoint, tokenizer)
+    return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)

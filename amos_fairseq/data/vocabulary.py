@@ -14,6 +14,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 DICTIONARY_FILE = "dict.txt"
+SETTINGS_FILE = "tokenizer.settings.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 
 
@@ -138,6 +139,6 @@ def _find_tokenizer(directories: List[Path], given: Optional[str]) -> Optional[P
     if len(directories) > 1:
         candidates.append(directories[0].absolute().parent / TOKENIZER_DIRECTORY)
     # SAVE_DIR/tokenizer itself, given as data, is a tokenizer directory with its dictionary.
-    if (directories[0] / "tokenizer.settings.json").is_file():
+    if (directories[0] / SETTINGS_FILE).is_file():
         candidates.append(directories[0])
     return next((candidate for candidate in candidates if candidate.is_dir()), None)

@@ -1,9 +1,4 @@
-"""A checkpoint of ours as a model that reads text: safely loaded, with the vocabulary that it was trained on.
-
-encoder = amos_fairseq.load("out/run")
-features = encoder(["A first text.", "And a second one."])
-features.states[0, features.mask[0]]    # [tokens of the first text, D]
-"""
+"""A checkpoint of ours as a model that reads text: safely loaded, with the vocabulary that it was trained on."""
 
 import argparse
 import os
@@ -11,13 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, Optional, Union
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel, build_model
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
@@ -64,44 +59,6 @@ class Pretrained:
         return torch.tensor(ids)
 
 
-class Features(NamedTuple):
-    """What :class:`Encoder` returns; T is the longest text of the batch."""
-
-    states: Tensor  # [B,T,D] float32, last hidden states of the discriminator
-    mask: Tensor  # [B,T] bool, True at real tokens, False at padding
-    tokens: Tensor  # [B,T] int64, what was read: <s>, pieces, </s>
-
-
-class Encoder(nn.Module):
-    """The pretrained discriminator: text in, features out. Starts in eval mode; gradients flow unless switched off."""
-
-    def __init__(self, pretrained: Pretrained) -> None:
-        super().__init__()
-        self.model = pretrained.model
-        self.pretrained = pretrained
-
-    def forward(self, texts: Union[str, Sequence[str]]) -> Features:
-        """Encode one text or several. ``states`` [B,T,D] and ``mask`` [B,T]; B is 1 for a single string.
-
-        Raises:
-            UserError: a text is empty or longer than the encoder reads (``max_positions``).
-        """
-        rows = [self.pretrained.tokens(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        limit = self.model.max_positions()
-        for number, row in enumerate(rows, start=1):
-            if len(row) > limit:
-                raise UserError(f"text {number} has {len(row)} tokens, the encoder reads {limit}: shorten or split it")
-        pad = self.pretrained.dictionary.pad()
-        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-        tokens = tokens.to(next(self.model.parameters()).device)
-        return Features(self.model.extract_features(tokens), tokens.ne(pad), tokens)
-
-
-def load(checkpoint: CheckpointPath, tokenizer: Optional[CheckpointPath] = None) -> Encoder:
-    """The encoder of a checkpoint file or of a SAVE_DIR; arguments and errors as :func:`load_pretrained`."""
-    return Encoder(load_pretrained(checkpoint, tokenizer)).eval()
-
-
 def load_pretrained(checkpoint: CheckpointPath, tokenizer: Optional[CheckpointPath] = None) -> Pretrained:
     """Read a checkpoint with its vocabulary.
 
@@ -139,6 +96,10 @@ def read_state(file: Path) -> dict[str, Any]:
     parts = ("cfg", "model", "optimizer_history")
     if not isinstance(state, dict) or not all(state.get(part) for part in parts):
         raise UserError(f"{file} is no checkpoint of fairseq-train: one of {', '.join(parts)} is missing in it")
+    if not all(state["cfg"].get(section) for section in ("model", "task")):
+        raise UserError(
+            f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
+        )
     return state
 
 

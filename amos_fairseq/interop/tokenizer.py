@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Type, Union
 
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.fastbpe_tokenizer import FastBPETokenizer
 from amos_fairseq.interop.hugging_face_tokenizer import HuggingFaceTokenizer
 from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
-from amos_fairseq.interop.tokenizer_base import SETTINGS_FILE, Tokenizer
+from amos_fairseq.interop.tokenizer_base import Tokenizer
 
 KINDS: Dict[str, Type[Tokenizer]] = {
     kind.kind: kind for kind in (SentencePieceTokenizer, FastBPETokenizer, HuggingFaceTokenizer)

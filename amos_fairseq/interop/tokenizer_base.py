@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Dict, List, Tuple, Union
 
 from amos_fairseq.data.fingerprint import directory_sha256
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.interop.piece_spelling import Spellings
-
-SETTINGS_FILE = "tokenizer.settings.json"
 
 
 class Tokenizer(abc.ABC):
@@ -60,6 +58,11 @@ class Tokenizer(abc.ABC):
     def encode(self, line: str) -> List[str]:
         """Pieces of one line, in dictionary spelling."""
         return self.encode_lines([line])[0]
+
+    @property
+    def model(self) -> bytes:
+        """The content of the model file."""
+        return self._model
 
     def settings(self) -> Dict[str, Any]:
         """The content of ``tokenizer.settings.json``."""
