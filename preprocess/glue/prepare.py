@@ -62,7 +62,7 @@ def _prepare_task(
     """Everything of a task but ``task.json``, whose content is returned."""
     directory = work.unfinished(task.name)
     tables = _read(task, sources)
-    splits = {split: _describe_source(sources[split], table) for split, table in tables.items()}
+    splits = {split: _describe_source(task, split, sources[split], table) for split, table in tables.items()}
     if "train" in tables and settings.max_train_rows is not None:
         tables["train"].rows = _sample(tables["train"].rows, settings)
     counts, encoded = {}, {}
@@ -120,11 +120,12 @@ def _binarize(
             (directory / f"{split}.ids").write_text(ids, encoding="utf-8")
 
 
-def _describe_source(path: Path, table: Table) -> Dict[str, Any]:
+def _describe_source(task: GlueTask, split: str, path: Path, table: Table) -> Dict[str, Any]:
     return {
         "source": path.name,
         "sha256": table.sha256,
         "source_rows": len(table.rows),
+        "official_rows": task.official_rows[split],
         "broken": len(table.broken_lines),
         "broken_lines": table.broken_lines,
     }
@@ -137,6 +138,11 @@ def _report(task: GlueTask, split: str, described: Dict[str, Any], broken: List[
         f"{task.name} {split}: {rows}{of} rows; longest {described['longest']} tokens, {longer} "
         f"({longer / rows:.2%}) longer than {USUAL_MAX_POSITIONS}; {described['unknown_share']:.3%} unknown pieces"
     )
+    if described["source_rows"] != described["official_rows"]:
+        say(
+            f"{task.name} {split}: the official file has {described['official_rows']} rows, {described['source']} has "
+            f"{described['source_rows']}: scores are not comparable with published ones"
+        )
     if broken:
         shown = ", ".join(map(str, broken[:_SHOWN_BROKEN_LINES])) + (
             ", ..." if len(broken) > _SHOWN_BROKEN_LINES else ""

@@ -1,6 +1,5 @@
 """OUT and the hidden directory beside its tasks, in which they grow: a task is there whole or not at all."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -10,6 +9,7 @@ from typing import Any, Dict, Optional
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from preprocess.common.locking import take_lock
 
 TASK_FILE = "task.json"
 _HIDDEN = ".prepare"
@@ -31,7 +31,8 @@ class Workspace:
         self._check_out()
         self._created_out = not self.out.exists()
         self.root.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
+        refusal = f"another prepare.sh is writing {self.out}: wait for it, or give another OUT"
+        self._lock = take_lock(self.root / "lock", refusal)
         self._clear()
         self._tokenizer.save(self.tokenizer)
         return self
@@ -93,14 +94,6 @@ class Workspace:
                 raise UserError(f"{self.out} was made with another tokenizer: give another OUT, or remove it")
         elif self.out.exists() and {path.name for path in self.out.iterdir()} - {_HIDDEN}:
             raise UserError(f"OUT {self.out} is not empty and holds no GLUE data of prepare.sh: give another directory")
-
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, children do not inherit it
-        except OSError:
-            os.close(self._lock)
-            raise UserError(f"another prepare.sh is writing {self.out}: wait for it, or give another OUT") from None
 
     def _clear(self) -> None:
         """What a killed run left."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
@@ -11,6 +10,7 @@ from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
+from preprocess.common.locking import take_lock
 from preprocess.pretraining.splitting import Piece, Split
 
 MANIFEST = "corpus.json"
@@ -39,7 +39,8 @@ class Workspace:
         if not self._created_out and not self.root.is_dir() and any(self.out.iterdir()):
             raise UserError(f"--out {self.out} is not empty and holds no corpus of prepare.sh: give another directory")
         self.root.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
+        refusal = f"another prepare.sh is writing {self.out}: wait for it, or give another --out"
+        self._lock = take_lock(self.root / "lock", refusal)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(os.close, self._lock)
             self._claim()
@@ -133,13 +134,6 @@ class Workspace:
                 f"or remove {self.root}"
             )
         write_json(path, self._identity)
-
-    def _take_lock(self) -> None:
-        self._lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, children do not inherit it
-        except OSError:
-            raise UserError(f"another prepare.sh is writing {self.out}: wait for it, or give another --out") from None
 
     def _remove_unfinished(self) -> None:
         for path in self.root.glob("*.unfinished"):
