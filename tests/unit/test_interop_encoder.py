@@ -1,0 +1,187 @@
+"""``amos_fairseq.load``: batches, pairs, streams, pooling and dtype, against one text at a time."""
+
+import itertools
+
+import pytest
+import torch
+from small_checkpoint import write_checkpoint, write_save_dir
+
+import amos_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.encoder import Encoder, Features
+
+TEXTS = [
+    "the lazy dog jumps over the fox",
+    "the end",
+    "a quick brown fox and a lazy dog jumps over the end of the brown dog",
+    "dog",
+    ("the quick fox", "over the lazy dog"),
+    "the fox\nthe dog",
+    "over",
+]
+# Batches of other sizes take other ways through the matrix products: some roundings of float32 at states of about 1.
+ROUNDING = {"atol": 1e-5, "rtol": 0}
+
+
+@pytest.fixture(scope="module")
+def save_dir(tmp_path_factory):
+    """A SAVE_DIR with a pretraining checkpoint, a fine-tuned one of the same encoder, and one with token types."""
+    directory = tmp_path_factory.mktemp("run")
+    tokenizer = write_save_dir(directory)
+    state = torch.load(directory / "checkpoint_last.pt", weights_only=True)
+    kept = {
+        name: tensor for name, tensor in state["model"].items() if name.startswith(("embed_tokens", "discriminator"))
+    }
+    encoder = {name.replace("discriminator.", "encoder."): tensor for name, tensor in kept.items()}
+    head = {
+        "dense.weight": torch.randn(16, 16), "dense.bias": torch.randn(16),
+        "output.weight": torch.randn(3, 16), "output.bias": torch.randn(3),
+    }  # fmt: skip
+    classifier = {f"classification_heads.sentence_classification_head.{name}": value for name, value in head.items()}
+    write_checkpoint(directory, tokenizer, "fine_tuned.pt", model=encoder | classifier)
+    settings = {"model": state["cfg"]["model"] | {"token_types": 2}, "task": {"_name": "sentence_prediction"}}
+    types = {"encoder.embed_token_types.weight": torch.randn(2, 16)}
+    write_checkpoint(directory, tokenizer, "typed.pt", model=encoder | classifier | types, cfg=settings)
+    types = {f"{name}.embed_token_types.weight": torch.randn(2, 16) for name in ("discriminator", "generators.0")}
+    write_checkpoint(directory, tokenizer, "typed_pretraining.pt", model=state["model"] | types, cfg=settings)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def encoder(save_dir):
+    return amos_fairseq.load(save_dir, batch_size=3)
+
+
+def symbols(encoder: Encoder, row: torch.Tensor) -> str:
+    """Tokens as text; the word mark of the tokenizer is a low line here."""
+    return " ".join(encoder.pretrained.dictionary[token] for token in row.tolist()).replace("\u2581", "_")
+
+
+def test_many_texts_are_those_texts_one_by_one(encoder):
+    """Three batches of like lengths, in the given order again; padding holds zeros."""
+    every = encoder(TEXTS)
+    alone = [encoder([text]) for text in TEXTS]
+    lengths = [one.tokens.size(1) for one in alone]
+    assert len(set(lengths)) > 3
+    assert every.mask.sum(1).tolist() == lengths
+    assert every.states.shape == (7, max(lengths), 16)
+    for row, one in enumerate(alone):
+        assert one.mask.all()
+        assert every.mask[row, : lengths[row]].all()
+        assert torch.equal(every.tokens[row, : lengths[row]], one.tokens[0])
+        torch.testing.assert_close(every.states[row, : lengths[row]], one.states[0], **ROUNDING)
+    assert every.tokens[~every.mask].unique().tolist() == [encoder.pretrained.dictionary.pad()]
+    assert every.states[~every.mask].abs().max() == 0
+
+
+def test_batches_are_of_like_length_and_never_larger(encoder, monkeypatch):
+    seen = []
+    encode = encoder.model.encoder.forward
+    monkeypatch.setattr(
+        encoder.model.encoder, "forward", lambda x, *a, **k: seen.append(tuple(x.shape[:2])) or encode(x, *a, **k)
+    )
+    lengths = sorted((encoder([text]).tokens.size(1) for text in TEXTS), reverse=True)
+    seen.clear()
+    encoder(TEXTS)
+    assert seen == [(3, lengths[0]), (3, lengths[3]), (1, lengths[6])]
+
+
+def test_a_generator_of_texts_and_a_single_one(encoder):
+    torch.testing.assert_close(encoder(text for text in TEXTS).states, encoder(TEXTS).states, rtol=0, atol=0)
+    assert torch.equal(encoder("the end").tokens, encoder(["the end"]).tokens)
+
+
+def test_a_stream_takes_only_what_it_gives(encoder):
+    """From an endless corpus: in order, batch by batch, nothing read ahead."""
+    taken = itertools.count()
+    endless = (TEXTS[next(taken) % len(TEXTS)] for _ in itertools.count())
+    stream = encoder.stream(endless)
+    first, second = next(stream), next(stream)
+    assert next(taken) == 6
+    every = encoder(TEXTS)
+    for batch, rows in ((first, slice(0, 3)), (second, slice(3, 6))):
+        longest = batch.tokens.size(1)
+        assert torch.equal(batch.tokens, every.tokens[rows, :longest])
+        torch.testing.assert_close(batch.states, every.states[rows, :longest], **ROUNDING)
+    assert [len(batch.tokens) for batch in encoder.stream(TEXTS)] == [3, 3, 1]
+    assert [len(batch.tokens) for batch in encoder.stream("the end")] == [1]
+    assert list(encoder.stream([])) == []
+
+
+def test_a_pair_is_two_texts_in_one_row(encoder):
+    """``<s> A </s> B </s>``; a line break inside a text of a pair is a space, as two sequences are all there are."""
+    pair = symbols(encoder, encoder([("the dog", "the\nfox")]).tokens[0])
+    assert pair == f"{symbols(encoder, encoder('the dog').tokens[0])} " + symbols(
+        encoder, encoder("the fox").tokens[0, 1:]
+    )
+    assert torch.equal(encoder([["the dog", "the fox"]]).tokens, encoder([("the dog", "the fox")]).tokens)
+
+
+def test_features_of_a_fine_tuned_checkpoint_are_those_of_its_encoder(save_dir, encoder):
+    """The same weights under their names after fine-tuning."""
+    fine_tuned = amos_fairseq.load(save_dir / "fine_tuned.pt")
+    assert list(fine_tuned.model.classification_heads) == ["sentence_classification_head"]
+    torch.testing.assert_close(fine_tuned(TEXTS).states, encoder(TEXTS).states, **ROUNDING)
+
+
+def test_token_types_tell_the_texts_of_a_pair_apart(save_dir):
+    """As fine-tuning does it, by separators; the lines of one text are one sequence, as before another model's tokenizer."""
+    typed = amos_fairseq.load(save_dir / "typed.pt")
+    pair = typed([("the dog", "the fox"), ("a fox", "over the lazy dog")])
+    torch.testing.assert_close(
+        pair.states[pair.mask], typed.model.extract_features(pair.tokens)[pair.mask].detach(), **ROUNDING
+    )
+    pretraining = amos_fairseq.load(save_dir / "typed_pretraining.pt")
+    table = pretraining.model.encoder.embed_token_types.weight
+    lines = pretraining("the dog\nthe fox")
+    torch.testing.assert_close(lines.states, pretraining.model.extract_features(lines.tokens).detach(), **ROUNDING)
+    before = pretraining([("the dog", "the fox")]).states
+    with torch.no_grad():
+        table[1] = table[0]
+    after = pretraining([("the dog", "the fox")]).states
+    torch.testing.assert_close(after, lines.states, **ROUNDING)  # the same tokens, and now the same types
+    assert (before - after).abs().max() > 0.01
+
+
+def test_mean_pooling_is_that_of_sentence_transformers(encoder):
+    """Its own layer, on states whose padding is not 0."""
+    models = pytest.importorskip("sentence_transformers.models")
+    features = encoder(TEXTS)
+    noisy = features._replace(states=features.states + 7.0 * ~features.mask[..., None])
+    expected = models.Pooling(16, "mean")({"token_embeddings": noisy.states, "attention_mask": noisy.mask.long()})
+    torch.testing.assert_close(noisy.pooled(), expected["sentence_embedding"], **ROUNDING)
+    assert torch.equal(noisy.pooled("first"), features.states[:, 0])
+
+
+def test_pooling_by_hand():
+    states = torch.tensor([[[1.0, 10.0], [3.0, 30.0], [100.0, 100.0]]])
+    features = Features(states, torch.tensor([[True, True, False]]), torch.zeros(1, 3, dtype=torch.int64))
+    assert features.pooled("mean").tolist() == [[2.0, 20.0]]
+    with pytest.raises(UserError, match="no pooling 'max': give 'mean' or 'first'"):
+        features.pooled("max")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_float32(save_dir, encoder, dtype):
+    """Two layers with states of about 1: bfloat16 rounds to 8 bits, float16 to 11. Both run on a CPU."""
+    half = amos_fairseq.load(save_dir, dtype=dtype)
+    features = half(TEXTS)
+    assert features.states.dtype == features.pooled().dtype == dtype
+    expected = encoder(TEXTS)
+    difference = (features.states.float() - expected.states).abs().max()
+    assert 0 < difference < (0.2 if dtype == torch.bfloat16 else 0.03)
+    moved = amos_fairseq.load(save_dir).to(dtype)
+    torch.testing.assert_close(moved(TEXTS).states, features.states, rtol=0, atol=0)
+
+
+def test_gradients_only_while_training(save_dir):
+    encoder = amos_fairseq.load(save_dir)
+    assert not encoder("the end").states.requires_grad
+    states = encoder.train()(["the end", "the lazy dog"]).states
+    states.sum().backward()
+    assert encoder.model.embed_tokens.weight.grad.abs().sum() > 0
+
+
+def test_moved_by_to_it_still_reads(save_dir):
+    encoder = amos_fairseq.load(save_dir, device="cpu").to(torch.float64)
+    assert encoder("the end").states.dtype == torch.float64
