@@ -1,0 +1,29 @@
+"""ELECTRA in fairseq's own trainer."""
+
+import math
+from pathlib import Path
+
+
+def test_electra_trains_and_its_losses_fall(run_training, read_metrics, tmp_path: Path) -> None:
+    flags = [
+        "--arch",
+        "electra_tiny",
+        "--criterion",
+        "electra",
+        "--max-update",
+        "60",
+        "--validate-interval-updates",
+        "60",
+    ]
+    flags += ["--total-num-update", "400", "--lr", "0.004", "--warmup-updates", "10"]
+    run_training(tmp_path, *flags)
+    records = read_metrics(tmp_path)
+    train = [record for record in records if record["split"] == "train"]
+    first, last = ([record[key] for key in ("mlm_loss_2", "loss")] for record in (train[0], train[-1]))
+    # 200 words: a guess by chance costs log 200 nats; each word has four frequent successors.
+    assert first[0] > 0.95 * math.log(200)
+    assert last[0] < first[0] - 0.1
+    assert last[1] < first[1]
+    valid = [record for record in records if record["split"] == "valid"][-1]
+    assert {"rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision", "replaced", "mlm_acc_2"} <= valid.keys()
+    assert not any(key.startswith("mixture") for key in valid)
