@@ -4,7 +4,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 from fairseq import utils
 from fairseq.data import Dictionary
@@ -74,6 +74,21 @@ class Vocabulary:
             raise UserError(f"{self.dictionary_file} is not a fairseq dictionary: {error}") from error
         dictionary.add_symbol(MASK_SYMBOL)
         return dictionary
+
+    def fingerprints(self) -> Dict[str, Optional[str]]:
+        """What a task leaves in its checkpoints (``task_state``), for :meth:`refuse_other`."""
+        return {"dictionary_sha256": self.dictionary_sha256, "tokenizer_sha256": self.tokenizer_sha256}
+
+    def refuse_other(self, task_state: Dict[str, Any]) -> None:
+        """:class:`UserError` where a checkpoint's ``task_state`` names another vocabulary."""
+        for key, here in self.fingerprints().items():
+            saved = task_state.get(key)
+            if saved is not None and here is not None and saved != here:
+                raise UserError(
+                    f"the checkpoint was trained with another {key.split('_')[0]} than {self.dictionary_file} "
+                    f"(sha256 {saved[:12]}..., here {here[:12]}...): use the vocabulary in its SAVE_DIR/tokenizer, "
+                    "also to binarize further text (prepare.sh --tokenizer)"
+                )
 
     def is_in(self, save_dir: str) -> bool:
         """Whether ``SAVE_DIR/tokenizer`` is there.

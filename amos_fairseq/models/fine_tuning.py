@@ -12,6 +12,7 @@ from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
+from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,13 @@ class FineTunedModel(BaseFairseqModel):
         self.classification_heads[name] = head
         mark_layer_depths(self)
 
+    def register_span_head(self, kind: str) -> None:
+        """A head that marks answers: one of ``modules.span_heads.SPAN_HEADS``."""
+        cfg = self.cfg
+        self.span_head = build_span_head(kind, cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps)
+        self._prepare(self.span_head)
+        mark_layer_depths(self)
+
     @staticmethod
     def wrote(state_dict: dict[str, Tensor]) -> bool:
         """Whether these weights are of a fine-tuned model, not of a pretraining one."""
@@ -66,6 +74,9 @@ class FineTunedModel(BaseFairseqModel):
             found = re.fullmatch(r"classification_heads\.(.+)\.output\.weight", key)
             if found:
                 self.register_classification_head(found.group(1), num_classes=value.size(0))
+        if any(key.startswith("span_head.") for key in state_dict):
+            independent, joint = SPAN_HEADS
+            self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
 
     def forward(
         self,
@@ -73,12 +84,17 @@ class FineTunedModel(BaseFairseqModel):
         src_lengths: Tensor | None = None,
         features_only: bool = True,
         classification_head_name: str | None = None,
-    ) -> tuple[Tensor, None]:
+        answer_mask: Tensor | None = None,
+        span_targets: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, None] | SpanOutput:
         """Tokens [B,T] int64 -> the head's logits [B, classes], or without a head's name the last states [B,T,D].
 
-        The other arguments, and the second value, are those of fairseq's own encoders.
+        With ``answer_mask`` ([B,T] bool, True at tokens of which an answer may consist) what the span head makes of the
+        states; ``span_targets`` as there. The other arguments, and the second value, are those of fairseq's own encoders.
         """
         states = self.extract_features(src_tokens)
+        if answer_mask is not None:
+            return self.span_head(states, answer_mask, span_targets)
         if classification_head_name is not None:
             return self.classification_heads[classification_head_name](states), None
         return states, None

@@ -63,12 +63,7 @@ class TextPretrainingTask(FairseqTask):
         self.vocabulary = vocabulary
         self.dictionary = dictionary
         self.mask_idx = dictionary.index(MASK_SYMBOL)
-        self.state.merge_state_dict(
-            {
-                "dictionary_sha256": vocabulary.dictionary_sha256,
-                "tokenizer_sha256": vocabulary.tokenizer_sha256,
-            }
-        )
+        self.state.merge_state_dict(vocabulary.fingerprints())
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -236,17 +231,7 @@ class TextPretrainingTask(FairseqTask):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Compare a checkpoint's vocabulary with this task's; :class:`UserError` where they differ."""
-        for key, here in (
-            ("dictionary_sha256", self.vocabulary.dictionary_sha256),
-            ("tokenizer_sha256", self.vocabulary.tokenizer_sha256),
-        ):
-            saved = state_dict.get(key)
-            if saved is not None and here is not None and saved != here:
-                raise UserError(
-                    f"the checkpoint was trained with another {key.split('_')[0]} than {self.vocabulary.dictionary_file} "
-                    f"(sha256 {saved[:12]}..., here {here[:12]}...): use the vocabulary in its SAVE_DIR/tokenizer, "
-                    "also to binarize further text (prepare.sh --tokenizer)"
-                )
+        self.vocabulary.refuse_other(state_dict)
 
 
 def _require_split(path: str) -> None:

@@ -1,0 +1,152 @@
+"""Heads that mark an answer in a text: two independent positions, or an end that knows its start.
+
+Shapes: B windows, T tokens, D width, S starts and E ends of the beam, C candidate spans a window. Position 0 (``<s>``)
+stands for "no answer in this window" and may always be chosen; other positions outside of the context never are.
+"""
+
+from typing import NamedTuple
+
+import torch
+from fairseq.modules import LayerNorm
+from torch import Tensor, nn
+
+SPAN_HEADS = ("independent", "joint")
+
+
+class SpanCandidates(NamedTuple):
+    """The best spans of each window, not yet checked for order and length."""
+
+    starts: Tensor  # [B,C] int64, token positions
+    ends: Tensor  # [B,C] int64
+    scores: Tensor  # [B,C] float32, -inf where a position is no answer token
+    null_scores: Tensor  # [B] float32, how much speaks for "no answer in this window"; scale of the head
+
+
+class SpanOutput(NamedTuple):
+    """``candidates`` at inference, the logits in training; what a head does not have is None."""
+
+    start_logits: Tensor | None = None  # [B,T] float32, -inf at positions that cannot be chosen
+    end_logits: Tensor | None = None  # [B,T] float32; of the joint head: given the true start
+    unanswerable_logits: Tensor | None = None  # [B] float32, positive for "no answer in this window"
+    candidates: SpanCandidates | None = None
+
+
+def build_span_head(kind: str, width: int, dropout: float, layer_norm_eps: float) -> nn.Module:
+    """A head of :data:`SPAN_HEADS` by name."""
+    if kind == "independent":
+        return IndependentSpanHead(width)
+    return JointSpanHead(width, dropout, layer_norm_eps)
+
+
+class IndependentSpanHead(nn.Module):
+    """BERT's: one linear layer to a start and an end logit a token. The score of "no answer" is that of ``<s>`` to ``<s>``.
+
+    The weights are those of ``qa_outputs`` in Hugging Face's question answering models: row 0 start, row 1 end.
+    """
+
+    kind = "independent"
+
+    def __init__(self, width: int, beam: int = 20):
+        """``beam``: starts, and as many ends, that are combined at inference (BERT's n_best_size)."""
+        super().__init__()
+        self.output = nn.Linear(width, 2)
+        self.beam = beam
+
+    def forward(self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> SpanOutput:
+        """
+        Args:
+            states: [B,T,D] last hidden states.
+            answer_mask: [B,T] bool, True at context tokens.
+            targets: start and end, [B] int64 each, 0 where the window holds no answer; None at inference.
+        """
+        start_logits, end_logits = self.output(states).float().unbind(-1)
+        if targets is not None:
+            allowed = with_null(answer_mask)
+            return SpanOutput(masked(start_logits, allowed), masked(end_logits, allowed))
+        null_scores = start_logits[:, 0] + end_logits[:, 0]
+        start_scores, starts = best(masked(start_logits, answer_mask), self.beam)  # [B,S]
+        end_scores, ends = best(masked(end_logits, answer_mask), self.beam)  # [B,E]
+        pairs = start_scores.unsqueeze(2) + end_scores.unsqueeze(1)  # [B,S,E]
+        starts = starts.unsqueeze(2).expand_as(pairs)
+        ends = ends.unsqueeze(1).expand_as(pairs)
+        return SpanOutput(candidates=SpanCandidates(starts.flatten(1), ends.flatten(1), pairs.flatten(1), null_scores))
+
+
+class JointSpanHead(nn.Module):
+    """XLNet's question answering module, which ELECTRA fine-tunes with too (thesis 5.2.4).
+
+    The end is scored from its own state and that of the start: the true one in training, each of a beam at inference. A
+    classifier on ``<s>`` and the expected state of the start says whether there is an answer; its logit is the null score.
+
+    Departure: Hugging Face's port hands the classifier the true start in training, which tells it the label; here, as in
+    XLNet's own code, it sees the start distribution in training too.
+    """
+
+    kind = "joint"
+
+    def __init__(self, width: int, dropout: float, layer_norm_eps: float, num_starts: int = 5, num_ends: int = 5):
+        """``num_starts`` x ``num_ends``: the beam (XLNet's start_n_top and end_n_top; ELECTRA takes 20)."""
+        super().__init__()
+        self.start = nn.Linear(width, 1)
+        self.end_dense = nn.Linear(2 * width, width)
+        self.end_norm = LayerNorm(width, layer_norm_eps)
+        self.end = nn.Linear(width, 1)
+        self.answerable_dense = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.answerable = nn.Linear(width, 1, bias=False)
+        self.num_starts, self.num_ends = num_starts, num_ends
+
+    def forward(self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> SpanOutput:
+        """As :meth:`IndependentSpanHead.forward`; scores of candidates are log p(start) + log p(end | start), nats."""
+        allowed = with_null(answer_mask)
+        start_logits = masked(self.start(states).squeeze(-1).float(), allowed)  # [B,T]
+        unanswerable = self._unanswerable(states, start_logits)
+        if targets is not None:
+            true_start = states_at(states, targets[0].unsqueeze(1))  # [B,1,D]
+            end_logits = masked(self._ends(states, true_start).squeeze(1), allowed)
+            return SpanOutput(start_logits, end_logits, unanswerable)
+        start_scores, starts = best(start_logits.log_softmax(-1), self.num_starts)  # [B,S]
+        end_logits = masked(self._ends(states, states_at(states, starts)), allowed.unsqueeze(1))  # [B,S,T]
+        end_scores, ends = best(end_logits.log_softmax(-1), self.num_ends)  # [B,S,E]
+        scores = start_scores.unsqueeze(2) + end_scores
+        starts = starts.unsqueeze(2).expand_as(ends)
+        no_answer = starts.eq(0) | ends.eq(0)  # the classifier, not <s>, speaks for "no answer"
+        scores = scores.masked_fill(no_answer, float("-inf"))
+        candidates = SpanCandidates(starts.flatten(1), ends.flatten(1), scores.flatten(1), unanswerable)
+        return SpanOutput(unanswerable_logits=unanswerable, candidates=candidates)
+
+    def _ends(self, states: Tensor, starts: Tensor) -> Tensor:
+        """States [B,T,D] and those of S starts [B,S,D] -> end logits [B,S,T] float32."""
+        num_starts, length = starts.size(1), states.size(1)
+        pairs = torch.cat(
+            [states.unsqueeze(1).expand(-1, num_starts, -1, -1), starts.unsqueeze(2).expand(-1, -1, length, -1)], dim=-1
+        )  # [B,S,T,2D]
+        return self.end(self.end_norm(torch.tanh(self.end_dense(pairs)))).squeeze(-1).float()
+
+    def _unanswerable(self, states: Tensor, start_logits: Tensor) -> Tensor:
+        """[B] float32."""
+        start_weights = start_logits.softmax(-1).to(states.dtype)  # [B,T]
+        expected_start = torch.einsum("bt,btd->bd", start_weights, states)
+        summary = torch.tanh(self.answerable_dense(torch.cat([expected_start, states[:, 0]], dim=-1)))
+        return self.answerable(self.dropout(summary)).squeeze(-1).float()
+
+
+def with_null(answer_mask: Tensor) -> Tensor:
+    """[B,T] bool: the context tokens, and position 0."""
+    first = torch.zeros_like(answer_mask)
+    first[:, 0] = True
+    return answer_mask | first
+
+
+def masked(logits: Tensor, allowed: Tensor) -> Tensor:
+    return logits.masked_fill(~allowed, float("-inf"))
+
+
+def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The ``number`` highest along the last dimension, or all where there are fewer: values and positions."""
+    return scores.topk(min(number, scores.size(-1)), dim=-1)
+
+
+def states_at(states: Tensor, positions: Tensor) -> Tensor:
+    """[B,T,D] and [B,S] int64 -> [B,S,D]."""
+    return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.size(-1)))

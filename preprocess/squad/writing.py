@@ -1,0 +1,128 @@
+"""One split: encoded, aligned, written as memory-mapped arrays and lines of JSON."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
+
+from amos_fairseq.data.squad_files import TOKEN_ARRAYS, AlignedAnswer, Example
+from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.squad.official_files import Paragraph, Question
+from preprocess.squad.alignment import Fit, align_answer
+
+# Of answers that do not fit, this many of a kind are named in squad.json.
+NAMED_ANSWERS = 20
+
+
+@dataclass
+class SplitFacts:
+    """Counts for ``squad.json``. ``untrainable``: questions whose answers all are lost or misplaced."""
+
+    paragraphs: int = 0
+    questions: int = 0
+    impossible: int = 0
+    untrainable: int = 0
+    context_tokens: int = 0
+    longest_context: int = 0
+    longest_question: int = 0
+    unknown: int = 0
+    answers: Dict[str, int] = field(default_factory=lambda: {fit.value: 0 for fit in Fit})
+    named: Dict[str, List[Dict[str, Any]]] = field(default_factory=dict)
+
+    def add_answer(self, fit: Fit, question: Question, answer: AlignedAnswer, found: str) -> None:
+        self.answers[fit.value] += 1
+        if fit is not Fit.EXACT:
+            named = self.named.setdefault(fit.value, [])
+            if len(named) < NAMED_ANSWERS:
+                named.append({"id": question.id, "answer": answer.text, "tokens_give": found})
+
+
+class SplitWriter:
+    """Writes the files of one split into ``directory``; ``finish`` completes them."""
+
+    def __init__(self, directory: Path, split: str, tokenizer: Tokenizer, dictionary: Dictionary) -> None:
+        self._tokenizer, self._dictionary = tokenizer, dictionary
+        self._prefix = directory / split
+        self.facts = SplitFacts()
+        # Offsets count characters of one paragraph; ids take the least type that holds the dictionary.
+        types = {name: best_fitting_int_dtype(len(dictionary)) for name in ("question", "context")}
+        self._builders = {
+            name: MMapIndexedDatasetBuilder(f"{self._prefix}.{name}.bin", dtype=types.get(name, np.int32))
+            for name in TOKEN_ARRAYS
+        }
+        self._examples = open(f"{self._prefix}.examples.jsonl", "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        self._contexts = open(f"{self._prefix}.contexts.jsonl", "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+
+    def add(self, paragraph: Paragraph) -> None:
+        aligned = self._tokenizer.encode_with_offsets(paragraph.context)
+        starts = np.array([start for _, start, _ in aligned], dtype=np.int32)
+        ends = np.array([end for _, _, end in aligned], dtype=np.int32)
+        self._add_ids("context", [piece for piece, _, _ in aligned])
+        for name, offsets in (("context_start", starts), ("context_end", ends)):
+            self._builders[name].add_item(torch.from_numpy(offsets))
+        self._contexts.write(_json_line({"title": paragraph.title, "text": paragraph.context}))
+        for question in paragraph.questions:
+            self._add_question(question, paragraph.context, starts, ends)
+        facts = self.facts
+        facts.paragraphs += 1
+        facts.context_tokens += len(aligned)
+        facts.longest_context = max(facts.longest_context, len(aligned))
+
+    def finish(self) -> SplitFacts:
+        for name, builder in self._builders.items():
+            builder.finalize(f"{self._prefix}.{name}.idx")
+        self.close()
+        return self.facts
+
+    def close(self) -> None:
+        self._examples.close()
+        self._contexts.close()
+
+    def _add_question(self, question: Question, context: str, starts: np.ndarray, ends: np.ndarray) -> None:
+        pieces = self._tokenizer.encode(question.text)
+        self._add_ids("question", pieces)
+        answers = []
+        for answer in question.answers:
+            tokens, fit = align_answer(answer, context, starts, ends)
+            found = "" if tokens is None else context[starts[tokens[0]] : ends[tokens[1]]]
+            answers.append(AlignedAnswer(answer.text, answer.start, tokens))
+            self.facts.add_answer(fit, question, answers[-1], found)
+        example = Example(question.id, self.facts.paragraphs, tuple(answers), question.is_impossible)
+        self._examples.write(example.to_json() + "\n")
+        self.facts.questions += 1
+        self.facts.impossible += question.is_impossible
+        self.facts.untrainable += bool(answers) and example.target is None
+        self.facts.longest_question = max(self.facts.longest_question, len(pieces))
+
+    def _add_ids(self, name: str, pieces: Sequence[str]) -> None:
+        ids = np.array([self._dictionary.index(piece) for piece in pieces], dtype=np.int64)
+        self.facts.unknown += int((ids == self._dictionary.unk()).sum())
+        self._builders[name].add_item(torch.from_numpy(ids))
+
+
+def write_split(
+    directory: Path,
+    split: str,
+    paragraphs: Sequence[Paragraph],
+    tokenizer: Tokenizer,
+    dictionary: Dictionary,
+    on_done: Callable[[int], object],
+) -> SplitFacts:
+    """All paragraphs of a split; ``on_done`` is told the number of questions written."""
+    writer = SplitWriter(directory, split, tokenizer, dictionary)
+    try:
+        for paragraph in paragraphs:
+            writer.add(paragraph)
+            on_done(len(paragraph.questions))
+        return writer.finish()
+    finally:
+        writer.close()
+
+
+def _json_line(content: Dict[str, str]) -> str:
+    return json.dumps(content, ensure_ascii=False) + "\n"
