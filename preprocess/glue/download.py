@@ -159,7 +159,7 @@ def say(line: str) -> None:
 def main(arguments: Optional[List[str]] = None) -> None:
     """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
     try:
-        given = build_parser().parse_args(arguments)
+        given = build_parser().parse_intermixed_args(arguments)  # OUT --flag X TASK
         tasks = parse_tasks(",".join(given.tasks) or "ALL")
         if not given.base_url.startswith(("https://", "http://")):
             raise UserError(f"--base-url {given.base_url}: expected an address that begins with https://")

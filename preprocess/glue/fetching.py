@@ -2,10 +2,10 @@
 
 import http.client
 import ssl
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from time import sleep
 from typing import Callable, Optional
 
 from amos_fairseq.data.fingerprint import file_sha256
@@ -43,12 +43,11 @@ def fetch(
     target: Path,
     known: Optional[RemoteFile],
     on_size: Callable[[int], object] = lambda size: None,
-    wait: Callable[[float], object] = time.sleep,
 ) -> None:
     """``url`` to ``target``. Its unfinished part stays as ``target.part``, also for a later run.
 
     ``known``: what the file must be; None where only its form is checked, by whoever opens it. ``on_size`` is told how
-    many bytes are there; ``wait`` sleeps between tries (1, 2, 4, ... seconds).
+    many bytes are there. Between tries it waits 1, 2, 4, ... seconds.
 
     Raises:
         UserError: the server refuses, cannot be reached, or gives another file than ``known``.
@@ -57,7 +56,7 @@ def fetch(
     problem: Exception = _BrokenOff()
     for number in range(TRIES):
         if number:
-            wait(2.0 ** (number - 1))
+            sleep(2.0 ** (number - 1))
         try:
             is_fresh = _continue(url, part, on_size)
         except urllib.error.HTTPError as error:

@@ -1,0 +1,173 @@
+"""Hand-made GLUE files with the oddities of the official ones, and what a reader should find in them."""
+
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Tuple
+
+from fairseq.data import Dictionary, data_utils
+
+from amos_fairseq.interop.tokenizer import load_tokenizer
+from preprocess.pretraining.vocabulary import learn_tokenizer
+
+MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tparse1\tparse2\tparse3\tparse4\tsentence1\tsentence2"
+STSB_HEADER = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+
+# The text of each file, by its place in the download.
+FILES: Dict[str, str] = {
+    "CoLA/train.tsv": 'gj04\t1\t\tThe "sailors rode.\ngj04\t0\t*\tRode the\' sailors "breeze"\ngj04\t1\t\tlabel\n',
+    "CoLA/dev.tsv": "gj04\t0\t*\tThe breeze rode.\n",
+    "CoLA/test.tsv": "index\tsentence\n0\tThe sailors.\n1\tA breeze\n",
+    "SST-2/train.tsv": "sentence\tlabel\nhide the sailors \t0\nit 's a \" charming breeze \t1\n",
+    "SST-2/dev.tsv": "sentence\tlabel\n中国 </s> <mask> and more \t1\n",
+    # A byte-order mark; a line end inside a text breaks one row into two lines.
+    "MRPC/train.tsv": f"\ufeff{MRPC_HEADER}\n"
+    '1\t11\t12\tHe said " the breeze\tThe breeze , he said\n0\t21\t22\tA sailor was\nhere\tNobody was\n'
+    "0\t31\t32\tA ship\tA shop\n",
+    "MRPC/dev.tsv": f"{MRPC_HEADER}\r\n1\t41\t42\tA ship\tOne ship\r\n",
+    "MRPC/test.tsv": "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\tA ship\tTwo\n1\t3\t4\tbroken\n2\t5\t6\tTwo\tA ship\n",
+    "STS-B/train.tsv": f"{STSB_HEADER}\tscore\n0\tg\tf\t2012\t1\tn\tn\tA plane.\tAn air plane.\t5.000\n"
+    "1\tg\tf\t2012\t2\tn\tn\tA man.\tA woman.\t0\n2\tg\tf\t2012\t3\tn\tn\tRain\tSnow\t2.75\n",
+    "STS-B/dev.tsv": f"{STSB_HEADER}\tscore\n0\tg\tf\t2012\t1\tn\tn\tRain.\tRain.\t3.2\n",
+    # Too few columns, too many columns (a tab inside a question), an empty line, an empty question that stays.
+    "QQP/train.tsv": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    "7\t1\t2\tWhat is rain?\tWhat is snow?\t0\n8\t3\t4\tWhat is\n9\t5\t6\tA\ttab?\tA tab?\t1\n\n"
+    "10\t7\t8\tIs it rain?\t\t0\n11\t9\t10\tWho sails?\tWho is sailing?\t1\n",
+    "QQP/dev.tsv": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t1\t2\tSnow?\tSnow?\t1\n",
+    "QQP/test.tsv": "id\tquestion1\tquestion2\n5\tRain?\tSnow?\n3\tShip?\tShop?\n",
+    "MNLI/train.tsv": f"{MNLI_HEADER}\tlabel1\tgold_label\n"
+    "0\t1\t1n\tg\t( x\tx\tx\tx\tIt rains.\tIt snows.\tneutral\tcontradiction\n"
+    "1\t2\t2e\tg\tx\tx\tx\tx\tIt rains now.\tIt rains.\tentailment\tentailment\n"
+    "2\t3\t3n\tg\tx\tx\tx\tx\tIt rains.\tIt rains there.\tneutral\tneutral\n",
+    "MNLI/dev_matched.tsv": f"{MNLI_HEADER}\tlabel1\tlabel2\tgold_label\n0\t1\t1\tg\tx\tx\tx\tx\tRain\tSnow\t-\t-\tneutral\n",
+    "MNLI/dev_mismatched.tsv": f"{MNLI_HEADER}\tlabel1\tgold_label\n0\t1\t1\tg\tx\tx\tx\tx\tShip\tShop\tx\tentailment\n"
+    "1\t1\t1\tg\tx\tx\tx\tx\tShop\tShip\tx\tneutral\n",
+    "MNLI/test_matched.tsv": f"{MNLI_HEADER}\n9\t1\t1\tg\tx\tx\tx\tx\tSail\tSailor\n",
+    "MNLI/test_mismatched.tsv": f"{MNLI_HEADER}\n8\t1\t1\tg\tx\tx\tx\tx\tHere\tThere\n7\t1\t1\tg\tx\tx\tx\tx\tMore\tLess\n",
+    "QNLI/train.tsv": "index\tquestion\tsentence\tlabel\n0\tWho?\tThe sailor.\tentailment\n1\tWhen?\tHere\tnot_entailment\n",
+    "QNLI/dev.tsv": "index\tquestion\tsentence\tlabel\n0\tWho sails?\tHe sails.\tnot_entailment\n",
+    "RTE/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tA ship sails.\tIt sails.\tnot_entailment\n",
+    "RTE/dev.tsv": "index\tsentence1\tsentence2\tlabel\n0\tRain\tSnow\tentailment\n",
+    "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tIt had a hole.\tThe ship had.\t1\n",
+    "WNLI/dev.tsv": "index\tsentence1\tsentence2\tlabel\n0\tThe drain\tThe hair\t0\n",
+    "diagnostic/diagnostic.tsv": "index\tsentence1\tsentence2\n0\tThe cat sat.\tThe cat did not sit.\n",
+}
+
+
+class Split(NamedTuple):
+    """Texts and label of every row, in order; the numbers of the broken lines; ids of a test set."""
+
+    rows: List[Tuple[str, ...]]
+    broken: List[int]
+    ids: List[str]
+
+
+# Written by hand, not by a program that reads TSV. The last item of a labelled row is its label.
+EXPECTED: Dict[str, Dict[str, Split]] = {
+    "CoLA": {
+        "train": Split([('The "sailors rode.', "1"), ('Rode the\' sailors "breeze"', "0"), ("label", "1")], [], []),
+        "valid": Split([("The breeze rode.", "0")], [], []),
+        "test": Split([("The sailors.",), ("A breeze",)], [], ["0", "1"]),
+    },
+    "SST-2": {
+        "train": Split([("hide the sailors ", "0"), ("it 's a \" charming breeze ", "1")], [], []),
+        "valid": Split([("中国 </s> <mask> and more ", "1")], [], []),
+    },
+    "MRPC": {
+        "train": Split([('He said " the breeze', "The breeze , he said", "1"), ("A ship", "A shop", "0")], [3, 4], []),
+        "valid": Split([("A ship", "One ship", "1")], [], []),
+        "test": Split([("A ship", "Two"), ("Two", "A ship")], [3], ["0", "2"]),
+    },
+    "STS-B": {
+        "train": Split(
+            [("A plane.", "An air plane.", "5.000"), ("A man.", "A woman.", "0"), ("Rain", "Snow", "2.75")], [], []
+        ),
+        "valid": Split([("Rain.", "Rain.", "3.2")], [], []),
+    },
+    "QQP": {
+        "train": Split(
+            [
+                ("What is rain?", "What is snow?", "0"),
+                ("Is it rain?", "", "0"),
+                ("Who sails?", "Who is sailing?", "1"),
+            ],
+            [3, 4, 5],
+            [],
+        ),
+        "valid": Split([("Snow?", "Snow?", "1")], [], []),
+        "test": Split([("Rain?", "Snow?"), ("Ship?", "Shop?")], [], ["5", "3"]),
+    },
+    "MNLI": {
+        "train": Split(
+            [
+                ("It rains.", "It snows.", "contradiction"),
+                ("It rains now.", "It rains.", "entailment"),
+                ("It rains.", "It rains there.", "neutral"),
+            ],
+            [],
+            [],
+        ),
+        "valid": Split([("Rain", "Snow", "neutral")], [], []),
+        "valid1": Split([("Ship", "Shop", "entailment"), ("Shop", "Ship", "neutral")], [], []),
+        "test": Split([("Sail", "Sailor")], [], ["9"]),
+        "test1": Split([("Here", "There"), ("More", "Less")], [], ["8", "7"]),
+    },
+    "QNLI": {
+        "train": Split([("Who?", "The sailor.", "entailment"), ("When?", "Here", "not_entailment")], [], []),
+        "valid": Split([("Who sails?", "He sails.", "not_entailment")], [], []),
+    },
+    "RTE": {
+        "train": Split([("A ship sails.", "It sails.", "not_entailment")], [], []),
+        "valid": Split([("Rain", "Snow", "entailment")], [], []),
+    },
+    "WNLI": {
+        "train": Split([("It had a hole.", "The ship had.", "1")], [], []),
+        "valid": Split([("The drain", "The hair", "0")], [], []),
+    },
+    "AX": {"test": Split([("The cat sat.", "The cat did not sit.")], [], ["0"])},
+}
+
+# The order of the classes, on which every checkpoint and every submission depends.
+CLASSES = {
+    "CoLA": ["0", "1"],
+    "SST-2": ["0", "1"],
+    "MRPC": ["0", "1"],
+    "STS-B": [],
+    "QQP": ["0", "1"],
+    "MNLI": ["entailment", "neutral", "contradiction"],
+    "QNLI": ["entailment", "not_entailment"],
+    "RTE": ["entailment", "not_entailment"],
+    "WNLI": ["0", "1"],
+    "AX": ["entailment", "neutral", "contradiction"],
+}
+
+
+def write_files(directory: Path, *prefixes: str) -> Path:
+    """Those of ``FILES`` that begin with one of ``prefixes`` (none: all), as plain files."""
+    for place, text in FILES.items():
+        if not prefixes or place.startswith(prefixes):
+            (directory / place).parent.mkdir(parents=True, exist_ok=True)
+            (directory / place).write_bytes(text.encode("utf-8"))
+    return directory
+
+
+def write_tokenizer(directory: Path, more_text: str = "") -> Path:
+    """A tokenizer directory with pieces for every letter of ``FILES``; ``more_text`` makes another one."""
+    words = " ".join([*FILES.values(), more_text]).split()
+    sample = directory.parent / f"{directory.name}.txt"
+    sample.write_text("\n".join(" ".join(words[i : i + 20]) for i in range(0, len(words), 20)), encoding="utf-8")
+    learn_tokenizer(sample, "sentencepiece", 150, cased=True).save(directory)
+    return directory
+
+
+def decoded_texts(out: Path, task: str, split: str) -> List[Tuple[str, ...]]:
+    """Texts of a prepared split, read with fairseq's own dictionary and data, back through the tokenizer."""
+    tokenizer = load_tokenizer(out / "tokenizer")
+    columns = []
+    for name in ("input0", "input1"):
+        if not (out / task / name).is_dir():
+            continue
+        dictionary = Dictionary.load(str(out / task / name / "dict.txt"))
+        lines = data_utils.load_indexed_dataset(str(out / task / name / split), dictionary)
+        assert all(line[-1] == dictionary.eos() for line in lines)
+        columns.append([tokenizer.decode([dictionary[i] for i in line[:-1].tolist()]) for line in lines])
+    return list(zip(*columns, strict=True))
