@@ -43,8 +43,12 @@ def to_our_rows(theirs: Tensor, ids: Tensor, fresh: Tensor) -> Tensor:
     """``theirs`` [their rows, ...] in our order, over ``fresh`` [our rows, ...], which fills what they do not have.
 
     Raises:
-        UserError: the tokenizer has an id that the model has no row for.
+        UserError: the tokenizer has an id that the model has no row for, or the rows are of another width.
     """
+    if theirs.shape[1:] != fresh.shape[1:]:
+        raise UserError(
+            f"the vocabulary's rows are {list(theirs.shape[1:])}, the configuration says {list(fresh.shape[1:])}"
+        )
     if int(ids.max()) >= len(theirs):
         raise UserError(
             f"the tokenizer has the id {int(ids.max())}, the model only {len(theirs)} rows of vocabulary: "

@@ -1,0 +1,79 @@
+"""Tiny models of every family with their tokenizers, in folders as Hugging Face's libraries write them."""
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+from torch import nn
+
+LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't it?" for i in range(40)]
+# Ids in the order in which the families' own vocabularies have them.
+_BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+SPECIAL_TOKENS = {"bert": _BRACKETS, "electra": _BRACKETS, "mpnet": _ANGLES, "roberta": _ANGLES}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+POSITIONS = 40
+
+
+def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
+    """WordPiece of some 120 pieces, byte-level BPE for RoBERTa: ``tokenizer.json`` and the names of its special tokens."""
+    special = SPECIAL_TOKENS[family]
+    if family == "roberta":
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer: Any = trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=list(special.values()),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    else:
+        tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=special["unk"]))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=list(special.values()), show_progress=False)
+    tokenizer.train_from_iterator(LINES, trainer)
+    names = {f"{role}_token": token for role, token in special.items()}
+    folder.mkdir(parents=True)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return tokenizer
+
+
+def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random values everywhere, biases and LayerNorms too; large ones, so that attention is far from uniform."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + ("LayerNorm.weight" in name))
+    return model.eval()
+
+
+def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3, **settings: Any) -> nn.Module:
+    """A folder with tokenizer, configuration and weights; the vocabulary is rounded up by ``padded_rows``."""
+    tokenizer = write_tokenizer(folder, family)
+    offset = 2 if family in ("mpnet", "roberta") else 0
+    config = getattr(transformers, class_name).config_class(
+        vocab_size=tokenizer.get_vocab_size() + padded_rows,
+        max_position_embeddings=POSITIONS + offset,
+        pad_token_id=tokenizer.token_to_id(SPECIAL_TOKENS[family]["pad"]),
+        **(SIZES | settings),
+    )
+    model = randomized(getattr(transformers, class_name)(config))
+    model.save_pretrained(folder)
+    return model
+
+
+def write_electra(folder: Path, embedding_size: int = 8) -> tuple[nn.Module, nn.Module]:
+    """``folder/discriminator`` and ``folder/generator``, half as wide, with the same embeddings."""
+    discriminator = write_model(
+        folder / "discriminator", "electra", "ElectraForPreTraining", embedding_size=embedding_size
+    )
+    half = {name: SIZES[name] // 2 for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    generator = write_model(
+        folder / "generator", "electra", "ElectraForMaskedLM", embedding_size=embedding_size, **half
+    )
+    generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
+    generator.save_pretrained(folder / "generator")
+    return discriminator, generator

@@ -1,0 +1,320 @@
+"""Folders of Hugging Face against the checkpoints that `amos import` makes of them.
+
+Tolerance of states: both compute in float32 with the same formulas in another order; 1e-5 of the largest value is some
+fifty roundings.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from fairseq.models import build_model
+from hugging_face_folders import POSITIONS, write_electra, write_model, write_tokenizer
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.interop.checkpoint import load_pretrained, read_state
+from amos_fairseq.interop.hugging_face import to_hugging_face
+from amos_fairseq.interop.hugging_face_rows import ABSENT, row_map, to_hugging_face_rows
+from amos_fairseq.interop.hugging_face_tables import ENCODER, PRETRAINING
+from amos_fairseq.interop.tokenizer import load_tokenizer
+
+TOLERANCE = 1e-5
+TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", "fox"]
+# Family, class in the folder, class of the bare encoder.
+CLASSES = {
+    "mpnet": ("MPNetForMaskedLM", "MPNetModel"),
+    "electra": ("ElectraForPreTraining", "ElectraModel"),
+    "bert": ("BertForPreTraining", "BertModel"),
+    "roberta": ("RobertaForMaskedLM", "RobertaModel"),
+}
+
+
+def run_import(*arguments: str | Path) -> int:
+    return main(["import", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("folders")
+    for family, (name, _) in CLASSES.items():
+        if family != "electra":
+            write_model(root / family, family, name)
+    write_electra(root)
+    (root / "discriminator").rename(root / "electra")
+    return root
+
+
+@pytest.fixture(scope="module")
+def checkpoints(folders) -> dict[str, Path]:
+    """Each family imported once: ELECTRA with its generator, the others with a fresh one."""
+    places = {}
+    for family in CLASSES:
+        places[family] = folders / f"{family}_imported" / "model.pt"
+        generator = ["--generator", folders / "generator", "--arch", "electra_tiny"]
+        run_import(folders / family, places[family], *(generator if family == "electra" else ["--arch", "amos_tiny"]))
+    return places
+
+
+def fine_tuned(checkpoint: Path) -> torch.nn.Module:
+    """The model that fairseq-train builds for a task which does not pretrain, filled from the checkpoint."""
+    pretrained = load_pretrained(checkpoint)
+    state = read_state(checkpoint)
+    task = SimpleNamespace(source_dictionary=pretrained.dictionary)
+    model = build_model(OmegaConf.create(state["cfg"]["model"]), task, from_checkpoint=True)
+    model.load_state_dict(state["model"])
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CLASSES)
+def test_states_of_padded_texts_agree(family, folders, checkpoints):
+    """From text on both sides: their tokenizer and model against ours, every length up to the maximum."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / family)
+    theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
+    pretrained = load_pretrained(checkpoints[family])
+    texts = [*TEXTS, *(" ".join(["fox"] * n) for n in range(1, POSITIONS))]
+    ids = [
+        [tokenizer.cls_token_id, *tokenizer(t, add_special_tokens=False).input_ids, tokenizer.sep_token_id]
+        for t in texts
+    ]
+    texts, ids = zip(*((text, row) for text, row in zip(texts, ids, strict=True) if len(row) <= POSITIONS), strict=True)
+    assert max(map(len, ids)) == POSITIONS
+    batch = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
+    expected = theirs(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    rows = torch.nn.utils.rnn.pad_sequence([pretrained.tokens(t) for t in texts], True, pretrained.dictionary.pad())
+    real = batch.attention_mask.bool()
+    assert torch.equal(rows.ne(pretrained.dictionary.pad()), real)
+    ours = pretrained.model.extract_features(rows)
+    assert (ours[real] - expected[real]).abs().max() < TOLERANCE * expected[real].abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_states_of_pairs_agree(family, folders, checkpoints):
+    """<s> A </s> B </s>: the second text has token type 1 on both sides."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / family)
+    theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
+    model, pretrained = fine_tuned(checkpoints[family]), load_pretrained(checkpoints[family])
+    first, second = ([tokenizer(t, add_special_tokens=False).input_ids for t in pair] for pair in (TEXTS, TEXTS[::-1]))
+    ids = [
+        [tokenizer.cls_token_id, *a, tokenizer.sep_token_id, *b, tokenizer.sep_token_id]
+        for a, b in zip(first, second, strict=True)
+    ]
+    types = [[0] * (len(a) + 2) + [1] * (len(b) + 1) for a, b in zip(first, second, strict=True)]
+    batch = tokenizer.pad({"input_ids": ids, "token_type_ids": types}, return_tensors="pt")
+    expected = theirs(**batch).last_hidden_state
+    row_of_id = {id_: row for row, id_ in enumerate(row_map(pretrained.tokenizer).tolist())}
+    ours = model.extract_features(batch.input_ids.apply_(row_of_id.__getitem__))
+    real = batch.attention_mask.bool()
+    assert (ours[real] - expected[real]).abs().max() < TOLERANCE * expected[real].abs().max()
+    without_types = theirs(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    assert (ours[real] - without_types[real]).abs().max() > 0.1  # or the types would not matter to this test
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_there_and_back_is_the_identity_on_all_that_is_held(family, folders, checkpoints):
+    state, tokenizer = (
+        read_state(checkpoints[family])["model"],
+        load_tokenizer(checkpoints[family].parent / "tokenizer"),
+    )
+    ids = row_map(tokenizer)
+    theirs = load_file(folders / family / "model.safetensors")
+    num_rows = json.loads((folders / family / "config.json").read_text())["vocab_size"]
+    weights = {
+        name.replace("discriminator.", "encoder."): tensor for name, tensor in state.items() if "generator" not in name
+    }
+    weights["embed_tokens.weight"] = to_hugging_face_rows(state["embed_tokens.weight"][: len(ids)], ids, num_rows)
+    back = to_hugging_face(family, PRETRAINING if family == "electra" else ENCODER, weights)
+    prefix = "" if family == "electra" else f"{family}."
+    compared = 0
+    for name, tensor in back.items():
+        expected = theirs[prefix + name]
+        if "word_embeddings" in name:  # what the tokenizer has no token for is left out, and was said to be
+            tensor, expected = tensor[:-3], expected[:-3]
+        if "position_embeddings" in name and family in ("mpnet", "roberta"):
+            tensor, expected = tensor[2:], expected[2:]
+        assert torch.equal(tensor, expected), name
+        compared += 1
+    heads = ("cls.", "lm_head.", f"{family}.pooler.")
+    assert compared == len([name for name in theirs if not name.startswith(heads)])
+
+
+@torch.no_grad()
+def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints):
+    """Log-probabilities of the generator are those of the folder, also where our vocabulary has more rows."""
+    pretrained = load_pretrained(checkpoints["electra"])
+    model, ids = pretrained.model, row_map(pretrained.tokenizer)
+    rows = pretrained.tokens(TEXTS[0])[None]
+    generator = transformers.ElectraForMaskedLM.from_pretrained(folders / "generator").eval()
+    logits = generator(ids[rows]).logits[..., ids]  # without the rows that no token has
+    positions = torch.arange(rows.size(1))[None]
+    hidden = model.generate(rows, positions, None)
+    ours = (hidden @ model.embed_tokens.weight.t() + model.mlm_head.bias).log_softmax(-1)
+    torch.testing.assert_close(ours[..., : len(ids)], logits.log_softmax(-1), rtol=0, atol=1e-4)  # of values up to 20
+    discriminator = transformers.ElectraForPreTraining.from_pretrained(folders / "electra").eval()
+    detected = model.detection_head(model.discriminator(model.embed_tokens(rows))[-1])
+    torch.testing.assert_close(detected, discriminator(ids[rows]).logits, rtol=0, atol=1e-4)
+
+
+def test_the_report_names_what_is_fresh_and_what_has_no_place(folders, tmp_path, capsys):
+    run_import(folders / "bert", tmp_path / "a.pt", "--arch", "amos_tiny")
+    said = capsys.readouterr().out
+    assert "from random values (--seed 1): detection_head, generators, mixture, mlm_heads" in said
+    for name in ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias"):
+        assert name in said
+    assert "3 rows of the vocabulary have no token" in said
+    assert "--token-types 2" in said
+    assert "--layer-norm-eps 1e-12" in said
+    assert "--relative-position-scheme none" in said
+
+
+def test_the_seed_decides_what_is_fresh(folders, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run_import(folders / "mpnet", tmp_path / name / "model.pt", "--arch", "amos_tiny", "--seed", str(seed))
+    a, b, c = (read_state(tmp_path / name / "model.pt")["model"] for name in "abc")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    differing = {name.split(".")[0] for name in a if not torch.equal(a[name], c[name])}
+    assert differing == {
+        "detection_head",
+        "generators",
+        "mlm_heads",
+        "mixture",
+        "embed_tokens",
+    }  # rows beyond the dictionary
+
+
+def test_a_detection_classifier_comes_back_into_amos(tmp_path):
+    labels = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}
+    theirs = write_model(tmp_path / "in", "mpnet", "MPNetForTokenClassification", **labels)
+    run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", "amos_tiny")
+    held = read_state(tmp_path / "model.pt")["model"]["detection_head.output.weight"]
+    assert torch.equal(held[0], theirs.classifier.weight[1] - theirs.classifier.weight[0])
+
+
+def test_half_precision_pickled_weights_and_a_tokenizer_without_json(folders, tmp_path):
+    """vocab.txt becomes a tokenizer.json by transformers; pytorch_model.bin is read as data; float16 becomes float32."""
+    shutil.copytree(folders / "bert", tmp_path / "in")
+    weights = load_file(tmp_path / "in" / "model.safetensors")
+    torch.save({name: tensor.half() for name, tensor in weights.items()}, tmp_path / "in" / "pytorch_model.bin")
+    vocabulary = transformers.AutoTokenizer.from_pretrained(folders / "bert").get_vocab()
+    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / "in" / name).unlink()
+    (tmp_path / "in" / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)) + "\n")
+    run_import(tmp_path / "in", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    pretrained = load_pretrained(tmp_path / "out" / "model.pt")
+    assert pretrained.tokenizer.encode(TEXTS[0]) == load_tokenizer(folders / "bert").encode(TEXTS[0])
+    held = pretrained.model.discriminator.layers[0].ffn_in.weight
+    assert torch.equal(held, weights["bert.encoder.layer.0.intermediate.dense.weight"].half().float())
+    assert held.dtype == torch.float32
+
+
+def changed(folder: Path, copy: Path, **settings) -> Path:
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | settings))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("bert", {"model_type": "deberta-v2"}, "model_type 'deberta-v2' cannot be imported"),
+        ("bert", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"is_decoder": True}, "decoder"),
+        ("bert", {"num_hidden_layers": 3}, "more than its weights hold"),
+        ("bert", {"num_hidden_layers": 1}, "do not fit their configuration"),
+        ("bert", {"intermediate_size": 20}, "do not fit their configuration"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
+        ("roberta", {"pad_token_id": 0}, "pad_token_id is 0"),
+    ],
+)
+def test_models_that_ours_cannot_be_are_refused_in_one_line(family, settings, message, folders, tmp_path, capsys):
+    folder = changed(folders / family, tmp_path / "in", **settings)
+    with pytest.raises(SystemExit) as stopped:
+        run_import(folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert stopped.value.code == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+    assert not (tmp_path / "out").exists()
+
+
+def refused(capsys, *arguments: str | Path) -> str:
+    with pytest.raises(SystemExit):
+        run_import(*arguments)
+    return capsys.readouterr().err
+
+
+def test_broken_folders_are_refused(folders, tmp_path, capsys):
+    out = tmp_path / "out" / "model.pt"
+    assert "is not a directory" in refused(capsys, tmp_path / "nowhere", out)
+    for missing, said in (
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "neither model.safetensors"),
+    ):
+        shutil.copytree(folders / "mpnet", tmp_path / missing)
+        (tmp_path / missing / missing).unlink()
+        assert said in refused(capsys, tmp_path / missing, out)
+    shutil.copytree(folders / "mpnet", tmp_path / "cut")
+    content = (tmp_path / "cut" / "model.safetensors").read_bytes()
+    (tmp_path / "cut" / "model.safetensors").write_bytes(content[: len(content) // 2])
+    assert "not a whole safetensors file" in refused(capsys, tmp_path / "cut", out)
+    shutil.copytree(folders / "mpnet", tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / "bare" / name).unlink()
+    assert "holds no tokenizer" in refused(capsys, tmp_path / "bare", out)
+    assert not out.parent.exists()
+
+
+def test_nothing_is_overwritten(folders, checkpoints, tmp_path, capsys):
+    assert "exists" in refused(capsys, folders / "mpnet", checkpoints["mpnet"])
+    write_tokenizer(tmp_path / "tokenizer", "roberta")
+    assert "holds another tokenizer" in refused(capsys, folders / "bert", tmp_path / "model.pt", "--arch", "amos_tiny")
+    assert "must end in .pt" in refused(capsys, folders / "bert", tmp_path / "model")
+    base = ["--arch", "electra_base"]  # a generator of a third of the width, which is 16 here
+    assert "comes from --arch" in refused(capsys, folders / "electra", tmp_path / "a.pt", *base)
+    assert "no architecture of this package" in refused(
+        capsys, folders / "bert", tmp_path / "a.pt", "--arch", "bert_base"
+    )
+
+
+def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
+    electra = ["--arch", "electra_tiny", "--generator"]
+    assert "no place in --arch amos_tiny" in refused(
+        capsys, folders / "electra", tmp_path / "a.pt", "--arch", "amos_tiny", "--generator", folders / "generator"
+    )
+    assert "only two ELECTRA models" in refused(
+        capsys, folders / "electra", tmp_path / "a.pt", *electra, folders / "bert"
+    )
+    shutil.copytree(folders / "generator", tmp_path / "other")
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    weights["electra.embeddings.position_embeddings.weight"] += 1
+    save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+    said = refused(capsys, folders / "electra", tmp_path / "a.pt", *electra, tmp_path / "other")
+    assert "encoder.embed_positions.weight differ from the discriminator's" in said
+
+
+def test_a_vocabulary_without_a_role(folders, tmp_path, capsys):
+    """Without <mask> a row starts afresh, and that is said; without a padding token no batch can be formed."""
+    for role in ("mask_token", "pad_token"):
+        shutil.copytree(folders / "mpnet", tmp_path / role)
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            (tmp_path / role / name).unlink()
+        path = tmp_path / role / "tokenizer.json"
+        token = {"mask_token": "<mask>", "pad_token": "<pad>"}[role]
+        path.write_text(path.read_text().replace(json.dumps(token), json.dumps("<other>")))
+    run_import(tmp_path / "mask_token", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert "no <mask>: that row of the vocabulary starts afresh" in capsys.readouterr().out
+    assert row_map(load_tokenizer(tmp_path / "out" / "tokenizer"))[-1] == ABSENT
+    assert "no token in the role of <pad>" in refused(capsys, tmp_path / "pad_token", tmp_path / "b.pt")
+
+
+def test_tokens_that_the_model_has_no_row_for_are_refused(tmp_path, capsys):
+    write_model(tmp_path / "in", "bert", "BertModel", padded_rows=-2)
+    assert "rows of vocabulary" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny")
