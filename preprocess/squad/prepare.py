@@ -83,9 +83,10 @@ def _write(
         total = sum(len(paragraph.questions) for paragraph in paragraphs[split])
         with _progress(total, split) as bar:
             counted = write_split(directory, split, paragraphs[split], tokenizer, dictionary, bar.update)
-        facts[split] = {"version": file.version, **dataclasses.asdict(counted)}
+        in_file = {"version": file.version, "source_questions": sum(1 for _ in file.questions())}
+        facts[split] = in_file | dataclasses.asdict(counted)
         _refuse_misplaced(file.path, counted.answers)
-        _report(split, facts[split], sum(1 for _ in file.questions()))
+        _report(split, facts[split])
     return facts
 
 
@@ -98,9 +99,9 @@ def _refuse_misplaced(path: Path, answers: Dict[str, int]) -> None:
         )
 
 
-def _report(split: str, facts: Dict[str, Any], in_file: int) -> None:
+def _report(split: str, facts: Dict[str, Any]) -> None:
     answers, total = facts["answers"], max(1, sum(facts["answers"].values()))
-    of = f" of {in_file}" if facts["questions"] < in_file else ""
+    of = f" of {facts['source_questions']}" if facts["questions"] < facts["source_questions"] else ""
     say(
         f"{split}: {facts['questions']}{of} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
         f"paragraphs; longest context {facts['longest_context']} tokens, longest question {facts['longest_question']}"
