@@ -23,6 +23,7 @@ from amos_fairseq.compat import (
     signals,
     train_script,
     user_errors,
+    validation_scores,
 )
 
 
@@ -45,3 +46,4 @@ def apply() -> None:
     distribution.apply()
     launch.apply()
     memory_map.apply()
+    validation_scores.apply()

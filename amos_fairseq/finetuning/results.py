@@ -27,6 +27,7 @@ class Result:
         seconds: of training, without evaluation, all parts of an interrupted run together.
         start_sha256: of the checkpoint that it started from; None for random weights.
         identity: what decides the outcome (see plan.py).
+        notes: what a reader of the scores must know about the data.
     """
 
     task: str
@@ -41,6 +42,7 @@ class Result:
     start_sha256: str | None
     identity: dict[str, Any]
     versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def main(self) -> float:

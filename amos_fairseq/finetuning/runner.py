@@ -124,6 +124,7 @@ class Runner:
             task=run.task.name, point=run.point, seed=run.seed, directory=str(run.directory.relative_to(self.out)),
             main_score=run.task.main_score, scores=scores, checkpoint=checkpoint.name, epoch=epoch, seconds=seconds,
             start_sha256=file_sha256(run.start) if run.start else None, identity=run.identity, versions=versions(),
+            notes=run.task.notes,
         )  # fmt: skip
         self._finish(result, checkpoint)
         return result

@@ -141,11 +141,16 @@ def chosen_checkpoint(run: Run) -> Path:
 
 
 def epoch_and_seconds(run: Run, checkpoint: Path) -> tuple[float, float]:
-    """Passes over the training data at ``checkpoint``, and seconds of the whole training."""
+    """Passes over the training data at ``checkpoint``, and seconds of the whole training, all its parts together."""
     updates = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"]
-    seconds = read_header(str(run.directory / "checkpoint_last.pt"))["extra_state"]["previous_training_time"]
     epochs = updates / updates_per_epoch(run.task.rows, run.settings.batch_size)
-    return round(epochs, 4), round(float(seconds), 1)
+    # fairseq counts on from the seconds of the checkpoint that training started from.
+    before = _training_seconds(run.start) if run.start is not None else 0.0
+    return round(epochs, 4), round(_training_seconds(run.directory / "checkpoint_last.pt") - before, 1)
+
+
+def _training_seconds(checkpoint: Path) -> float:
+    return float(read_header(str(checkpoint)).get("extra_state", {}).get("previous_training_time", 0.0))
 
 
 def keep_weights_only(checkpoint: Path) -> None:

@@ -1,0 +1,88 @@
+"""Flags that ``amos glue`` and ``amos squad`` share, and how such a command ends."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amos_fairseq.errors import UserError
+
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.runner import Failure
+    from amos_fairseq.finetuning.session import Session
+
+STOPPED = 130  # what a shell reports of a command that SIGINT ended
+
+
+def add_run_flags(parser: argparse.ArgumentParser, data_help: str) -> None:
+    add = parser.add_argument
+    add("--checkpoint", metavar="CKPT", required=True, help="a checkpoint, or the SAVE_DIR of a run (its last one)")
+    add("--data", metavar="DIR", required=True, help=data_help)
+    add("--out", metavar="DIR", required=True, help="where runs, tables and predictions go; the same command continues")
+    add("--seeds", type=int, metavar="N", default=5, help="runs per task, seeds 1 to N")
+    add("--from-scratch", action="store_true", help="random weights in the checkpoint's architecture, as a baseline")
+
+
+def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
+    """Absent flags are absent in the namespace: the recipe decides."""
+    add = parser.add_argument
+    add("--recipe", metavar="NAME", default="amos", help="amos, amos_grid, electra, teams, or the path of a YAML file")
+    add("--size", choices=("small", "base", "large"), default=argparse.SUPPRESS,
+        help="which of the recipe's sizes (default: by the encoder's width)")  # fmt: skip
+    add("--lr", type=float, default=argparse.SUPPRESS, help="instead of the recipe's, for every task")
+    add("--epochs", type=int, metavar="N", default=argparse.SUPPRESS, help="instead of the recipe's, for every task")
+    add(
+        "--batch-size", type=int, metavar="N", default=argparse.SUPPRESS, help="instead of the recipe's, for every task"
+    )
+
+
+def add_device_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parallel", type=int, metavar="N", default=1, help="runs at a time on the CPU; GPUs take one each")
+    add("--cpu", action="store_true", help="leave GPUs alone")
+    precision = parser.add_mutually_exclusive_group()
+    precision.add_argument("--fp16", action="store_true", help="train in float16, on a GPU (default: float32)")
+    precision.add_argument("--bf16", action="store_true", help="train in bfloat16, on a GPU (default: float32)")
+    add("--keep-checkpoints", action="store_true",
+        help="keep every run's checkpoints whole (default: the weights of each task's best run)")  # fmt: skip
+
+
+def session_of(arguments: argparse.Namespace) -> "Session":
+    """Raises :class:`UserError` for what cannot be used."""
+    from amos_fairseq.finetuning.session import OVERRIDES, open_session
+
+    return open_session(
+        arguments.checkpoint,
+        arguments.out,
+        arguments.recipe,
+        size=getattr(arguments, "size", None),
+        num_seeds=arguments.seeds,
+        from_scratch=arguments.from_scratch,
+        overrides={name: getattr(arguments, name, None) for name in OVERRIDES},
+        cpu=arguments.cpu,
+        parallel=arguments.parallel,
+        precision="fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32",
+        keep_checkpoints=arguments.keep_checkpoints,
+    )
+
+
+def say_stopped(out: str) -> None:
+    """Tell that the work can be continued, and exit."""
+    print(f"stopped; finished runs stay in {out}, and the same command continues the others", file=sys.stderr)
+    sys.exit(STOPPED)
+
+
+def report_failures(failures: "list[Failure]") -> None:
+    """Raise :class:`UserError` if a run failed, after a line for each."""
+    for failure in failures:
+        print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
+    if failures:
+        raise UserError(
+            f"{len(failures)} of the runs failed, the others are finished: see {failures[0].log}, then start the same "
+            "command again to repeat them"
+        )
+
+
+def say_files(files: list[Path]) -> None:
+    for file in files:
+        print(file)

@@ -1,0 +1,105 @@
+"""The archive that GLUE's leaderboard takes: a zip of one table per test set.
+
+Each file has the header ``index``, ``prediction`` and a row per line of the test file, in its order: the name of the class
+(numbers for CoLA, SST-2, MRPC, QQP and WNLI), or a similarity from 0 to 5. The server wants every file; a test set that
+nothing was predicted for is filled with one constant, which is said.
+"""
+
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.finetuning.glue_benchmark import predict
+from amos_fairseq.finetuning.glue_data import GlueData, read_glue_data
+from amos_fairseq.finetuning.glue_tasks import DIAGNOSTIC, DIAGNOSTIC_ROWS, TASKS
+from amos_fairseq.finetuning.statistics import TaskSummary
+
+ARCHIVE = "glue_submission.zip"
+LOWEST, HIGHEST = 0.0, 5.0
+# One class of each task, for files that are filled: the middle of the scale, or the first name.
+FILLINGS = {"STS-B": "2.500", "MNLI": "entailment", "QNLI": "entailment", "RTE": "entailment", "AX": "entailment"}
+DEFAULT_FILLING = "0"
+
+
+def write_submission(
+    out: Path, data: Path, summaries: Mapping[str, TaskSummary], max_positions: int, device: str, stop: Event
+) -> tuple[Path, list[str]]:
+    """Predict every test set with the best dev run of its task and write the archive.
+
+    Returns:
+        Its path, and a line for each file that was filled with a constant.
+
+    Raises:
+        UserError: a best run's checkpoint is gone, or no task has both a run and a prepared test file.
+        Stopped: ``stop`` is set.
+    """
+    files: dict[str, str] = {}
+    for task, splits in test_sets().items():
+        summary = summaries.get("MNLI" if task == DIAGNOSTIC else task)
+        prepared = prepared_test(data, task)
+        if summary is not None and prepared is not None:
+            checkpoint = best_checkpoint(out, summary)
+            present = [split for split in splits if prepared.has(split)]
+            predicted = predict(prepared, checkpoint, present, max_positions, device, stop)
+            for split in present:
+                files[splits[split]] = table(prepared.ids(split), spell(prepared, predicted[split]))
+    if not files:
+        raise UserError(
+            f"{data} holds no prepared test file of the tasks that were run: prepare it from files with test.tsv"
+        )
+    filled = dict(fillings(files))
+    archive = out / ARCHIVE
+    with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, content in (files | filled).items():
+            zipped.writestr(name, content)
+    return archive, [f"{name} is filled with a constant: no run or no prepared test file" for name in filled]
+
+
+def test_sets() -> dict[str, dict[str, str]]:
+    """Task -> split -> file of the archive."""
+    return {name: task.test_files for name, task in TASKS.items()} | {DIAGNOSTIC: {"test": f"{DIAGNOSTIC}.tsv"}}
+
+
+def prepared_test(data: Path, task: str) -> GlueData | None:
+    if not (data / task / "task.json").is_file():
+        return None
+    prepared = read_glue_data(data, task)
+    return prepared if any(prepared.has(split) for split in test_sets()[task]) else None
+
+
+def best_checkpoint(out: Path, summary: TaskSummary) -> Path:
+    """The checkpoint of the run with the best dev score (AMOS Table 5: "the best development set model")."""
+    file = out / summary.best.directory / summary.best.checkpoint
+    if not file.is_file():
+        raise UserError(
+            f"{file} is gone, and with it the best run of {summary.task}: delete {file.parent} and run it again"
+        )
+    return file
+
+
+def spell(data: GlueData, predictions: np.ndarray) -> list[str]:
+    if data.is_regression:
+        return [f"{value:.3f}" for value in predictions.clip(LOWEST, HIGHEST)]
+    return [data.label_names[int(value)] for value in predictions]
+
+
+def table(ids: Sequence[str], predictions: Sequence[str]) -> str:
+    text = io.StringIO()
+    text.write("index\tprediction\n")
+    text.writelines(f"{index}\t{prediction}\n" for index, prediction in zip(ids, predictions, strict=True))
+    return text.getvalue()
+
+
+def fillings(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(Name, content) of each file of the archive that ``files`` lacks, with as many rows as the official test set."""
+    for task, splits in test_sets().items():
+        for split, name in splits.items():
+            if name not in files:
+                rows = DIAGNOSTIC_ROWS if task == DIAGNOSTIC else TASKS[task].official_rows[split]
+                yield name, table([str(i) for i in range(rows)], [FILLINGS.get(task, DEFAULT_FILLING)] * rows)

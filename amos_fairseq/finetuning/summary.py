@@ -1,0 +1,67 @@
+"""``OUT/NAME.json``: every run and what follows from them, for programs; another benchmark's table reads it too."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.plan import read_json, write_json
+from amos_fairseq.finetuning.results import Result
+from amos_fairseq.finetuning.statistics import TaskSummary
+
+
+def summary_file(out: Path, name: str) -> Path:
+    return out / f"{name}.json"
+
+
+def write_summary(
+    out: Path, name: str, setup: dict[str, Any], results: Sequence[Result], tasks: dict[str, TaskSummary],
+    notes: Sequence[str], **also: Any,
+) -> Path:  # fmt: skip
+    """Write the summary of a benchmark.
+
+    Args:
+        setup: checkpoint, recipe, precision: what all runs share.
+        also: further parts, such as an average.
+
+    Returns:
+        The path of the file.
+    """
+    content = {
+        "benchmark": name,
+        "setup": setup,
+        "tasks": {task: _task(summary) for task, summary in tasks.items()},
+        **also,
+        "notes": list(notes),
+        "runs": [dataclasses.asdict(result) for result in results],
+    }
+    file = summary_file(out, name)
+    write_json(file, content)
+    return file
+
+
+def _task(summary: TaskSummary) -> dict[str, Any]:
+    best = summary.best
+    return {
+        "main_score": best.main_score,
+        "scores": {name: spread.as_dict() for name, spread in summary.scores.items()},
+        "settings": summary.point,
+        "settings_tried": summary.points,
+        "best_run": {"directory": best.directory, "seed": best.seed, best.main_score: best.main},
+    }
+
+
+def read_summary(out: Path, name: str, checkpoint_sha256: str) -> dict[str, Any] | None:
+    """The summary of another benchmark, to be shown beside one of the same checkpoint; None where there is none.
+
+    Raises:
+        UserError: it is of another checkpoint.
+    """
+    content = read_json(summary_file(out, name))
+    if content is not None and content["setup"]["checkpoint_sha256"] != checkpoint_sha256:
+        raise UserError(
+            f"{summary_file(out, name)} is of another checkpoint (sha256 {content['setup']['checkpoint_sha256'][:12]}...): "
+            "name the results of this one"
+        )
+    return content
