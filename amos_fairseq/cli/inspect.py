@@ -59,7 +59,6 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.interop.checkpoint import load_pretrained
 
     pretrained = load_pretrained(arguments.checkpoint, getattr(arguments, "tokenizer", None))
-    mask_prob = mask_prob or pretrained.task["mask_prob"]
     inspection = inspect_text(pretrained, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     try:

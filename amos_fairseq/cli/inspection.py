@@ -85,10 +85,11 @@ class Inspection:
 
 
 @torch.no_grad()
-def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float, top: int) -> Inspection:
+def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float | None, top: int) -> Inspection:
     """Mask, propose, sample and judge one text.
 
-    Masks are drawn as for a validation block, from ``seed``; so is the noise of the sample.
+    Masks are drawn as for a validation block, from ``seed``; so is the noise of the sample. ``mask_prob`` None is that of
+    the run.
 
     Raises:
         UserError: the model has no generator, or the text is empty or has no token that may be masked.
@@ -96,6 +97,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float,
     model = pretrained.model
     if not hasattr(model, "propose"):
         raise UserError(f"{pretrained.file} holds a model without a generator: inspect needs one trained by AMOS")
+    mask_prob = mask_prob or pretrained.task["mask_prob"]
     tokens = pretrained.tokens(text)
     kept = tokens[: model.max_positions()]
     batch = mask_block(pretrained, kept, seed, mask_prob)

@@ -102,6 +102,20 @@ def test_text_without_a_known_token_is_refused(pretrained, monkeypatch):
         inspect_text(pretrained, "?", seed=1, mask_prob=0.15, top=1)
 
 
+def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["task"] = {"_name": "sentence_prediction"}
+    state["model"] = {
+        name.replace("discriminator.", "encoder."): tensor
+        for name, tensor in state["model"].items()
+        if name.startswith(("embed_tokens.", "discriminator."))
+    }
+    torch.save(state, save_dir / "fine_tuned.pt")
+    with pytest.raises(SystemExit, match="1"):
+        main(["inspect", str(save_dir / "fine_tuned.pt"), "--text", "the end"])
+    assert capsys.readouterr().err.endswith("holds a model without a generator: inspect needs one trained by AMOS\n")
+
+
 def test_longer_text_is_cut_and_said(pretrained):
     inspection = inspect_text(pretrained, TEXT * 3, seed=1, mask_prob=0.15, top=1)
     assert len(inspection.tokens) == 80
