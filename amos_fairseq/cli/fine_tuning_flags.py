@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 STOPPED = 130  # what a shell reports of a command that SIGINT ended
 
 
-def add_run_flags(parser: argparse.ArgumentParser, data_help: str) -> None:
+def add_run_flags(parser: argparse.ArgumentParser, data_help: str, required: bool = True) -> None:
+    """``required``: whether the parser itself asks for --checkpoint, --data and --out."""
     add = parser.add_argument
-    add("--checkpoint", metavar="CKPT", required=True, help="a checkpoint, or the SAVE_DIR of a run (its last one)")
-    add("--data", metavar="DIR", required=True, help=data_help)
-    add("--out", metavar="DIR", required=True, help="where runs, tables and predictions go; the same command continues")
+    needed = {"metavar": "DIR", "required": required, "default": argparse.SUPPRESS}
+    add("--checkpoint", **needed | {"metavar": "CKPT"}, help="a checkpoint, or the SAVE_DIR of a run (its last one)")
+    add("--data", **needed, help=data_help)
+    add("--out", **needed, help="where runs, tables and predictions go; the same command continues")
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, seeds 1 to N")
     add("--from-scratch", action="store_true", help="random weights in the checkpoint's architecture, as a baseline")
 
