@@ -44,6 +44,10 @@ def add_parser(subparsers: Any) -> None:
         "--tokenizer", metavar="DIR", type=Path, default=argparse.SUPPRESS,
         help="the tokenizer's directory, if it is not SOURCE",
     )  # fmt: skip
+    parser.add_argument(
+        "--generator-depths", metavar="LAYERS", default=argparse.SUPPRESS,
+        help="microsoft-amos: layers of the generator with an MLM head (default: those that the file names, else 4,6,8)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of the values that SOURCE lacks")
     parser.set_defaults(run=run)
 
@@ -59,8 +63,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read(arguments: argparse.Namespace) -> "Imported":
-    arch, generator, tokenizer = (getattr(arguments, name, None) for name in ("arch", "generator", "tokenizer"))
+    names = ("arch", "generator", "tokenizer", "generator_depths")
+    arch, generator, tokenizer, depths = (getattr(arguments, name, None) for name in names)
     if arguments.origin == HUGGING_FACE:
+        if depths is not None:
+            raise UserError(
+                "--generator-depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads"
+            )
         from amos_fairseq.interop.hugging_face_import import import_folder
 
         return import_folder(arguments.source, arch, generator, tokenizer, arguments.seed)
@@ -72,7 +81,7 @@ def read(arguments: argparse.Namespace) -> "Imported":
         raise UserError("--generator has no place with --from microsoft-amos: the released file holds its generator")
     from amos_fairseq.interop.microsoft_amos import import_release
 
-    return import_release(arguments.source, tokenizer, arch, arguments.seed)
+    return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
 
 
 def report(imported: "Imported", arguments: argparse.Namespace) -> list[str]:

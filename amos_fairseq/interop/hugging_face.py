@@ -57,7 +57,7 @@ def to_hugging_face(family: str, part: str, weights: Weights) -> Weights:
     rows = table.encoder + (table.heads[part] if part != ENCODER else ())
     given = _with_token_types(weights)
     converted: Weights = {}
-    for ours, theirs, cell in _expanded(rows, _num_layers(weights, "encoder.layers.")):
+    for ours, theirs, cell in one_by_one(rows, num_layers(weights, "encoder.layers.")):
         if ours.startswith(PROJECTION) and ours not in given:
             continue  # embeddings as wide as the encoder
         converted.update(zip(theirs, _to_cells(given[ours], cell), strict=True))
@@ -87,7 +87,7 @@ def from_hugging_face(family: str, weights: Weights, parts: Collection[str] = ()
     rows = table.encoder + tuple(row for part in parts for row in table.heads[part])
     converted: Weights = {}
     used: set[str] = set()
-    for ours, theirs, cell in _expanded(rows, _num_layers(names, f"{table.prefix}.encoder.layer.")):
+    for ours, theirs, cell in one_by_one(rows, num_layers(names, f"{table.prefix}.encoder.layer.")):
         absent = [name for name in theirs if name not in names]
         if absent and ours.startswith(PROJECTION):
             continue
@@ -111,11 +111,11 @@ def from_hugging_face(family: str, weights: Weights, parts: Collection[str] = ()
     return Converted(converted, sorted(original for present, original in names.items() if present not in used))
 
 
-def _expanded(rows: Collection[Row], num_layers: int) -> Iterator[tuple[str, list[str], str]]:
+def one_by_one(rows: Collection[Row], layers: int) -> Iterator[tuple[str, list[str], str]]:
     """Every line once per layer and once per weight and bias: name here, names there, cell."""
     for row in rows:
         theirs = [row.theirs] if isinstance(row.theirs, str) else list(row.theirs)
-        for layer in range(num_layers) if ".N." in row.ours else (0,):
+        for layer in range(layers) if ".N." in row.ours else (0,):
             for kind in ("weight", "bias") if row.ours.endswith("*") else ("",):
                 ours, *others = (_filled(name, layer, kind) for name in (row.ours, *theirs))
                 yield ours, others, row.cell
@@ -163,6 +163,7 @@ def _present_name(name: str, table: Family, weights: Weights) -> str:
     return f"{table.prefix}.{name}" if bare else name
 
 
-def _num_layers(names: Collection[str], stem: str) -> int:
+def num_layers(names: Collection[str], stem: str) -> int:
+    """One more than the highest number that follows ``stem`` in ``names``."""
     numbers = [int(found.group(1)) for name in names if (found := re.match(rf"{re.escape(stem)}(\d+)\.", name))]
     return max(numbers, default=-1) + 1

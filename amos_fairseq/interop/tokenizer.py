@@ -12,11 +12,12 @@ from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.fastbpe_tokenizer import FastBPETokenizer
 from amos_fairseq.interop.hugging_face_tokenizer import HuggingFaceTokenizer
+from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
 from amos_fairseq.interop.tokenizer_base import Tokenizer
 
 KINDS: Dict[str, Type[Tokenizer]] = {
-    kind.kind: kind for kind in (SentencePieceTokenizer, FastBPETokenizer, HuggingFaceTokenizer)
+    kind.kind: kind for kind in (SentencePieceTokenizer, FastBPETokenizer, HuggingFaceTokenizer, MicrosoftAmosTokenizer)
 }
 
 

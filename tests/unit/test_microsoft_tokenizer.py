@@ -1,0 +1,144 @@
+"""The tokenizer of the released AMOS checkpoint: its rules by hand cases, and the promises of every tokenizer."""
+
+import io
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from tokenizer_text import HOSTILE, assert_survives_fairseq
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.microsoft_text import text_of, treat
+from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer, places_kept
+from amos_fairseq.interop.tokenizer import load_tokenizer
+
+# Worked out by hand from the rules.
+TREATED = {
+    "": "",
+    "  two   words ": "two words",
+    "(a test), he said.": "( a test ), he said .",
+    "\"quoted\" \u201ctypographic\u201d ``latex''": '" quoted " " typographic " " latex "',
+    "\u2018a\u2019 \u00b4b\u00b4": "' a ' ' b '",
+    "one\u2014two \u2013 three": "one-two - three",
+    "don't": "don't",  # an apostrophe inside a word is left alone
+    "do n't dogs' s": "do n't dogs 's",
+    "'s 'll 're 've": "'s 'll 're 've",  # split off, and joined again
+    "'LL 'lls": "'LL ' lls",
+    "he 'll, they 'RE-x": "he 'll , they 'RE -x",
+    "'twas 'd's": "' twas 'd's",
+    "e.g. U.S. 3.5%": "e.g . U.S . 3.5 %",
+    "... ?! --": "... ?! --",  # nothing but punctuation stays whole
+    "(... (x": "(... ( x",
+    "\u00bfqu\u00e9? \u3010\u672c\u3011": "\u00bf qu\u00e9 ? \u3010 \u672c \u3011",
+    "\u2019\u2019x": "'' x",  # two typographic quotes are not the two ASCII ones that mean a double quote
+}
+
+PLAIN = {"``": '"', "''": '"', "\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u00b4": "'"}
+PLAIN |= {"\u2013": "-", "\u2014": "-"}
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    written = io.BytesIO()
+    lines = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=written, model_type="bpe", vocab_size=90, minloglevel=2,
+        bos_id=-1, eos_id=-1, pad_id=-1, normalization_rule_name="nmt_nfkc",
+    )  # fmt: skip
+    return written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def release(model, tmp_path_factory):
+    """sp.model and dict.txt, whose order is not the model's and which lacks a piece."""
+    directory = tmp_path_factory.mktemp("release")
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(i) for i in range(1, len(processor))]
+    (directory / "sp.model").write_bytes(model)
+    listed = [piece for piece in reversed(pieces) if piece != "\u2581?"]
+    (directory / "dict.txt").write_text(
+        "".join(f"{piece} {i + 1}\n" for i, piece in enumerate(listed)), encoding="utf-8"
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(release):
+    return MicrosoftAmosTokenizer.from_release(release)
+
+
+@pytest.mark.parametrize(("line", "treated"), TREATED.items())
+def test_treated_text(line, treated):
+    assert text_of(treat(line)) == treated
+
+
+def test_every_treated_character_knows_where_it_stood():
+    for line in [*TREATED, *HOSTILE]:
+        characters = treat(line)
+        assert [c.start for c in characters] == sorted(c.start for c in characters)
+        for value, start, end in characters:
+            original = line[start:end]
+            if value == " " or value == original:
+                continue
+            assert PLAIN[original] == value
+        assert "".join(line[c.start : c.end] for c in characters if c.value != " ") == "".join(line.split())
+
+
+def test_lone_marks_are_dropped_before_punctuation_and_at_the_end(tokenizer, model):
+    """Against SentencePiece alone, which gives the marks; "7", "&" and "▁" are in no piece of the model."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    assert processor.encode("the & 7", out_type=str) == ["\u2581the", "\u2581", "&", "\u2581", "7"]
+    assert tokenizer.encode("the& 7") == ["\u2581the", "&", "\u2581", "7"]
+    # A mark at the end comes from models that keep spaces there; this one does not.
+    assert places_kept(["\u2581", "a", "\u2581", "\u2581", "\u2014", "\u2581"]) == [0, 1, 2, 4]
+    assert places_kept([]) == []
+
+
+def test_ids_are_those_of_the_dictionary_of_the_release(tokenizer, release):
+    dictionary = Dictionary.load(str(release / "dict.txt"))
+    assert tokenizer.dictionary_symbols == dictionary.symbols[4:]
+    pieces = tokenizer.encode("the dog is it?")
+    ids = [dictionary.index(piece) for piece in pieces]
+    assert [dictionary[i] for i in ids if i != dictionary.unk()] == pieces[:-1]
+    assert ids[-1] == dictionary.unk()  # the piece that dict.txt lacks
+
+
+def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert (again.kind, again.cased, again.sha256) == ("microsoft_amos", True, tokenizer.sha256)
+    assert [again.encode(line) for line in HOSTILE] == [tokenizer.encode(line) for line in HOSTILE]
+    assert again.encode_lines(HOSTILE) == [again.encode(line) for line in HOSTILE]
+    assert_survives_fairseq(again, tmp_path)
+
+
+def test_decoding_gives_the_treated_text(tokenizer):
+    line = "the quick (brown) fox jumps over it's dog"
+    assert tokenizer.decode(tokenizer.encode(line)) == text_of(treat(line))
+
+
+def test_offsets_point_into_the_original_line(tokenizer):
+    line = "\u201cThe  fox\u201d \u2014 it\u2019s ``lazy''!"
+    aligned = tokenizer.encode_with_offsets(line)
+    assert [piece for piece, _, _ in aligned] == tokenizer.encode(line)
+    assert "".join(line[start:end] for _, start, end in aligned) == "".join(line.split())
+    assert "``" in [line[start:end] for _, start, end in aligned]  # two characters, one piece
+    for text in HOSTILE:
+        spans = tokenizer.encode_with_offsets(text)
+        assert [piece for piece, _, _ in spans] == tokenizer.encode(text)
+        assert [s for _, s, _ in spans] == sorted(s for _, s, _ in spans)
+        assert all(0 <= s <= e <= len(text) and text[s:e].strip() == text[s:e] for _, s, e in spans)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("a 1\nb 1\na 1\n", "line 3"), ("<pad> 1\n", "line 1"), ("a\n", "expected 'piece count'")]
+)
+def test_dictionaries_that_fairseq_would_read_otherwise_are_refused(content, message, model, tmp_path):
+    (tmp_path / "sp.model").write_bytes(model)
+    (tmp_path / "dict.txt").write_text(content)
+    with pytest.raises(UserError, match=message):
+        MicrosoftAmosTokenizer.from_release(tmp_path)
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    (tmp_path / "sp.model").write_bytes(b"no model")
+    with pytest.raises(UserError, match="is not a SentencePiece model"):
+        MicrosoftAmosTokenizer.from_release(tmp_path)
