@@ -29,24 +29,25 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of a model, or the released checkpoint")
     parser.add_argument("out", metavar="OUT.pt", type=Path, help="the checkpoint to write")
     parser.add_argument(
-        "--from", dest="origin", choices=(HUGGING_FACE, MICROSOFT_AMOS), default=HUGGING_FACE, help="what SOURCE is"
-    )
+        "--from", dest="origin", metavar="KIND", choices=(HUGGING_FACE, MICROSOFT_AMOS), default=HUGGING_FACE,
+        help=f"what SOURCE is: {HUGGING_FACE} or {MICROSOFT_AMOS}",
+    )  # fmt: skip
     parser.add_argument(
         "--generator", metavar="DIR", type=Path, default=argparse.SUPPRESS,
-        help="folder of ELECTRA's generator; without it the generator starts from random values",
+        help="folder of ELECTRA's generator (default: the generator starts from random values)",
     )  # fmt: skip
     parser.add_argument(
         "--arch", metavar="ARCH", default=argparse.SUPPRESS,
-        help="amos_base, electra_small, ...: the objective to continue with (default: electra for ELECTRA, else amos); sizes "
-        "come from SOURCE",
+        help="objective to continue with, such as electra_small; SOURCE decides the sizes (default: electra for ELECTRA, else "
+        "amos)",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", metavar="DIR", type=Path, default=argparse.SUPPRESS,
-        help="the tokenizer's directory, if it is not SOURCE",
+        help="directory of the tokenizer (default: SOURCE; needed with --from microsoft-amos)",
     )  # fmt: skip
     parser.add_argument(
-        "--generator-depths", metavar="LAYERS", default=argparse.SUPPRESS,
-        help="microsoft-amos: layers of the generator with an MLM head (default: those that the file names, else 4,6,8)",
+        "--depths", metavar="LAYERS", default=argparse.SUPPRESS,
+        help="layers of the released generator that carry an MLM head (default: those that the file names, else 4,6,8)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of the values that SOURCE lacks")
     parser.set_defaults(run=run)
@@ -63,13 +64,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read(arguments: argparse.Namespace) -> "Imported":
-    names = ("arch", "generator", "tokenizer", "generator_depths")
+    names = ("arch", "generator", "tokenizer", "depths")
     arch, generator, tokenizer, depths = (getattr(arguments, name, None) for name in names)
     if arguments.origin == HUGGING_FACE:
         if depths is not None:
-            raise UserError(
-                "--generator-depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads"
-            )
+            raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
         from amos_fairseq.interop.hugging_face_import import import_folder
 
         return import_folder(arguments.source, arch, generator, tokenizer, arguments.seed)

@@ -176,7 +176,7 @@ def settings_of(state: dict[str, Any], depths: str | None, has_generator: bool) 
     if has_generator and str(generator_layers) != depths.split(",")[-1]:
         raise UserError(
             f"the generator has {generator_layers} layers, its MLM heads are said to be at {depths}: give their layers with "
-            "--generator-depths, the last one is its top"
+            "--depths, the last one is its top"
         )
     return {
         "encoder_layers": num_layers(weights, f"{stem}.layers."),
