@@ -4,7 +4,7 @@
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from nothing; typed again (by a scheduler that requeues), it
   starts again from the old checkpoint and overwrites what the run has reached.
-* A checkpoint of another vocabulary or another scheme of relative positions loads where its shapes happen to fit.
+* A checkpoint of another vocabulary, scheme of relative positions or LayerNorm epsilon loads where its shapes happen to fit.
 """
 
 import functools
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_FILE = "checkpoint_last.pt"
 FRESH_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
+LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
 
 
 def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
@@ -61,7 +62,7 @@ def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
 
 
 def check_fits(path: str, task: Any, model_cfg: Any) -> None:
-    """Raise :class:`UserError` unless the checkpoint has this task's vocabulary and this model's relative positions.
+    """Raise :class:`UserError` unless the checkpoint has this task's vocabulary, and this model's relative positions and eps.
 
     Only what a checkpoint says about itself is compared: a stock fairseq checkpoint says nothing of either.
     """
@@ -97,10 +98,13 @@ def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
 
 
 def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
-    """The settings that shape a checkpoint's relative positions; without a scheme the sizes mean nothing."""
+    """The settings of a checkpoint that its weights' shapes do not show: relative positions (without a scheme their sizes
+    mean nothing), and the epsilon of its LayerNorms.
+    """
     if not isinstance(model_cfg, dict) or POSITION_SCHEME[0] not in model_cfg:
         return ()
-    return POSITION_SCHEME[:1] if str(model_cfg[POSITION_SCHEME[0]]) == "none" else POSITION_SCHEME
+    scheme = POSITION_SCHEME[:1] if str(model_cfg[POSITION_SCHEME[0]]) == "none" else POSITION_SCHEME
+    return (*scheme, LAYER_NORM_EPS) if LAYER_NORM_EPS in model_cfg else scheme
 
 
 def refusal(trainer: Any, restore_file: str) -> str | None:

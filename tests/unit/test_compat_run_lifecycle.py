@@ -22,6 +22,7 @@ POSITIONS = {
     "relative_position_scheme": "t5",
     "relative_position_buckets": 32,
     "relative_position_max_distance": 128,
+    "layer_norm_eps": 1e-5,
 }
 NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
 
@@ -121,9 +122,10 @@ def test_what_fits_is_accepted(here: dict, there: Any, tmp_path: Path) -> None:
         ({"relative_position_buckets": 64}, "--relative-position-buckets 64, not 32"),
         ({"relative_position_max_distance": 256}, "--relative-position-max-distance 256, not 128"),
         ({"relative_position_scheme": "none"}, "--relative-position-scheme none, not t5"),
+        ({"layer_norm_eps": 1e-12}, "--layer-norm-eps 1e-12, not 1e-05"),
     ],
 )
-def test_another_position_scheme_is_refused(change: dict, words: str, tmp_path: Path) -> None:
+def test_another_scheme_or_epsilon_is_refused(change: dict, words: str, tmp_path: Path) -> None:
     path = saved(tmp_path, {}, {**POSITIONS, **change})
     config = OmegaConf.create(POSITIONS)
     OmegaConf.set_struct(config, True)

@@ -1,0 +1,134 @@
+"""What `amos import` refuses, in one line and with nothing written; and what it takes although a part is not there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hugging_face_folders import write_electra, write_model, write_tokenizer
+from safetensors.torch import load_file, save_file
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.interop.hugging_face_rows import ABSENT, row_map
+from amos_fairseq.interop.tokenizer import load_tokenizer
+
+
+def run_import(*arguments: str | Path) -> int:
+    return main(["import", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("folders")
+    for family, name in (("mpnet", "MPNetModel"), ("bert", "BertModel"), ("roberta", "RobertaModel")):
+        write_model(root / family, family, name)
+    write_electra(root)
+    (root / "discriminator").rename(root / "electra")
+    return root
+
+
+def changed(folder: Path, copy: Path, **settings) -> Path:
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | settings))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("bert", {"model_type": "deberta-v2"}, "model_type 'deberta-v2' cannot be imported"),
+        ("bert", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"is_decoder": True}, "decoder"),
+        ("bert", {"num_hidden_layers": 3}, "more than its weights hold"),
+        ("bert", {"num_hidden_layers": 1}, "do not fit their configuration"),
+        ("bert", {"intermediate_size": 20}, "do not fit their configuration"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
+        ("roberta", {"pad_token_id": 0}, "pad_token_id is 0"),
+    ],
+)
+def test_models_that_ours_cannot_be_are_refused_in_one_line(family, settings, message, folders, tmp_path, capsys):
+    folder = changed(folders / family, tmp_path / "in", **settings)
+    with pytest.raises(SystemExit) as stopped:
+        run_import(folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert stopped.value.code == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+    assert not (tmp_path / "out").exists()
+
+
+def refused(capsys, *arguments: str | Path) -> str:
+    with pytest.raises(SystemExit):
+        run_import(*arguments)
+    return capsys.readouterr().err
+
+
+def test_broken_folders_are_refused(folders, tmp_path, capsys):
+    out = tmp_path / "out" / "model.pt"
+    assert "is not a directory" in refused(capsys, tmp_path / "nowhere", out)
+    for missing, said in (
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "neither model.safetensors"),
+    ):
+        shutil.copytree(folders / "mpnet", tmp_path / missing)
+        (tmp_path / missing / missing).unlink()
+        assert said in refused(capsys, tmp_path / missing, out)
+    shutil.copytree(folders / "mpnet", tmp_path / "cut")
+    content = (tmp_path / "cut" / "model.safetensors").read_bytes()
+    (tmp_path / "cut" / "model.safetensors").write_bytes(content[: len(content) // 2])
+    assert "not a whole safetensors file" in refused(capsys, tmp_path / "cut", out)
+    shutil.copytree(folders / "mpnet", tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / "bare" / name).unlink()
+    assert "holds no tokenizer" in refused(capsys, tmp_path / "bare", out)
+    assert not out.parent.exists()
+
+
+def test_nothing_is_overwritten(folders, tmp_path, capsys):
+    (tmp_path / "old.pt").touch()
+    assert "old.pt exists" in refused(capsys, folders / "mpnet", tmp_path / "old.pt")
+    write_tokenizer(tmp_path / "tokenizer", "roberta")
+    assert "holds another tokenizer" in refused(capsys, folders / "bert", tmp_path / "model.pt", "--arch", "amos_tiny")
+    assert "must end in .pt" in refused(capsys, folders / "bert", tmp_path / "model")
+    base = ["--arch", "electra_base"]  # a generator of a third of the width, which is 16 here
+    assert "comes from --arch" in refused(capsys, folders / "electra", tmp_path / "a.pt", *base)
+    assert "no architecture of this package" in refused(
+        capsys, folders / "bert", tmp_path / "a.pt", "--arch", "bert_base"
+    )
+
+
+def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
+    electra = ["--arch", "electra_tiny", "--generator"]
+    assert "no place in --arch amos_tiny" in refused(
+        capsys, folders / "electra", tmp_path / "a.pt", "--arch", "amos_tiny", "--generator", folders / "generator"
+    )
+    assert "only two ELECTRA models" in refused(
+        capsys, folders / "electra", tmp_path / "a.pt", *electra, folders / "bert"
+    )
+    shutil.copytree(folders / "generator", tmp_path / "other")
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    weights["electra.embeddings.position_embeddings.weight"] += 1
+    save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+    said = refused(capsys, folders / "electra", tmp_path / "a.pt", *electra, tmp_path / "other")
+    assert "encoder.embed_positions.weight differ from the discriminator's" in said
+
+
+def test_a_vocabulary_without_a_role(folders, tmp_path, capsys):
+    """Without <mask> a row starts afresh, and that is said; without a padding token no batch can be formed."""
+    for role in ("mask_token", "pad_token"):
+        shutil.copytree(folders / "mpnet", tmp_path / role)
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            (tmp_path / role / name).unlink()
+        path = tmp_path / role / "tokenizer.json"
+        token = {"mask_token": "<mask>", "pad_token": "<pad>"}[role]
+        path.write_text(path.read_text().replace(json.dumps(token), json.dumps("<other>")))
+    run_import(tmp_path / "mask_token", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert "no <mask>: that row of the vocabulary starts afresh" in capsys.readouterr().out
+    assert row_map(load_tokenizer(tmp_path / "out" / "tokenizer"))[-1] == ABSENT
+    assert "no token in the role of <pad>" in refused(capsys, tmp_path / "pad_token", tmp_path / "b.pt")
+
+
+def test_tokens_that_the_model_has_no_row_for_are_refused(tmp_path, capsys):
+    write_model(tmp_path / "in", "bert", "BertModel", padded_rows=-2)
+    assert "rows of vocabulary" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny")
