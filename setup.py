@@ -13,6 +13,7 @@ setup(
     license="MIT",
     python_requires=">=3.11,<3.12",
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+    package_data={"amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"]},
     entry_points={"console_scripts": ["amos=amos_fairseq.cli.main:main"]},
     install_requires=[
         # The one fairseq that imports on Python 3.11; the original 0.12.2 does not.
@@ -22,7 +23,10 @@ setup(
         "matplotlib",
         "numpy",
         "packaging",
+        "PyYAML",
         "rich",
+        "scikit-learn",
+        "scipy",
         "sentencepiece>=0.2.3",  # the first that tells where pieces lie in the text
         "tensorboard",
         "tokenizers",
@@ -35,8 +39,6 @@ setup(
             "pytest",
             "pytest-xdist",
             "ruff",
-            "scikit-learn",
-            "scipy",
             "transformers<5",
             "fastBPE==0.1.0",
             "hydra-submitit-launcher",

@@ -80,8 +80,7 @@ def report_failures(failures: "list[Failure]") -> None:
         print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
     if failures:
         raise UserError(
-            f"{len(failures)} of the runs failed, the others are finished: see {failures[0].log}, then start the same "
-            "command again to repeat them"
+            f"runs that failed: {len(failures)} (the first: {failures[0].log}); the same command repeats them, and no other"
         )
 
 

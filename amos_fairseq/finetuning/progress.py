@@ -59,12 +59,18 @@ class Display:
             self._bars.update(self._tasks[run.label], description=f"{run.label}, scoring")
 
     def finish(self, run: Run, outcome: str) -> None:
+        """Finished or failed."""
         with self._lock:
             self._done += 1
             number = self._done
             self._bars.remove_task(self._tasks.pop(run.label))
             self._bars.update(self._all, completed=number)
         self._say(f"{run.label}: {outcome} ({number} of {self._num_runs} runs)")
+
+    def stopped(self, run: Run) -> None:
+        with self._lock:
+            self._bars.remove_task(self._tasks.pop(run.label))
+        self._say(f"{run.label}: stopped")
 
     def _say(self, line: str) -> None:
         # Text, because a grid point or a path may hold what rich takes for markup.

@@ -59,7 +59,7 @@ def read_result(directory: Path) -> Result | None:
     if content is None:
         return None
     try:
-        result = Result(**content)
+        result = Result(**(content | {"notes": tuple(content.get("notes", ()))}))
         float(result.main)
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{directory / RESULT_FILE} is no result of a run: delete it to score the run anew") from error

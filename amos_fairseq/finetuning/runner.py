@@ -25,6 +25,7 @@ from amos_fairseq.finetuning.training import (
     LOG_FILE,
     RunFailed,
     chosen_checkpoint,
+    environment,
     epoch_and_seconds,
     keep_weights_only,
     remove_checkpoints,
@@ -98,12 +99,12 @@ class Runner:
             result = self._run(run, device, display)
             display.finish(run, f"{result.main_score} {result.main:.1f} after epoch {result.epoch:g}")
         except Stopped:
-            display.finish(run, "stopped; the same command continues")
+            display.stopped(run)
         except (RunFailed, UserError) as error:
             display.finish(run, f"FAILED: {error}")
             return Failure(run, str(error))
         except Exception as error:  # one broken run must not end the others; its log says all
-            with (run.directory / LOG_FILE).open("a", encoding="utf-8") as log:
+            with contextlib.suppress(OSError), (run.directory / LOG_FILE).open("a", encoding="utf-8") as log:
                 log.write(traceback.format_exc())
             display.finish(run, f"FAILED: {type(error).__name__}: {error}")
             return Failure(run, f"{type(error).__name__}: {error}")
@@ -115,7 +116,8 @@ class Runner:
         claim_directory(run)
         self.benchmark.furnish(run.task.name, run.directory)
         command = training_command(run, self.benchmark, self.start, device, self.precision)
-        train(command, run.directory, device, self.stop, lambda updates: display.advance(run, updates))
+        variables = environment(device, len(self.devices))
+        train(command, run.directory, variables, self.stop, lambda updates: display.advance(run, updates))
         display.evaluating(run)
         checkpoint = chosen_checkpoint(run)
         scores = self.benchmark.evaluate(run.task.name, checkpoint, run.directory, device, self.stop)

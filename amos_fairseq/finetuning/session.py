@@ -112,10 +112,9 @@ def session_notes(session: Session, results: Sequence[Result], summaries: dict[s
     changed = "".join(f", {name} {value:g} instead" for name, value in session.overrides.items())
     yield f"recipe {session.setup['recipe']} ({session.recipe.description}; size {session.recipe.size}{changed})"
     counts = {task: summary.main.count for task, summary in summaries.items()}
-    if len(set(counts.values())) == 1:
-        yield f"{next(iter(counts.values()))} seeds a task; standard deviations divide by n - 1"
-    else:
-        yield f"seeds: {', '.join(f'{task} {count}' for task, count in counts.items())}; deviations divide by n - 1"
+    same = len(set(counts.values())) == 1
+    listed = f"{next(iter(counts.values()))} a task" if same else ", ".join(f"{t} {n}" for t, n in counts.items())
+    yield f"seeds: {listed}; standard deviations divide by n - 1"
     if session.start.from_scratch:
         yield "random weights: the architecture of the checkpoint, nothing of its pretraining"
     for task, summary in summaries.items():

@@ -53,17 +53,22 @@ def log_interval(run: Run) -> int:
     return max(1, total_updates(run.settings, run.task.rows) // 100)
 
 
-def environment(device: str) -> dict[str, str]:
-    """This process's environment with one visible GPU, or as it is for the CPU."""
+def environment(device: str, num_devices: int) -> dict[str, str]:
+    """This process's environment with one visible GPU, or for the CPU with this run's share of the cores."""
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     if device.startswith("cuda:"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
         variables["CUDA_VISIBLE_DEVICES"] = names[int(device.removeprefix("cuda:"))].strip()
+    else:
+        # Runs that each take all cores slow one another down.
+        variables.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_devices)))
     return variables
 
 
-def train(command: list[str], directory: Path, device: str, stop: Event, report: Callable[[int], None]) -> None:
+def train(
+    command: list[str], directory: Path, variables: dict[str, str], stop: Event, report: Callable[[int], None]
+) -> None:
     """Run the command to its end; what it prints is appended to ``train.log``.
 
     Args:
@@ -75,9 +80,10 @@ def train(command: list[str], directory: Path, device: str, stop: Event, report:
         RunFailed: it ended with an error.
     """
     with (directory / LOG_FILE).open("ab") as log:
+        begin = log.tell()  # what stands before is of an earlier part of the run
         # A session of its own: Ctrl-C in a terminal reaches this process alone, which ends its children in order.
         process = subprocess.Popen(
-            command, env=environment(device), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         try:
             code = _wait(process, directory, stop, report)
@@ -89,7 +95,7 @@ def train(command: list[str], directory: Path, device: str, stop: Event, report:
         return
     if stop.is_set():
         raise Stopped
-    raise RunFailed(_reason(code, directory / LOG_FILE))
+    raise RunFailed(_reason(code, directory / LOG_FILE, begin))
 
 
 def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Callable[[int], None]) -> int:
@@ -106,8 +112,10 @@ def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Calla
             process.kill()
 
 
-def _reason(code: int, log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+def _reason(code: int, log: Path, begin: int) -> str:
+    """The line that says why: of a user's mistake, or the last one of a traceback."""
+    text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if code == REQUEUE or code < 0:
         name = "SIGTERM or SIGUSR1" if code == REQUEUE else signal.Signals(-code).name
         return f"ended by {name} from outside"

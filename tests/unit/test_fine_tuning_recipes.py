@@ -1,0 +1,155 @@
+"""Recipes against the numbers that the papers print, and the arithmetic of their schedules against hand numbers."""
+
+import pytest
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.recipes import load_recipe, recipe_names, size_of
+from amos_fairseq.finetuning.settings import Settings, settings_flags, total_updates, updates_per_epoch, warmup_updates
+
+GLUE = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
+
+
+def only(recipe, task):
+    (settings,) = recipe.of(task)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("task", "lr", "epochs", "batch_size", "warmup"),
+    [
+        ("MNLI", 1e-5, 3, 32, 1 / 16), ("QQP", 2e-5, 5, 32, 1 / 16), ("QNLI", 2e-5, 3, 32, 1 / 16),
+        ("SST-2", 1e-5, 5, 32, 1 / 16), ("CoLA", 2e-5, 10, 32, 1 / 10), ("RTE", 4e-5, 5, 32, 1 / 10),
+        ("MRPC", 4e-5, 10, 32, 1 / 16), ("STS-B", 4e-5, 10, 16, 1 / 16),
+    ],
+)  # fmt: skip
+def test_amos_has_the_released_settings(task, lr, epochs, batch_size, warmup):
+    """The table "Optimal Hyperparameters" in the README of the released code."""
+    settings = only(load_recipe("amos", "base"), task)
+    assert (settings.lr, settings.epochs, settings.batch_size) == (lr, epochs, batch_size)
+    assert settings.warmup == pytest.approx(warmup, rel=1e-12)
+    assert (settings.weight_decay, settings.clip_norm, settings.layer_wise_lr_decay) == (0.01, 0.0, 1.0)
+    assert (settings.dropout, settings.attention_dropout, settings.pooler_dropout) == (0.1, 0.1, 0.1)
+    assert (settings.adam_betas, settings.adam_eps, settings.checkpoint) == ((0.9, 0.98), 1e-6, "best")
+
+
+def test_amos_grid_spans_the_ranges_of_appendix_b():
+    recipe = load_recipe("amos_grid", "base")
+    for task in GLUE:
+        points = recipe.of(task)
+        assert len(set(points)) == len(points) == 4 * 5 * 2 * 2
+        assert {p.epochs for p in points} == {2, 3, 5, 10}
+        assert {p.lr for p in points} == {1e-5, 2e-5, 3e-5, 4e-5, 5e-5}
+        assert {p.batch_size for p in points} == {16, 32}
+        assert {p.warmup for p in points} == {0.06, 0.1}
+    squad = recipe.of("SQuAD")
+    assert len(squad) == 2 * 4 * 2 * 2
+    assert {p.epochs for p in squad} == {2, 3}
+    assert min(p.lr for p in squad) == 2e-5
+
+
+@pytest.mark.parametrize(("size", "lr", "decay"), [("small", 3e-4, 0.8), ("base", 1e-4, 0.8), ("large", 5e-5, 0.9)])
+def test_electra_is_thesis_table_5_2(size, lr, decay):
+    recipe = load_recipe("electra", size)
+    for task in (*GLUE, "SQuAD"):
+        settings = only(recipe, task)
+        assert (settings.lr, settings.layer_wise_lr_decay) == (lr, decay)
+        assert (settings.weight_decay, settings.warmup, settings.batch_size) == (0.0, 0.1, 32)
+        assert (settings.adam_betas, settings.adam_eps) == ((0.9, 0.999), 1e-6)
+        expected = {"RTE": 10, "STS-B": 10, "SQuAD": 2}.get(task, 3)
+        assert settings.epochs == expected, task
+
+
+@pytest.mark.parametrize(
+    ("size", "lr", "squad"),
+    [("small", 1e-4, (8e-5, 48, 5)), ("base", 3e-5, (5e-5, 32, 2)), ("large", 3e-5, (3e-5, 48, 2))],
+)
+def test_teams_is_its_table_6(size, lr, squad):
+    recipe = load_recipe("teams", size)
+    for task in GLUE:
+        settings = only(recipe, task)
+        assert (settings.lr, settings.epochs, settings.batch_size, settings.warmup) == (lr, 5, 32, 0.1)
+        assert (settings.layer_wise_lr_decay, settings.checkpoint) == (1.0, "best")
+    settings = only(recipe, "SQuAD")
+    assert ((settings.lr, settings.batch_size, settings.epochs), settings.checkpoint) == (squad, "last")
+
+
+@pytest.mark.parametrize(
+    ("width", "size"), [(64, "small"), (256, "small"), (257, "base"), (768, "base"), (1024, "large"), (2048, "large")]
+)
+def test_size_by_width(width, size):
+    assert size_of(width) == size
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs", "warmup", "total", "rising"),
+    [
+        (8551, 32, 10, 0.1, 2680, 268),  # CoLA: 267 whole batches and a rest of 7 rows, ten times
+        (5749, 16, 10, 1 / 16, 3600, 225),  # STS-B: 359 whole batches and a rest of 5 rows
+        (64, 32, 3, 0.1, 6, 0),
+        (320, 32, 10, 0.29, 100, 29),  # 0.29 * 100 is 28.999999999999996 in binary
+        (100, 32, 3, 1 / 3, 12, 4),
+    ],
+)
+def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
+    settings = Settings(lr=1e-4, epochs=epochs, batch_size=batch_size, warmup=warmup)
+    assert updates_per_epoch(rows, batch_size) * epochs == total == total_updates(settings, rows)
+    assert warmup_updates(settings, rows) == rising
+    flags = settings_flags(settings, rows)
+    assert flags[flags.index("--warmup-updates") + 1] == str(rising)
+    assert flags[flags.index("--total-num-update") + 1] == str(total)
+    assert flags[flags.index("--clip-norm") + 1] == "0.0"
+
+
+def test_command_line_replaces_a_recipe_and_shrinks_a_grid():
+    assert only(load_recipe("electra", "base", {"lr": 1e-3, "epochs": 1}), "RTE").lr == 1e-3
+    points = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).of("CoLA")
+    assert len(points) == 4 * 2
+    assert {(p.lr, p.batch_size) for p in points} == {(1e-3, 8)}
+
+
+def test_a_users_file_is_a_recipe(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "defaults: {epochs: 2, batch_size: 8, warmup: 1/4, lr: 2e-5}\n"
+        "grid: {lr: [1e-5, 3e-5], dropout: [0.0, 0.1]}\n"
+        "tasks: {CoLA: {dropout: 0.2}, RTE: {lr: 1e-3, dropout: 0}}\n"
+    )
+    recipe = load_recipe(str(file), "small")
+    # A default gives way to the grid, what a task says does not.
+    assert [(p.lr, p.dropout, p.warmup) for p in recipe.of("CoLA")] == [(1e-5, 0.2, 0.25), (3e-5, 0.2, 0.25)]
+    assert [(p.lr, p.dropout) for p in recipe.of("RTE")] == [(1e-3, 0.0)]
+    with pytest.raises(UserError, match=r"nothing for QNLI.*CoLA, RTE"):
+        recipe.of("QNLI")
+
+
+COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("tasks: {CoLA: {lr: 1e-4, epochs: 2, batch_size: 8}}", "warmup is missing"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "momentum is no setting"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, weight_decay: much}}}}", "could not convert"),
+        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs 2.5 must be a whole number"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, dropout: 1.0}}}}", "dropout 1.0 must be from 0 to below 1"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, warmup: 1/0}}}}", "CoLA: Fraction"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA"),
+        (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
+        (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
+        ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
+        ("tasks: {CoLA: {", "cannot be read"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_named(content, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        load_recipe(str(file), "base")
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_unknown_recipe_lists_the_known():
+    with pytest.raises(UserError, match="amos, amos_grid, electra, teams"):
+        load_recipe("bert", "base")
+    assert recipe_names() == ["amos", "amos_grid", "electra", "teams"]

@@ -1,0 +1,225 @@
+"""The plan of runs and the runner, with a training that is made up: what is repeated, kept, refused, reported."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning import runner as runner_module
+from amos_fairseq.finetuning.benchmark import Stopped, Task
+from amos_fairseq.finetuning.plan import claim_out, plan_runs
+from amos_fairseq.finetuning.recipes import Recipe
+from amos_fairseq.finetuning.results import read_results
+from amos_fairseq.finetuning.runner import Runner
+from amos_fairseq.finetuning.settings import Settings
+from amos_fairseq.finetuning.starting_point import StartingPoint
+from amos_fairseq.finetuning.training import RunFailed, updates_so_far
+
+TASK = Task("Toy", rows=64, main_score="score", data_sha256="d" * 64, notes=("toy data",))
+SETTINGS = Settings(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
+ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "fp32"}
+START = StartingPoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
+
+
+class Toy:
+    """A benchmark whose scores are given by (point, seed)."""
+
+    name = "toy"
+    tasks = {"Toy": TASK}
+
+    def __init__(self, scores):
+        self.scores = scores
+        self.evaluated = []
+
+    def train_flags(self, task):
+        return ["DATA", "--task", "toy"]
+
+    def furnish(self, task, directory):
+        (directory / "tokenizer").mkdir(exist_ok=True)
+
+    def evaluate(self, task, checkpoint, directory, device, stop):
+        self.evaluated.append(directory)
+        return {"score": self.scores[directory.name], "other": 1.0}
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Replaces the process: every call is noted and leaves checkpoints as training would."""
+    calls = []
+
+    def train(command, directory, variables, stop, report):
+        calls.append(directory.name)
+        state = {"last_optimizer_state": {"m": torch.zeros(9)}, "model": {"w": torch.ones(2)}}
+        state |= {"optimizer_history": [{"num_updates": 4}], "extra_state": {"previous_training_time": 2.5}}
+        for name in ("best", "last"):
+            torch.save(state, directory / f"checkpoint_{name}.pt")
+        report(8)
+
+    monkeypatch.setattr(runner_module, "train", train)
+    return calls
+
+
+def plan(out, seeds=(1, 2, 3), settings=SETTINGS, origin=ORIGIN, more=()):
+    recipe = Recipe("r", "a recipe", "base", {"Toy": (settings, *more)})
+    return plan_runs([TASK], recipe, seeds, out, None, origin)
+
+
+def make(out, benchmark, **options):
+    return Runner(benchmark, START, out, ("cpu",), **options)
+
+
+SCORES = {"seed1": 60.0, "seed2": 80.0, "seed3": 70.0, "seed4": 75.0}
+
+
+def test_every_run_once_and_the_best_runs_weights_alone_are_kept(tmp_path, trainings):
+    assert make(tmp_path, Toy(SCORES)).execute(plan(tmp_path)) == []
+    assert trainings == ["seed1", "seed2", "seed3"]
+    kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
+    assert kept == ["runs/Toy/seed2/checkpoint_best.pt"]
+    state = torch.load(tmp_path / kept[0], weights_only=True)
+    assert state["last_optimizer_state"] is None
+    assert torch.equal(state["model"]["w"], torch.ones(2))
+    results = read_results(tmp_path)
+    assert [(r.seed, r.main, r.scores["other"]) for r in results] == [(1, 60.0, 1.0), (2, 80.0, 1.0), (3, 70.0, 1.0)]
+    # 64 rows in batches of 16 are four updates an epoch.
+    assert {(r.epoch, r.seconds, r.notes) for r in results} == {(1.0, 2.5, ("toy data",))}
+
+
+def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, trainings):
+    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    again = Toy(SCORES)
+    make(tmp_path, again).execute(plan(tmp_path, seeds=(1, 2, 3, 4)))
+    assert trainings == ["seed1", "seed2", "seed3", "seed4"]
+    assert [path.name for path in again.evaluated] == ["seed4"]
+    assert len(read_results(tmp_path)) == 4
+
+
+def test_a_run_without_result_is_made_again(tmp_path, trainings):
+    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    (tmp_path / "runs" / "Toy" / "seed1" / "result.json").unlink()
+    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    assert trainings[3:] == ["seed1"]
+
+
+def test_whole_checkpoints_stay_where_they_are_asked_for(tmp_path, trainings):
+    make(tmp_path, Toy(SCORES), keep_checkpoints=True).execute(plan(tmp_path))
+    assert len(list(tmp_path.rglob("*.pt"))) == 6
+    state = torch.load(tmp_path / "runs/Toy/seed1/checkpoint_last.pt", weights_only=True)
+    assert state["last_optimizer_state"] is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"settings": Settings(lr=2e-3, epochs=2, batch_size=16, warmup=0.1)}, r"settings lr 0.001, not 0.002"),
+        ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256 cccccccccccc\.\.\., not eeee"),
+        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision fp32, not fp16"),
+    ],
+)
+def test_a_directory_of_another_run_is_refused_before_anything_starts(tmp_path, trainings, changed, message):
+    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(2,)))
+    with pytest.raises(UserError, match=message):
+        make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, **changed))
+    assert trainings == ["seed2"]
+
+
+def test_one_failed_run_is_reported_and_the_others_go_on(tmp_path, trainings, monkeypatch):
+    good = runner_module.train
+
+    def train(command, directory, *others):
+        if directory.name == "seed2":
+            raise RunFailed("it exploded")
+        good(command, directory, *others)
+
+    monkeypatch.setattr(runner_module, "train", train)
+    (failure,) = make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    assert (failure.run.seed, failure.reason) == (2, "it exploded")
+    assert failure.log == tmp_path / "runs/Toy/seed2/train.log"
+    assert [result.seed for result in read_results(tmp_path)] == [1, 3]
+
+
+def test_a_bug_in_one_evaluation_is_a_failure_with_its_traceback_in_the_log(tmp_path, trainings):
+    (failure,) = make(tmp_path, Toy({"seed1": 1.0, "seed3": 1.0})).execute(plan(tmp_path))
+    assert failure.reason == "KeyError: 'seed2'"
+    assert "Traceback" in failure.log.read_text()
+
+
+def test_stopping_leaves_what_is_finished_and_the_rest_for_later(tmp_path, trainings):
+    benchmark = Toy(SCORES)
+    runner = make(tmp_path, benchmark)
+
+    def stop_in_the_second(*arguments):
+        if len(benchmark.evaluated) == 1:
+            runner.stop.set()
+            raise Stopped
+        return Toy.evaluate(benchmark, *arguments)
+
+    benchmark.evaluate = stop_in_the_second
+    with pytest.raises(Stopped):
+        runner.execute(plan(tmp_path))
+    assert [result.seed for result in read_results(tmp_path)] == [1]
+    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    assert trainings == ["seed1", "seed2", "seed2", "seed3"]
+
+
+def test_as_many_runs_at_a_time_as_devices_each_on_its_own(tmp_path, trainings, monkeypatch):
+    together, devices = threading.Barrier(2, timeout=20), []
+    good = runner_module.train
+
+    def train(command, directory, *others):
+        together.wait()  # breaks unless another run is here at the same time
+        good(command, directory, *others)
+
+    class Noting(Toy):
+        def evaluate(self, task, checkpoint, directory, device, stop):
+            devices.append(device)
+            return super().evaluate(task, checkpoint, directory, device, stop)
+
+    monkeypatch.setattr(runner_module, "train", train)
+    monkeypatch.setattr(runner_module, "environment", lambda device, number: {})
+    runner = Runner(Noting(SCORES), START, tmp_path, ("cuda:0", "cuda:1"))
+    assert runner.execute(plan(tmp_path, seeds=(1, 2, 3, 4))) == []
+    assert sorted(devices) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+
+def test_points_of_a_grid_have_directories_named_by_what_differs(tmp_path):
+    more = (
+        Settings(lr=2e-3, epochs=2, batch_size=16, warmup=0.1),
+        Settings(lr=1e-3, epochs=3, batch_size=16, warmup=0.1),
+    )
+    runs = plan(tmp_path, seeds=(1,), more=more)
+    assert [run.point for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
+    assert len({run.directory for run in runs}) == 3
+    (single,) = plan(tmp_path, seeds=(1,))
+    assert (single.point, single.directory) == ("", tmp_path / "runs/Toy/seed1")
+
+
+def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
+    claim_out(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
+    claim_out(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
+    with pytest.raises(UserError, match="another recipe amos, not electra: give another --out"):
+        claim_out(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
+    with pytest.raises(UserError, match=r"another overrides lr None, not 0\.1"):
+        claim_out(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
+    claim_out(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark's results lie beside
+
+
+def test_a_damaged_result_is_named(tmp_path, trainings):
+    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(1,)))
+    file = tmp_path / "runs/Toy/seed1/result.json"
+    file.write_text("{")
+    with pytest.raises(UserError, match=r"result\.json cannot be read"):
+        read_results(tmp_path)
+    file.write_text(json.dumps({"task": "Toy"}))
+    with pytest.raises(UserError, match="is no result of a run"):
+        read_results(tmp_path)
+
+
+def test_progress_is_read_from_the_last_whole_line(tmp_path):
+    assert updates_so_far(tmp_path) == 0
+    lines = [json.dumps({"split": "train", "update": update, "loss": 1.0}) for update in range(200)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"split": "train", "upd')
+    assert updates_so_far(tmp_path) == 199
