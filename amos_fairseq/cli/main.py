@@ -6,10 +6,10 @@ import os
 import sys
 from typing import Optional, Sequence
 
-from amos_fairseq.cli import glue, import_, inspect, plot, squad
+from amos_fairseq.cli import export, glue, import_, inspect, plot, squad
 from amos_fairseq.errors import report_user_errors
 
-SUBCOMMANDS = (inspect, plot, import_, glue, squad)
+SUBCOMMANDS = (inspect, plot, import_, export, glue, squad)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,7 +7,8 @@ One difference is meant. Here a text that spells ``<mask>`` or ``</s>`` is text;
 text to be the special token. Their ``split_special_tokens=True`` makes it text again.
 """
 
-from typing import Dict, NamedTuple, Set
+import json
+from typing import Callable, Dict, NamedTuple, Set
 
 import tokenizers
 import torch
@@ -19,7 +20,7 @@ from amos_fairseq.interop.fast_tokenizer_sentencepiece import sentencepiece_as_f
 from amos_fairseq.interop.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules, bpe_piece
 from amos_fairseq.interop.hugging_face_rows import embedding_symbols, row_map
 from amos_fairseq.interop.hugging_face_tokenizer import HuggingFaceTokenizer
-from amos_fairseq.interop.piece_spelling import BOS, EOS, SPECIAL_SYMBOLS, UNK, unspell_piece
+from amos_fairseq.interop.piece_spelling import BOS, EOS, PAD, SPECIAL_SYMBOLS, UNK, unspell_piece
 from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
 from amos_fairseq.interop.tokenizer_base import Tokenizer
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -71,7 +72,42 @@ def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
     return fast
 
 
-def _of_pieces(tokenizer: Tokenizer, piece_of) -> FastTokenizer:
+def with_padding_at_1(fast: FastTokenizer) -> FastTokenizer:
+    """Exchange the ids of ``<pad>`` and of the token at 1: MPNet and RoBERTa count positions around a padding id of 1.
+
+    Nothing changes where it is there already, as with our own tokenizers.
+
+    Raises:
+        UserError: one of the two tokens is not in the model's own vocabulary.
+    """
+    pad = fast.id_of(PAD)
+    if pad == 1:
+        return fast
+    other = {pad: 1, 1: pad}
+    content = json.loads(fast.tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        content["model"]["vocab"] = {token: other.get(index, index) for token, index in vocabulary.items()}
+    else:  # unigram: the place is the id
+        vocabulary[1], vocabulary[pad] = vocabulary[pad], vocabulary[1]
+        content["model"]["unk_id"] = other.get(content["model"]["unk_id"], content["model"]["unk_id"])
+    for token in content["added_tokens"]:
+        token["id"] = other.get(token["id"], token["id"])
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    for token in content["post_processor"]["special_tokens"].values():
+        token["ids"] = [other.get(index, index) for index in token["ids"]]
+    exchanged = tokenizers.Tokenizer.from_str(json.dumps(content))
+    ids = fast.ids.clone().apply_(lambda index: other.get(index, index))
+    result = FastTokenizer(exchanged, fast.special_tokens, ids)
+    if result.id_of(PAD) != 1:
+        raise UserError(
+            f"the tokenizer's padding token has the id {pad}, this class needs it at 1, and it cannot be moved as it was "
+            "added to the vocabulary later"
+        )
+    return result
+
+
+def _of_pieces(tokenizer: Tokenizer, piece_of: Callable[[str], str]) -> FastTokenizer:
     pieces = [piece_of(symbol) for symbol in tokenizer.dictionary_symbols]
     special_tokens = _free_spellings(set(pieces))
     order = [special_tokens.get(symbol, symbol) for symbol in embedding_symbols([])]

@@ -1,0 +1,155 @@
+"""A checkpoint of ours as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator, NamedTuple, Optional, Sequence
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.interop.export_card import CardSettings, Target, check_settings, write_card
+from amos_fairseq.interop.export_check import Agreement, check_folder
+from amos_fairseq.interop.export_code import MODEL_CODE, write_code
+from amos_fairseq.interop.export_model import AUTO_CLASSES, PADDING_AT_1, build_model, choose_family, class_name
+from amos_fairseq.interop.export_parts import Part, choose_part
+from amos_fairseq.interop.fast_tokenizer import FastTokenizer, fast_tokenizer, with_padding_at_1
+from amos_fairseq.interop.hugging_face_config import CUSTOM
+from amos_fairseq.interop.piece_spelling import BOS, EOS, PAD, UNK
+from amos_fairseq.special_tokens import MASK_SYMBOL
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# The role in Hugging Face's tokenizers | fairseq's symbol. Both pairs of names are read by somebody.
+_ROLES = {
+    "bos_token": BOS, "cls_token": BOS, "eos_token": EOS, "sep_token": EOS,
+    "pad_token": PAD, "unk_token": UNK, "mask_token": MASK_SYMBOL,
+}  # fmt: skip
+# These read no token types.
+_WITHOUT_TYPES = ("mpnet", "roberta", CUSTOM)
+
+
+class Exported(NamedTuple):
+    """What :func:`export` wrote."""
+
+    class_name: str
+    description: str
+    brings_code: bool
+    labels: list[str]  # of the classes, in their order
+    agreement: Optional[Agreement]  # None where nothing was compared
+
+
+def export(
+    pretrained: Pretrained,
+    out: Path,
+    part: Optional[str] = None,
+    depth: Optional[str] = None,
+    family: Optional[str] = None,
+    labels: Optional[Sequence[str]] = None,
+    card: Optional[CardSettings] = None,
+    check: bool = True,
+    force: bool = False,
+) -> Exported:
+    """Write ``out``, whole or not at all.
+
+    Args:
+        pretrained: a checkpoint of ours.
+        out: the folder to write; with ``force`` one that exists is replaced.
+        part: encoder, generator or discriminator; without it a fine-tuned head, or the encoder of a pretraining run.
+        depth: of the generator; the deepest without it.
+        family: mpnet, electra, bert or roberta, where several can hold the part.
+        labels: names of the classes of a fine-tuned head.
+        card: what the model card cannot know.
+        check: load the folder and compare it with the checkpoint.
+
+    Raises:
+        UserError: the part does not exist, no class or tokenizer computes the same, ``out`` exists or cannot be written, or
+            both sides differ.
+    """
+    check_settings(card or CardSettings())
+    chosen = choose_part(pretrained, part, depth, labels)
+    family = choose_family(chosen, family)
+    fast = fast_tokenizer(pretrained.tokenizer)
+    if family in PADDING_AT_1:
+        fast = with_padding_at_1(fast)
+    name, trusts = class_name(chosen, family), family == CUSTOM
+    with whole_folder(out, force) as unfinished:
+        write_model(unfinished, chosen, family, fast)
+        build_tokenizer(fast, family, chosen.shape.max_positions).save_pretrained(unfinished)
+        agreement = check_folder(unfinished, pretrained, chosen, fast.ids, trusts) if check else None
+        checked = f"Before this folder was written, both were loaded and compared: {agreement}"
+        checked = checked if agreement else "Not compared (--no-check)"
+        write_card(unfinished, Target(out.name, name, trusts), pretrained, chosen, card or CardSettings(), checked)
+    labels = list(chosen.settings.get("id2label", {}).values())
+    return Exported(name, chosen.description, trusts, labels, agreement)
+
+
+def write_model(folder: Path, part: Part, family: str, fast: FastTokenizer) -> None:
+    """``model.safetensors``, float32, and ``config.json``; with positions of our own, their code too."""
+    from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+
+    model = build_model(part, family, fast)
+    if family == CUSTOM:
+        write_code(folder, MODEL_CODE)
+        model.config.auto_map = {
+            "AutoConfig": "modeling_amos.AmosConfig",
+            AUTO_CLASSES[part.kind]: f"modeling_amos.{class_name(part, family)}",
+        }
+    model.save_pretrained(folder, safe_serialization=True)
+    # safetensors writes for the owner alone, all other files follow the user's umask.
+    (folder / SAFE_WEIGHTS_NAME).chmod((folder / CONFIG_NAME).stat().st_mode)
+
+
+def build_tokenizer(fast: FastTokenizer, family: str, longest: int) -> "PreTrainedTokenizerFast":
+    """The tokenizer in the class that AutoTokenizer loads without code of ours; ``longest`` is in tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    present = {token.content: token for token in fast.tokenizer.get_added_tokens_decoder().values()}
+    roles = {role: symbol for role, symbol in _ROLES.items() if symbol in fast.special_tokens}
+    inputs = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast.tokenizer,
+        model_max_length=longest,
+        model_input_names=inputs if family in _WITHOUT_TYPES else ["input_ids", "token_type_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **{role: present[fast.special_tokens[symbol]] for role, symbol in roles.items()},
+    )
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
+    """An empty folder beside ``path`` that takes its place when the body ends, and is removed when the body fails.
+
+    Raises:
+        UserError: ``path`` exists and is not to be replaced, or nothing can be written there.
+    """
+    if path.exists() and not replace:
+        raise UserError(f"{path} exists: give another folder, or --force to replace it")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file: give the name of a folder")
+    unfinished = path.with_name(f".{path.name}.unfinished.{os.getpid()}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        _put_in_place(unfinished, path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): make room, permit writing, or give another folder"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _put_in_place(unfinished: Path, path: Path) -> None:
+    if not path.exists():
+        os.rename(unfinished, path)
+        return
+    replaced = path.with_name(f".{path.name}.replaced.{os.getpid()}")
+    os.rename(path, replaced)
+    try:
+        os.rename(unfinished, path)
+    except OSError:
+        os.rename(replaced, path)
+        raise
+    shutil.rmtree(replaced)

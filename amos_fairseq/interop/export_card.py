@@ -1,0 +1,213 @@
+"""The model card of an exported folder: what is known of the run, and how to use the class."""
+
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.interop.export_model import AUTO_CLASSES
+from amos_fairseq.interop.export_parts import Part
+from amos_fairseq.interop.hugging_face_tables import (
+    DETECTION,
+    ENCODER,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFICATION,
+)
+from amos_fairseq.metrics_log import FILE_NAME
+
+UNKNOWN_LICENSE = "unknown"
+_LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
+_PIPELINES = {
+    ENCODER: "feature-extraction",
+    MASKED_LM: "fill-mask",
+    DETECTION: "token-classification",
+    SEQUENCE_CLASSIFICATION: "text-classification",
+    QUESTION_ANSWERING: "question-answering",
+}
+_LIMITS = {
+    ENCODER: "It was trained without a sentence objective: before it is fine-tuned, do not expect cosine similarities of its "
+    "features to mean much. `pooler_output` is tanh of the first state; nothing was trained for it.",
+    MASKED_LM: "This is the generator, which makes the training signal; the encoder to fine-tune is the discriminator.",
+    DETECTION: "It was trained on the mistakes of its own generator, not on those of people or of other models.",
+    SEQUENCE_CLASSIFICATION: "It knows the classes of the task that it was fine-tuned on.",
+    QUESTION_ANSWERING: "Scores of windows were compared without a null threshold here; see the documentation of SQuAD.",
+}
+_LIMITS[PRETRAINING] = _LIMITS[DETECTION]
+_USES = {
+    ENCODER: "states = model(**tokenizer(\"A first text.\", return_tensors=\"pt\")).last_hidden_state  # [1, tokens, width]",
+    MASKED_LM: "text = f\"The capital of France is {tokenizer.mask_token}.\"\n"
+    "logits = model(**tokenizer(text, return_tensors=\"pt\")).logits  # [1, tokens, vocabulary]",
+    DETECTION: "logits = model(**tokenizer(\"A text with a wrong word.\", return_tensors=\"pt\")).logits\n"
+    "replaced = logits.softmax(-1)[..., 1]  # [1, tokens], probability",
+    PRETRAINING: "logits = model(**tokenizer(\"A text with a wrong word.\", return_tensors=\"pt\")).logits\n"
+    "replaced = logits.sigmoid()  # [1, tokens], probability",
+    SEQUENCE_CLASSIFICATION: "logits = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, classes]",
+    QUESTION_ANSWERING: "output = model(**tokenizer(\"A question?\", \"And its answer.\", return_tensors=\"pt\"))\n"
+    "start, end = output.start_logits.argmax(), output.end_logits.argmax()",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """What only the user knows. ``data_license``: an identifier of the Hub's; ``language``: a code such as ``en``."""
+
+    data_license: str = UNKNOWN_LICENSE
+    language: Optional[str] = None
+
+
+class Target(NamedTuple):
+    """What the folder is: its name, its class, and whether it brings code of its own."""
+
+    name: str
+    class_name: str
+    trusts: bool
+
+
+def write_card(
+    folder: Path, target: Target, pretrained: Pretrained, part: Part, settings: CardSettings, checked: str
+) -> None:
+    """``README.md`` in ``folder``, which will get its name later. ``checked``: what --check found, in words."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    data = ModelCardData(
+        language=settings.language,
+        license=settings.data_license,
+        library_name="transformers",
+        pipeline_tag=_PIPELINES.get(part.kind),
+        tags=["amos_fairseq", "fairseq", objective(pretrained)],
+    )
+    sections = [
+        f"# {folder_title(pretrained, part)}",
+        f"A `{target.class_name}`: {part.description} of a model trained with amos_fairseq.",
+        "## Use\n\n" + usage(part, target),
+        "## The run\n\n" + as_table(run_facts(pretrained, part)),
+    ]
+    if metrics := held_out_metrics(pretrained):
+        sections.append("## Held-out text\n\nLosses in nats.\n\n" + as_table(metrics))
+    sections += [
+        "## Limits\n\n" + limits(pretrained, part),
+        "## Licence\n\n" + license_text(settings.data_license),
+        f"## Comparison with the checkpoint\n\n{checked}.",
+        "## Versions\n\n" + ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES) + ".",
+    ]
+    content = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
+    ModelCard(content).save(folder / "README.md")
+
+
+def objective(pretrained: Pretrained) -> str:
+    """The name of the model that was pretrained, such as ``amos``."""
+    settings = pretrained.model.cfg
+    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(pretrained.model).__name__
+    return str(name).partition("_")[0].lower()
+
+
+def folder_title(pretrained: Pretrained, part: Part) -> str:
+    shape = part.shape
+    return f"{objective(pretrained).upper()}, {shape.num_layers} layers of width {shape.width}: {part.description}"
+
+
+def usage(part: Part, target: Target) -> str:
+    auto_class, trust = AUTO_CLASSES[part.kind], ", trust_remote_code=True" if target.trusts else ""
+    lines = [
+        "```python",
+        f"from transformers import AutoTokenizer, {auto_class}",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{target.name}"{trust})',
+        f'model = {auto_class}.from_pretrained("{target.name}"{trust})',
+        _USES[part.kind],
+        "```",
+    ]
+    if target.trusts:
+        lines.append(
+            "\nThe folder brings code of its own, which `trust_remote_code=True` allows to run: read it before."
+        )
+    return "\n".join(lines)
+
+
+def run_facts(pretrained: Pretrained, part: Part) -> dict[str, str]:
+    shape, task, tokenizer = part.shape, pretrained.task, pretrained.tokenizer
+    positions = {
+        "none": "absolute",
+        "t5": "absolute, and relative as in T5",
+        "amos": "absolute, and relative as released",
+    }
+    facts = {
+        "Objective": objective(pretrained),
+        "Task": str(task.get("_name", "text_pretraining")),
+        "Updates": f"{pretrained.num_updates:,}",
+        "Tokens read": tokens_read(pretrained),
+        "Layers, width, FFN width, heads": f"{shape.num_layers}, {shape.width}, {shape.ffn_width}, {shape.num_heads}",
+        "Longest input": f"{shape.max_positions} tokens",
+        "Positions": positions[shape.position_scheme],
+        "Vocabulary": f"{len(tokenizer):,} pieces, {tokenizer.kind}, {'cased' if tokenizer.cased else 'uncased'}",
+        "Tokens masked": f"{task['mask_prob']:.0%}" if "mask_prob" in task else "",
+        "Parameters": f"{sum(tensor.numel() for tensor in part.weights.values()):,}",
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def tokens_read(pretrained: Pretrained) -> str:
+    """Updates times the mean number of tokens an update, where the log of the run lies beside the checkpoint."""
+    records = [record for record in read_metrics(pretrained) if record.get("split") == "train" and record.get("wpb")]
+    if not records:
+        return ""
+    mean = sum(record["wpb"] for record in records) / len(records)
+    return f"about {mean * pretrained.num_updates:.3g}"
+
+
+def held_out_metrics(pretrained: Pretrained) -> dict[str, str]:
+    """The last validation up to the checkpoint's update, without what describes speed."""
+    records = [record for record in read_metrics(pretrained) if record.get("split") != "train"]
+    if not records:
+        return {}
+    record = records[-1]
+    speed = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
+    values = {name: f"{value:.4g}" for name, value in record.items() if name not in speed and value is not None}
+    return {"update": f"{record['update']:,}", **values}
+
+
+def read_metrics(pretrained: Pretrained) -> list[dict[str, Any]]:
+    """Records up to the checkpoint's update; none where the log is not there. A cut last line is left out."""
+    path = pretrained.file.parent / FILE_NAME
+    if not path.is_file():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("update", pretrained.num_updates + 1) <= pretrained.num_updates:
+            records.append(record)
+    return records
+
+
+def limits(pretrained: Pretrained, part: Part) -> str:
+    treatment = "keeps upper case" if pretrained.tokenizer.cased else "lowers upper case"
+    return (
+        f"{_LIMITS[part.kind]} Its vocabulary comes from the training text and {treatment}; other languages and "
+        f"characters that were rare there become unknown. It reads at most {part.shape.max_positions} tokens. A text that "
+        "spells a special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
+    )
+
+
+def license_text(data_license: str) -> str:
+    if data_license == UNKNOWN_LICENSE:
+        return "Of the training data: unknown. Ask whoever trained this model before you pass it on."
+    return f"Of the training data: `{data_license}`."
+
+
+def as_table(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def check_settings(settings: CardSettings) -> None:
+    """:class:`UserError` where a value would break the card's header."""
+    for flag, value in (("--data-license", settings.data_license), ("--language", settings.language)):
+        if value is not None and (not value.strip() or "\n" in value):
+            raise UserError(f"{flag} {value!r} is no name: give an identifier such as cc-by-4.0, or en")
