@@ -31,11 +31,9 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     add("--recipe", metavar="NAME", default="amos", help="amos, amos_grid, electra, teams, or the path of a YAML file")
     add("--size", choices=("small", "base", "large"), default=argparse.SUPPRESS,
         help="which of the recipe's sizes (default: by the encoder's width)")  # fmt: skip
-    add("--lr", type=float, default=argparse.SUPPRESS, help="instead of the recipe's, for every task")
-    add("--epochs", type=int, metavar="N", default=argparse.SUPPRESS, help="instead of the recipe's, for every task")
-    add(
-        "--batch-size", type=int, metavar="N", default=argparse.SUPPRESS, help="instead of the recipe's, for every task"
-    )
+    add("--lr", type=float, default=argparse.SUPPRESS, help="for every task (default: the recipe's)")
+    add("--epochs", type=int, metavar="N", default=argparse.SUPPRESS, help="for every task (default: the recipe's)")
+    add("--batch-size", type=int, metavar="N", default=argparse.SUPPRESS, help="for every task (default: the recipe's)")
 
 
 def add_device_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +41,10 @@ def add_device_flags(parser: argparse.ArgumentParser) -> None:
     add("--parallel", type=int, metavar="N", default=1, help="runs at a time on the CPU; GPUs take one each")
     add("--cpu", action="store_true", help="leave GPUs alone")
     precision = parser.add_mutually_exclusive_group()
-    precision.add_argument("--fp16", action="store_true", help="train in float16, on a GPU (default: float32)")
-    precision.add_argument("--bf16", action="store_true", help="train in bfloat16, on a GPU (default: float32)")
+    precision.add_argument("--fp16", action="store_true", help="train in float16 instead of float32, on a GPU")
+    precision.add_argument("--bf16", action="store_true", help="train in bfloat16 instead of float32, on a GPU")
     add("--keep-checkpoints", action="store_true",
-        help="keep every run's checkpoints whole (default: the weights of each task's best run)")  # fmt: skip
+        help="keep every run's checkpoints whole, not only the weights of each task's best run")  # fmt: skip
 
 
 def session_of(arguments: argparse.Namespace) -> "Session":

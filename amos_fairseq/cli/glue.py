@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning_flags.add_recipe_flags(parser)
     parser.add_argument(
         "--intermediate", metavar="OUT", nargs="?", const="", default=argparse.SUPPRESS,
-        help="start RTE, STS-B and MRPC from the best MNLI run on dev: of this command, or of an earlier --out",
+        help="start RTE, STS-B and MRPC from the best MNLI run on dev, of this command or in OUT (default: from CKPT)",
     )  # fmt: skip
     fine_tuning_flags.add_device_flags(parser)
     parser.add_argument("--paper", action="store_true", help="show the paper's AMOS, ELECTRA and BERT in rows beside")
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
             intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
             squad=None if squad is None else Path(squad), with_paper=arguments.paper, with_test=arguments.write_test,
         )  # fmt: skip
-    except Stopped:
+    except (Stopped, KeyboardInterrupt):
         fine_tuning_flags.say_stopped(arguments.out)
     if outcome.table is not None:
         outcome.table.print()

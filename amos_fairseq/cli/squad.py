@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     settings = read_settings(arguments, session.start.max_positions)
     try:
         outcome = run_squad(session, Path(arguments.data), settings, with_paper=arguments.paper)
-    except Stopped:
+    except (Stopped, KeyboardInterrupt):
         fine_tuning_flags.say_stopped(arguments.out)
     if outcome.table is not None:
         outcome.table.print()

@@ -13,7 +13,6 @@ from types import FrameType
 
 import torch
 
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.plan import Run, check_identity, claim_directory
@@ -125,11 +124,16 @@ class Runner:
         result = Result(
             task=run.task.name, point=run.point, seed=run.seed, directory=str(run.directory.relative_to(self.out)),
             main_score=run.task.main_score, scores=scores, checkpoint=checkpoint.name, epoch=epoch, seconds=seconds,
-            start_sha256=file_sha256(run.start) if run.start else None, identity=run.identity, versions=versions(),
+            start_sha256=self._start_sha256(run), identity=run.identity, versions=versions(),
             notes=run.task.notes,
         )  # fmt: skip
         self._finish(result, checkpoint)
         return result
+
+    def _start_sha256(self, run: Run) -> str | None:
+        if run.start is None:
+            return None
+        return run.identity.get("intermediate_sha256", self.start.sha256)
 
     def _finish(self, result: Result, checkpoint: Path) -> None:
         """Write the result, last of all what takes its place on the disk: a kill in between leaves too much, not too

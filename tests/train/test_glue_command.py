@@ -1,0 +1,101 @@
+"""``amos glue`` for real: two tasks, two seeds, stopped in the first training and continued."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from interrupted_run import BackgroundRun
+from made_up_glue import write_glue, write_starting_point
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.interop.checkpoint import read_state
+
+# Long enough for a signal to find the first task training; the rest is short.
+RECIPE = """\
+defaults: {batch_size: 32, warmup: 0.1, lr: 3e-3, weight_decay: 0.01, pooler_dropout: 0.1, layer_wise_lr_decay: 0.9}
+tasks: {CoLA: {epochs: 25}, STS-B: {epochs: 2}}
+"""
+UPDATES = 50  # 64 rows are two batches an epoch
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("glue")
+    (root / "start").mkdir()
+    write_starting_point(root / "start")
+    write_glue(root / "data", root / "start", "CoLA", ["0", "1"], {"train": 64, "valid": 24}, pair=False)
+    write_glue(root / "data", root / "start", "STS-B", [], {"train": 40, "valid": 20}, pair=True)
+    (root / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    return root
+
+
+def command(place: Path, out: str, tasks: str, seeds: int) -> list[str]:
+    arguments = ["--checkpoint", place / "start", "--data", place / "data", "--out", place / out, "--tasks", tasks]
+    arguments += ["--seeds", seeds, "--recipe", place / "recipe.yaml", "--cpu"]
+    return [sys.executable, "-m", "amos_fairseq.cli.main", "glue", *map(str, arguments)]
+
+
+def wait_for_updates(run: BackgroundRun, metrics: Path, updates: int) -> None:
+    end = time.monotonic() + 120
+    while not (metrics.is_file() and f'"update": {updates},' in metrics.read_text(encoding="utf-8")):
+        assert time.monotonic() < end and run.process.poll() is None, run.text()[-3000:]  # noqa: PT018
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_two_tasks_two_seeds_stopped_and_continued(place):
+    first = place / "out" / "runs" / "CoLA" / "seed1"
+    run = BackgroundRun(command(place, "out", "CoLA,STS-B", 2), place / "stopped.log")
+    wait_for_updates(run, first / "metrics.jsonl", 3)
+    run.process.send_signal(signal.SIGINT)
+    assert run.exit_code() == 130, run.text()[-3000:]
+    assert "stopped; finished runs stay in" in run.text()
+    assert "Traceback" not in run.text() + (first / "train.log").read_text(encoding="utf-8")
+    stood_at = read_state(first / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    assert 3 <= stood_at < UPDATES
+    assert not (first / "result.json").exists()
+
+    done = subprocess.run(
+        command(place, "out", "CoLA,STS-B", 2), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"Loaded checkpoint {first / 'checkpoint_last.pt'}" in (first / "train.log").read_text(encoding="utf-8")
+    assert "AVG of 2" in done.stdout
+
+    summary = json.loads((place / "out" / "glue.json").read_text(encoding="utf-8"))
+    runs = {(run["task"], run["seed"]): run for run in summary["runs"]}
+    assert set(runs) == {("CoLA", 1), ("CoLA", 2), ("STS-B", 1), ("STS-B", 2)}
+    for (task, _), run in runs.items():
+        directory = place / "out" / run["directory"]
+        check_against_fairseq(directory, run, {"CoLA": "mcc", "STS-B": "spearman"}[task])
+        # Of each task one run's weights stay.
+        is_best = summary["tasks"][task]["best_run"]["directory"] == run["directory"]
+        assert [path.name for path in directory.glob("*.pt")] == (["checkpoint_best.pt"] if is_best else [])
+    check_interruption_left_no_trace(place, runs[("CoLA", 1)])
+
+
+def check_against_fairseq(directory: Path, run: dict, key: str) -> None:
+    """Our score of the kept checkpoint is the best that fairseq saw after an epoch; it rounds to one digit."""
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    seen = [line[key] for line in lines if line["split"] == "valid" and line[key] is not None]
+    assert len(seen) == run["identity"]["settings"]["epochs"]
+    # A constant prediction has no rank correlation: fairseq logs none there, we count 0.
+    assert run["scores"][run["main_score"]] == pytest.approx(max(seen), abs=0.05 + 1e-6)
+
+
+def check_interruption_left_no_trace(place: Path, run: dict) -> None:
+    """The same run, left alone, has the same predictions: resuming is exact."""
+    alone = subprocess.run(
+        command(place, "alone", "CoLA", 1), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    (undisturbed,) = json.loads((place / "alone" / "glue.json").read_text(encoding="utf-8"))["runs"]
+    assert (undisturbed["scores"], undisturbed["epoch"]) == (run["scores"], run["epoch"])
+    files = [place / out / "runs/CoLA/seed1/predictions.valid.tsv" for out in ("out", "alone")]
+    assert files[0].read_bytes() == files[1].read_bytes()
