@@ -1,29 +1,47 @@
 """One task's encoded files to what fairseq's ``sentence_prediction`` reads."""
 
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 from preprocess.common.binarizing import check_binarized, run_fairseq_preprocess
 from preprocess.glue.encoding import Counts
 from preprocess.glue.tables import Row
 from preprocess.glue.tasks import GlueTask, is_test
 
-# A label's line is short: a second process would only wait for the first.
-_LABEL_FLAGS = ["--workers", "1"]
+
+def expected_ids(counts: Dict[str, Counts]) -> int:
+    """Ids that both functions below will write, for a bar of progress."""
+    texts = sum(sum(count.pieces) + count.rows * len(count.pieces) for count in counts.values())
+    return texts + sum(_label_ids(count.rows) for split, count in counts.items() if not is_test(split))
 
 
-def binarize_texts(directory: Path, encoded: Dict[str, List[Path]], dictionary: Path, processes: int) -> None:
-    """``directory/input0`` and, for pairs, ``input1``: every split with ``dict.txt``. The encoded files are removed."""
+def binarize_texts(
+    directory: Path,
+    encoded: Dict[str, List[Path]],
+    counts: Dict[str, Counts],
+    dictionary: Path,
+    processes: int,
+    on_ids: Callable[[int], object],
+) -> None:
+    """``directory/input0`` and, for pairs, ``input1``: every split with ``dict.txt``. The encoded files are removed.
+
+    ``on_ids`` is told how many ids more are written.
+    """
     texts = len(next(iter(encoded.values())))
     for number in range(texts):
         files = {split: paths[number] for split, paths in encoded.items()}
-        target = directory / f"input{number}"
-        run_fairseq_preprocess(target, dictionary, [*_prefixes(files), "--workers", str(processes)])
+        expected = sum(count.pieces[number] + count.rows for count in counts.values())
+        flags = [*_prefixes(files), "--workers", str(processes)]
+        run_fairseq_preprocess(
+            directory / f"input{number}", dictionary, flags, expected, _differences(expected, on_ids)
+        )
         for path in files.values():
             path.unlink()
 
 
-def binarize_labels(directory: Path, task: GlueTask, rows: Dict[str, List[Row]]) -> None:
+def binarize_labels(
+    directory: Path, task: GlueTask, rows: Dict[str, List[Row]], processes: int, on_ids: Callable[[int], object]
+) -> None:
     """``directory/label``: binarized with a ``dict.txt`` in the order of the classes; for a regression as text.
 
     fairseq reads the targets of a regression from ``SPLIT.label``, a number a line.
@@ -38,9 +56,29 @@ def binarize_labels(directory: Path, task: GlueTask, rows: Dict[str, List[Row]])
         return
     dictionary = directory / "labels.txt"
     dictionary.write_text("".join(f"{label} 1\n" for label in task.labels), encoding="utf-8")
-    run_fairseq_preprocess(target, dictionary, [*_prefixes(files), *_LABEL_FLAGS, *([] if files else ["--dict-only"])])
+    expected = sum(_label_ids(len(rows)) for rows in labelled.values())
+    flags = [*_prefixes(files), "--workers", str(processes)] if files else ["--dict-only"]
+    run_fairseq_preprocess(target, dictionary, flags, expected, _differences(expected, on_ids))
     for path in (*files.values(), dictionary):
         path.unlink()
+
+
+def _label_ids(rows: int) -> int:
+    """fairseq-preprocess ends a label with ``</s>`` as it does any line; ``sentence_prediction`` takes that off."""
+    return 2 * rows
+
+
+def _differences(expected: int, on_ids: Callable[[int], object]) -> Callable[[float], None]:
+    """From a growing share of ``expected`` to steps of ids."""
+    told = 0
+
+    def on_done(share: float) -> None:
+        nonlocal told
+        step = int(share * expected) - told
+        told += step
+        on_ids(step)
+
+    return on_done
 
 
 def check_task(directory: Path, task: GlueTask, rows: Dict[str, List[Row]], counts: Dict[str, Counts]) -> None:

@@ -168,10 +168,10 @@ def main(arguments: Optional[List[str]] = None) -> None:
         source = Source(given.base_url.rstrip("/"), not given.accept_other_hashes, given.mrpc_dev_ids)
         download(given.out, tasks, source)
     except OSError as error:
-        place = error.filename or "a file"
+        place = f": {error.filename}" if error.filename else ""
         if error.errno in NO_ROOM:
-            raise UserError(f"no space left ({error.strerror}: {place}): make room and repeat the command") from error
-        raise UserError(f"{place}: {error.strerror or error}") from error
+            raise UserError(f"no space left ({error.strerror}{place}): make room and repeat the command") from error
+        raise UserError(f"{error.strerror or error}{place}") from error
     except KeyboardInterrupt:
         say("interrupted: repeat the command, it goes on where it stopped")
         sys.exit(130)

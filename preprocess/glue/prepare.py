@@ -108,12 +108,13 @@ def _binarize(
     dictionary: Path,
     workers: int,
 ) -> None:
-    from preprocess.glue.binarizing import binarize_labels, binarize_texts, check_task  # fairseq: seconds to import
+    from preprocess.glue import binarizing  # fairseq: seconds to import
 
     rows = {split: table.rows for split, table in tables.items()}
-    binarize_texts(directory, encoded, dictionary, workers)
-    binarize_labels(directory, task, rows)
-    check_task(directory, task, rows, counts)
+    with _progress(binarizing.expected_ids(counts), f"{task.name}: binarize", "token") as bar:
+        binarizing.binarize_texts(directory, encoded, counts, dictionary, workers, bar.update)
+        binarizing.binarize_labels(directory, task, rows, workers, bar.update)
+    binarizing.check_task(directory, task, rows, counts)
     for split in rows:
         if split.startswith("test"):
             ids = "".join(f"{row.id}\n" for row in rows[split])
@@ -189,10 +190,10 @@ def main(arguments: Optional[List[str]] = None) -> None:
             say(f"not in {given.glue}, so not prepared: {', '.join(given.absent)}")
         prepare(given.glue, given.tasks, given.tokenizer, given.out, given.settings, given.workers)
     except OSError as error:
-        place = error.filename or "a file"
+        place = f": {error.filename}" if error.filename else ""
         if error.errno in NO_ROOM:
-            raise UserError(f"no space left ({error.strerror}: {place}): make room and repeat the command") from error
-        raise UserError(f"{place}: {error.strerror or error}") from error
+            raise UserError(f"no space left ({error.strerror}{place}): make room and repeat the command") from error
+        raise UserError(f"{error.strerror or error}{place}") from error
     except KeyboardInterrupt:
         say("interrupted: repeat the command, finished tasks are left alone")
         sys.stderr.flush()

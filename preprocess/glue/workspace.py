@@ -1,5 +1,6 @@
 """OUT and the hidden directory beside its tasks, in which they grow: a task is there whole or not at all."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -33,8 +34,11 @@ class Workspace:
         self.root.mkdir(parents=True, exist_ok=True)
         refusal = f"another prepare.sh is writing {self.out}: wait for it, or give another OUT"
         self._lock = take_lock(self.root / "lock", refusal)
-        self._clear()
-        self._tokenizer.save(self.tokenizer)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.__exit__)
+            self._clear()
+            self._tokenizer.save(self.tokenizer)
+            on_failure.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:

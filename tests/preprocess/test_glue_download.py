@@ -138,6 +138,7 @@ def test_server_without_ranges_sends_all_again(server, tmp_path):
     server.failures, server.ranges = ["cut"], False
     run(server, tmp_path / "glue", "RTE")
     assert (tmp_path / "glue" / "RTE" / "train.tsv").is_file()
+    assert len(server.requests) == 2
 
 
 def test_part_of_an_older_version_is_dropped(server, tmp_path):

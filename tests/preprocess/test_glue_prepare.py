@@ -4,6 +4,7 @@ import hashlib
 import json
 import lzma
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -206,6 +207,25 @@ def test_killed_run_leaves_whole_tasks(glue, tokenizer, prepared, tmp_path, monk
     assert {path.name for path in out.iterdir()} == {"CoLA", "SST-2", "RTE", "tokenizer"}
     for path in (out / "SST-2").rglob("*.*"):
         assert path.read_bytes() == (prepared / path.relative_to(out)).read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["tokenizer", "texts"])
+def test_full_disk(tokenizer, tmp_path, capsys, stage):
+    """While the tokenizer is copied, and while texts are written: one line, nothing left."""
+    rows = "".join(f"The sailor {number} rode here\t1\n" for number in range(20000))
+    files = write_files(tmp_path / "glue", "SST-2")
+    (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + rows)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = 100 if stage == "tokenizer" else max(path.stat().st_size for path in tokenizer.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            prepare.main([str(files), "SST-2", str(tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert stop.value.code == 1
+    assert "no space left (File too large" in capsys.readouterr().err.rstrip("\n").split("\n")[-1]
+    assert not (tmp_path / "out").exists()
 
 
 def foreign(directory: Path) -> Path:
