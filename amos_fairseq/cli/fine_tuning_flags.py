@@ -29,8 +29,8 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     """Absent flags are absent in the namespace: the recipe decides."""
     add = parser.add_argument
     add("--recipe", metavar="NAME", default="amos", help="amos, amos_grid, electra, teams, or the path of a YAML file")
-    add("--size", choices=("small", "base", "large"), default=argparse.SUPPRESS,
-        help="which of the recipe's sizes (default: by the encoder's width)")  # fmt: skip
+    add("--size", choices=("small", "base", "large"), metavar="SIZE", default=argparse.SUPPRESS,
+        help="small, base or large, where the recipe differs (default: by the encoder's width)")  # fmt: skip
     add("--lr", type=float, default=argparse.SUPPRESS, help="for every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", default=argparse.SUPPRESS, help="for every task (default: the recipe's)")
     add("--batch-size", type=int, metavar="N", default=argparse.SUPPRESS, help="for every task (default: the recipe's)")

@@ -294,3 +294,12 @@ def test_tasks_of_the_benchmark(start, data):
         "CoLA": (40, "matthews"), "STS-B": (20, "spearman"),
     }  # fmt: skip
     assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]
+
+
+def test_help_states_every_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    with pytest.raises(SystemExit):
+        main(["glue", "--help"])
+    flags = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("--")]
+    silent = [line.split()[0] for line in flags if line.count("(default: ") != 1]
+    assert silent == ["--checkpoint", "--data", "--out"], "the three that must be given"
