@@ -4,30 +4,17 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, NamedTuple, Optional, Sequence
+from typing import Iterator, NamedTuple, Optional, Sequence
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.export_card import CardSettings, Target, check_settings, write_card
 from amos_fairseq.interop.export_check import Agreement, check_folder
 from amos_fairseq.interop.export_code import MODEL_CODE, write_code
-from amos_fairseq.interop.export_model import AUTO_CLASSES, PADDING_AT_1, build_model, choose_family, class_name
+from amos_fairseq.interop.export_model import AUTO_CLASSES, build_model, choose_family, class_name
 from amos_fairseq.interop.export_parts import Part, choose_part
-from amos_fairseq.interop.fast_tokenizer import FastTokenizer, fast_tokenizer, with_padding_at_1
+from amos_fairseq.interop.export_tokenizer import FolderTokenizer, folder_tokenizer
 from amos_fairseq.interop.hugging_face_config import CUSTOM
-from amos_fairseq.interop.piece_spelling import BOS, EOS, PAD, UNK
-from amos_fairseq.special_tokens import MASK_SYMBOL
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-# The role in Hugging Face's tokenizers | fairseq's symbol. Both pairs of names are read by somebody.
-_ROLES = {
-    "bos_token": BOS, "cls_token": BOS, "eos_token": EOS, "sep_token": EOS,
-    "pad_token": PAD, "unk_token": UNK, "mask_token": MASK_SYMBOL,
-}  # fmt: skip
-# These read no token types.
-_WITHOUT_TYPES = ("mpnet", "roberta", CUSTOM)
 
 
 class Exported(NamedTuple):
@@ -70,14 +57,12 @@ def export(
     check_settings(card or CardSettings())
     chosen = choose_part(pretrained, part, depth, labels)
     family = choose_family(chosen, family)
-    fast = fast_tokenizer(pretrained.tokenizer)
-    if family in PADDING_AT_1:
-        fast = with_padding_at_1(fast)
-    name, trusts = class_name(chosen, family), family == CUSTOM
+    tokenizer = folder_tokenizer(pretrained.tokenizer, family, chosen.shape.max_positions)
+    name, trusts = class_name(chosen, family), family == CUSTOM or tokenizer.brings_code
     with whole_folder(out, force) as unfinished:
-        write_model(unfinished, chosen, family, fast)
-        build_tokenizer(fast, family, chosen.shape.max_positions).save_pretrained(unfinished)
-        agreement = check_folder(unfinished, pretrained, chosen, fast.ids, trusts) if check else None
+        write_model(unfinished, chosen, family, tokenizer)
+        tokenizer.save(unfinished)
+        agreement = check_folder(unfinished, pretrained, chosen, tokenizer.ids, trusts) if check else None
         checked = f"Before this folder was written, both were loaded and compared: {agreement}"
         checked = checked if agreement else "Not compared (--no-check)"
         write_card(unfinished, Target(out.name, name, trusts), pretrained, chosen, card or CardSettings(), checked)
@@ -85,11 +70,11 @@ def export(
     return Exported(name, chosen.description, trusts, labels, agreement)
 
 
-def write_model(folder: Path, part: Part, family: str, fast: FastTokenizer) -> None:
+def write_model(folder: Path, part: Part, family: str, tokenizer: FolderTokenizer) -> None:
     """``model.safetensors``, float32, and ``config.json``; with positions of our own, their code too."""
     from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
-    model = build_model(part, family, fast)
+    model = build_model(part, family, tokenizer)
     if family == CUSTOM:
         write_code(folder, MODEL_CODE)
         model.config.auto_map = {
@@ -99,22 +84,6 @@ def write_model(folder: Path, part: Part, family: str, fast: FastTokenizer) -> N
     model.save_pretrained(folder, safe_serialization=True)
     # safetensors writes for the owner alone, all other files follow the user's umask.
     (folder / SAFE_WEIGHTS_NAME).chmod((folder / CONFIG_NAME).stat().st_mode)
-
-
-def build_tokenizer(fast: FastTokenizer, family: str, longest: int) -> "PreTrainedTokenizerFast":
-    """The tokenizer in the class that AutoTokenizer loads without code of ours; ``longest`` is in tokens."""
-    from transformers import PreTrainedTokenizerFast
-
-    present = {token.content: token for token in fast.tokenizer.get_added_tokens_decoder().values()}
-    roles = {role: symbol for role, symbol in _ROLES.items() if symbol in fast.special_tokens}
-    inputs = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast.tokenizer,
-        model_max_length=longest,
-        model_input_names=inputs if family in _WITHOUT_TYPES else ["input_ids", "token_type_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **{role: present[fast.special_tokens[symbol]] for role, symbol in roles.items()},
-    )
 
 
 @contextlib.contextmanager

@@ -20,6 +20,10 @@ MODEL_CODE = {
     "modeling_amos.py": "interop/remote_code/modeling_amos.py",
     "relative_position.py": "functional/relative_position.py",
 }
+TOKENIZER_CODE = {
+    "tokenization_amos.py": "interop/remote_code/tokenization_amos.py",
+    "microsoft_text.py": "interop/microsoft_text.py",
+}
 _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILINE)
 
 

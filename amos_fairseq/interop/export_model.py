@@ -7,7 +7,7 @@ from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.export_parts import Part
-from amos_fairseq.interop.fast_tokenizer import FastTokenizer
+from amos_fairseq.interop.export_tokenizer import FolderTokenizer
 from amos_fairseq.interop.hugging_face import to_hugging_face
 from amos_fairseq.interop.hugging_face_config import CUSTOM, family_of, hugging_face_config
 from amos_fairseq.interop.hugging_face_rows import ABSENT, to_hugging_face_rows
@@ -36,8 +36,6 @@ AUTO_CLASSES = {
     SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
     QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
 }
-# These compute positions from where the padding token is, and expect it at id 1.
-PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
 
 
 def choose_family(part: Part, wanted: Optional[str]) -> str:
@@ -77,14 +75,14 @@ def possible_families(part: Part) -> list[str]:
     return sorted(families, key=lambda family: family != first)
 
 
-def build_config(part: Part, family: str, fast: FastTokenizer) -> "PretrainedConfig":
-    ids = {f"{role}_token_id": fast.id_of(symbol) for role, symbol in (("bos", BOS), ("pad", PAD), ("eos", EOS))}
+def build_config(part: Part, family: str, tokenizer: FolderTokenizer) -> "PretrainedConfig":
+    ids = {f"{role}_token_id": tokenizer.id_of(symbol) for role, symbol in (("bos", BOS), ("pad", PAD), ("eos", EOS))}
     others = {**part.settings, **ids, "architectures": [class_name(part, family)]}
     if family == CUSTOM:
         from amos_fairseq.interop.export_code import custom_config
 
-        return custom_config(part, fast.num_rows, **others)
-    return hugging_face_config(family, part.shape, fast.num_rows, **others)
+        return custom_config(part, tokenizer.num_rows, **others)
+    return hugging_face_config(family, part.shape, tokenizer.num_rows, **others)
 
 
 def class_name(part: Part, family: str) -> str:
@@ -94,8 +92,8 @@ def class_name(part: Part, family: str) -> str:
 
 
 @torch.no_grad()
-def build_model(part: Part, family: str, fast: FastTokenizer) -> "PreTrainedModel":
-    """In eval mode, float32, with the vocabulary in the order of ``fast``.
+def build_model(part: Part, family: str, tokenizer: FolderTokenizer) -> "PreTrainedModel":
+    """In eval mode, float32, with the vocabulary in the order of ``tokenizer``.
 
     A bare encoder gets the pooling layer that AutoModel builds, as the identity: ``pooler_output`` is then tanh of the
     first state, and not something random.
@@ -103,12 +101,14 @@ def build_model(part: Part, family: str, fast: FastTokenizer) -> "PreTrainedMode
     table = "mpnet" if family == CUSTOM else family
     weights = {
         **part.weights,
-        "embed_tokens.weight": to_hugging_face_rows(part.weights["embed_tokens.weight"], fast.ids, fast.num_rows),
+        "embed_tokens.weight": to_hugging_face_rows(
+            part.weights["embed_tokens.weight"], tokenizer.ids, tokenizer.num_rows
+        ),
     }
     if part.kind == MASKED_LM:
-        weights["mlm_head.bias"] = _bias_of_tokens(part.weights["mlm_head.bias"], fast)
+        weights["mlm_head.bias"] = _bias_of_tokens(part.weights["mlm_head.bias"], tokenizer)
     state = to_hugging_face(table, part.kind, weights)
-    model = _class(part, family)(build_config(part, family, fast))
+    model = _class(part, family)(build_config(part, family, tokenizer))
     if part.kind == ENCODER and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
@@ -116,11 +116,11 @@ def build_model(part: Part, family: str, fast: FastTokenizer) -> "PreTrainedMode
     return model.eval()
 
 
-def _bias_of_tokens(bias: Tensor, fast: FastTokenizer) -> Tensor:
+def _bias_of_tokens(bias: Tensor, tokenizer: FolderTokenizer) -> Tensor:
     """Ids that no token has, in the gaps of a foreign vocabulary, are never the best guess."""
-    biases = to_hugging_face_rows(bias, fast.ids, fast.num_rows)
-    unused = torch.ones(fast.num_rows, dtype=torch.bool)
-    unused[fast.ids[fast.ids != ABSENT]] = False
+    biases = to_hugging_face_rows(bias, tokenizer.ids, tokenizer.num_rows)
+    unused = torch.ones(tokenizer.num_rows, dtype=torch.bool)
+    unused[tokenizer.ids[tokenizer.ids != ABSENT]] = False
     return biases.masked_fill(unused, NEVER_PREDICTED)
 
 

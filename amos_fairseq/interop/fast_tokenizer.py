@@ -8,7 +8,7 @@ text to be the special token. Their ``split_special_tokens=True`` makes it text 
 """
 
 import json
-from typing import Callable, Dict, NamedTuple, Set
+from typing import Callable, Collection, Dict, NamedTuple
 
 import tokenizers
 import torch
@@ -109,7 +109,7 @@ def with_padding_at_1(fast: FastTokenizer) -> FastTokenizer:
 
 def _of_pieces(tokenizer: Tokenizer, piece_of: Callable[[str], str]) -> FastTokenizer:
     pieces = [piece_of(symbol) for symbol in tokenizer.dictionary_symbols]
-    special_tokens = _free_spellings(set(pieces))
+    special_tokens = free_spellings(set(pieces))
     order = [special_tokens.get(symbol, symbol) for symbol in embedding_symbols([])]
     order[-1:-1] = pieces  # <mask> stays last
     vocabulary = {token: index for index, token in enumerate(order)}
@@ -122,7 +122,7 @@ def _of_pieces(tokenizer: Tokenizer, piece_of: Callable[[str], str]) -> FastToke
     return FastTokenizer(fast, special_tokens, torch.arange(len(order)))
 
 
-def _free_spellings(pieces: Set[str]) -> Dict[str, str]:
+def free_spellings(pieces: Collection[str]) -> Dict[str, str]:
     """fairseq's symbols as they are; in another pair of brackets where a text about HTML has made ``<s>`` a piece."""
     spellings = {}
     for symbol in SPECIAL_SYMBOLS:

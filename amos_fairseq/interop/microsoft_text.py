@@ -1,5 +1,6 @@
-"""How the AMOS authors' tokenizer treats a text before SentencePiece reads it (huggingface/amos/tokenization_amos.py of their
-repository describes it; written anew here, so that every character remembers where it stood).
+"""How the AMOS authors' tokenizer treats a text before SentencePiece reads it, and its pieces after
+(huggingface/amos/tokenization_amos.py of their repository describes it; written anew here, so that every character
+remembers where it stood).
 """
 
 import re
@@ -8,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
+_WORD_MARK = "\u2581"
 # Two characters that stand for one quotation mark, and typographic signs with their ASCII ones.
 _DOUBLE_QUOTES = {"``": '"', "''": '"'}
 _PLAIN = str.maketrans(
@@ -85,3 +87,13 @@ def _rejoin_contractions(characters: list[Character]) -> list[Character]:
         if match.group("upper"):  # the authors' rules put a space behind these
             rejoined.append(Character(" ", rejoined[-1].end, rejoined[-1].end))
     return rejoined + characters[done:]
+
+
+def places_kept(pieces: list[str]) -> list[int]:
+    """Places of SentencePiece's pieces that are not a lone mark of a word at the end or before punctuation."""
+    following = [*pieces[1:], ""]
+    return [
+        place
+        for place, piece in enumerate(pieces)
+        if piece != _WORD_MARK or (following[place] and not is_punctuation(following[place][0]))
+    ]

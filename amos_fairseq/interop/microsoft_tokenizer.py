@@ -7,12 +7,10 @@ import sentencepiece
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.microsoft_text import is_punctuation, text_of, treat
+from amos_fairseq.interop.microsoft_text import places_kept, text_of, treat
 from amos_fairseq.interop.offsets import tidy_spans
 from amos_fairseq.interop.piece_spelling import SPECIAL_SYMBOLS, unspell_piece
 from amos_fairseq.interop.tokenizer_base import Tokenizer, read_dictionary_symbols, read_model_file
-
-_WORD_MARK = "\u2581"
 
 
 class MicrosoftAmosTokenizer(Tokenizer):
@@ -82,13 +80,3 @@ class MicrosoftAmosTokenizer(Tokenizer):
 
     def decode(self, pieces: List[str]) -> str:
         return self._processor.decode_pieces([unspell_piece(piece) for piece in pieces])
-
-
-def places_kept(pieces: List[str]) -> List[int]:
-    """Places of the pieces that are not a lone mark of a word at the end or before punctuation."""
-    following = [*pieces[1:], ""]
-    return [
-        place
-        for place, piece in enumerate(pieces)
-        if piece != _WORD_MARK or (following[place] and not is_punctuation(following[place][0]))
-    ]

@@ -8,8 +8,8 @@ from fairseq.data import Dictionary
 from tokenizer_text import HOSTILE, assert_survives_fairseq
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.microsoft_text import text_of, treat
-from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer, places_kept
+from amos_fairseq.interop.microsoft_text import places_kept, text_of, treat
+from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.interop.tokenizer import load_tokenizer
 
 # Worked out by hand from the rules.
