@@ -1,0 +1,243 @@
+"""preprocess/squad/prepare.sh's program, called in this process: what it writes, and what it refuses."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary
+from made_up_squad import made_up_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
+from tiny_wordpiece import train_wordpiece
+
+from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.squad_files import SquadSplit, read_manifest
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.tokenizer import load_tokenizer
+from preprocess.squad import prepare
+
+SQUAD = made_up_squad()
+
+
+@pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])
+def data(request, tmp_path_factory) -> Path:
+    return prepare_squad(tmp_path_factory.mktemp(request.param), SQUAD, bpe=request.param)
+
+
+def refused(capsys, *arguments: object) -> str:
+    """Run the command, which must fail; returns its one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        prepare.main([str(argument) for argument in arguments])
+    lines = capsys.readouterr().err.rstrip("\n").split("\n")
+    assert stop.value.code == 1
+    assert lines[-1].startswith("amos_fairseq: error: ")
+    return lines[-1]
+
+
+def test_files_hold_every_question_and_paragraph(data):
+    """Ids are those of the tokenizer and fairseq's dictionary, one text at a time; offsets cut pieces' own text."""
+    tokenizer, dictionary = load_tokenizer(data / "tokenizer"), Dictionary.load(str(data / "dict.txt"))
+    paragraphs = SQUAD["data"][0]["paragraphs"]
+    for name in ("train", "valid"):
+        split = SquadSplit(data, name)
+        asked = [(number, q) for number, paragraph in enumerate(paragraphs) for q in paragraph["qas"]]
+        assert [(e.context, e.id, e.is_impossible) for e in split.examples] == [
+            (number, q["id"], q["is_impossible"]) for number, q in asked
+        ]
+        for index, (_, q) in enumerate(asked):
+            expected = [dictionary.index(piece) for piece in tokenizer.encode(q["question"])]
+            assert split.questions[index].tolist() == expected
+            assert [(a.text, a.start) for a in split.examples[index].answers] == [
+                (a["text"], a["answer_start"]) for a in q["answers"]
+            ]
+        assert split.texts == [paragraph["context"] for paragraph in paragraphs]
+        assert len(split.contexts) == len(paragraphs)
+        for number, text in enumerate(split.texts):
+            assert split.contexts[number].tolist() == [dictionary.index(piece) for piece in tokenizer.encode(text)]
+            spans = [(start, end) for _, start, end in tokenizer.encode_with_offsets(text)]
+            assert list(zip(*(part.tolist() for part in split.offsets(number)), strict=True)) == spans
+
+
+def test_answers_cut_by_their_tokens(data):
+    """But for a full stop that SentencePiece has in one piece with the word before it; no score sees it."""
+    split = SquadSplit(data, "train")
+    for example in split.examples:
+        starts, ends = split.offsets(example.context)
+        for answer in example.answers:
+            assert (
+                split.texts[example.context][starts[answer.tokens[0]] : ends[answer.tokens[1]]].rstrip(".")
+                == answer.text
+            )
+        assert (example.target is None) == example.is_impossible
+
+
+def test_no_foreign_formats(data):
+    names = {path.name for path in data.iterdir()}
+    arrays = {f"{s}.{n}.{e}" for s in ("train", "valid") for n in ("question", "context", "context_start", "context_end")
+              for e in ("bin", "idx")}  # fmt: skip
+    lines = {f"{s}.{n}.jsonl" for s in ("train", "valid") for n in ("examples", "contexts")}
+    assert names == arrays | lines | {"dict.txt", "tokenizer", "squad.json"}
+    assert (data / "train.question.bin").stat().st_size == 2 * int(SquadSplit(data, "train").questions.sizes.sum())
+    assert (data / "dict.txt").read_bytes() == (data / "tokenizer" / "dict.txt").read_bytes()
+
+
+def test_manifest_counts(data):
+    manifest = read_manifest(data)
+    source = data.parent / "squad.json"
+    assert manifest["sources"]["train"] == {"name": "squad.json", "sha256": file_sha256(source)}
+    facts = manifest["splits"]["train"]
+    assert (facts["questions"], facts["impossible"], facts["paragraphs"]) == (40, 10, 10)
+    assert facts["answers"] == {"exact": 60, "wider": 0, "lost": 0, "misplaced": 0}
+    split = SquadSplit(data, "train")
+    assert facts["context_tokens"] == int(np.sum(split.contexts.sizes))
+    assert facts["longest_question"] == int(split.questions.sizes.max())
+
+
+def test_what_does_not_fit_is_counted_and_named(tmp_path, capsys):
+    """A misplaced answer trains nobody; one that ends inside a token takes it whole."""
+    squad = made_up_squad(seed=2)
+    first, second, third = squad["data"][0]["paragraphs"][0]["qas"][:3]
+    first["answers"] = [{"text": "no such text", "answer_start": 3}]
+    context = squad["data"][0]["paragraphs"][0]["context"]
+    second["answers"] = [{"text": "olou", "answer_start": context.index("olou")}]
+    data = prepare_squad(tmp_path, squad)
+    facts = read_manifest(data)["splits"]["train"]
+    assert facts["answers"] == {"exact": 56, "wider": 1, "lost": 0, "misplaced": 1}
+    assert facts["untrainable"] == 1
+    assert facts["named"]["misplaced"] == [{"id": first["id"], "answer": "no such text", "tokens_give": ""}]
+    assert facts["named"]["wider"][0]["tokens_give"] == "colour"
+    split = SquadSplit(data, "train")
+    assert [example.target is None for example in split.examples[:3]] == [True, False, False]
+    assert split.examples[2].answers[0].text == third["answers"][0]["text"]
+    assert "1 questions train nobody" in capsys.readouterr().err
+
+
+def test_version_one(tmp_path):
+    data = prepare_squad(tmp_path, without_impossible(SQUAD))
+    assert read_manifest(data)["splits"]["valid"]["impossible"] == 0
+    assert all(example.answers and not example.is_impossible for example in SquadSplit(data, "valid").examples)
+
+
+def test_drawn_questions(tmp_path, data):
+    """A fixed draw in the file's order; paragraphs that are not asked about are left out, dev stays whole."""
+    few = prepare_squad(tmp_path / "a", SQUAD, "--max-train-questions", "7")
+    again = prepare_squad(tmp_path / "b", SQUAD, "--max-train-questions", "7")
+    other = prepare_squad(tmp_path / "c", SQUAD, "--max-train-questions", "7", "--seed", "2")
+    ids = [[example.id for example in SquadSplit(place, "train").examples] for place in (few, again, other)]
+    everything = [example.id for example in SquadSplit(data, "train").examples]
+    assert ids[0] == ids[1] == [name for name in everything if name in set(ids[0])]
+    assert len(ids[0]) == 7
+    assert ids[2] != ids[0]
+    split = SquadSplit(few, "train")
+    assert {example.context for example in split.examples} == set(range(len(split.contexts)))
+    assert len(SquadSplit(few, "valid")) == 40
+    manifest = read_manifest(few)
+    assert manifest["settings"] == {"max_train_questions": 7, "seed": 1}
+    assert manifest["splits"]["train"]["source_questions"] == 40
+
+
+def test_compressed_files_and_a_bare_tokenizer(tmp_path):
+    """xz and gz give what the plain file gives; a directory with tokenizer.json alone is enough."""
+    text = json.dumps(SQUAD).encode()
+    (tmp_path / "train.json.xz").write_bytes(lzma.compress(text))
+    (tmp_path / "dev.json.gz").write_bytes(gzip.compress(text))
+    train_wordpiece(tmp_path / "tokenizer", [p["context"] for p in SQUAD["data"][0]["paragraphs"]])
+    command = [tmp_path / "train.json.xz", tmp_path / "dev.json.gz", tmp_path / "tokenizer", tmp_path / "out"]
+    prepare.main([str(part) for part in command])
+    train, valid = (SquadSplit(tmp_path / "out", name) for name in ("train", "valid"))
+    assert train.examples == valid.examples
+    assert len(train) == 40
+    assert (tmp_path / "out" / "tokenizer" / "tokenizer.settings.json").is_file()
+
+
+def test_finished_data_are_left_alone(data, capsys, tmp_path):
+    source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    prepare.main([str(part) for part in (source, source, tokenizer, data)])
+    assert "finished already" in capsys.readouterr().err
+    assert "made with other settings" in refused(capsys, source, source, tokenizer, data, "--max-train-questions", 3)
+    other = write_json(tmp_path / "other.json", made_up_squad(seed=9))
+    assert "made with other files" in refused(capsys, other, source, tokenizer, data)
+    squad_tokenizer(tmp_path / "text", SQUAD, size=160).save(tmp_path / "tokenizer")
+    assert "made with other tokenizer" in refused(capsys, source, source, tmp_path / "tokenizer", data)
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+
+
+def change(path: list, value: object) -> dict:
+    """The made-up data with one value replaced, or, for None, removed."""
+    squad = json.loads(json.dumps(SQUAD))
+    *before, last = path
+    place = squad
+    for key in before:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return squad
+
+
+FIRST = ["data", 0, "paragraphs", 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "data must be a list, it is missing"),
+        ({"version": "v2.0"}, "data must be a list, it is missing"),
+        (change(["data", 0, "paragraphs"], {"a": 1}), 'data[0].paragraphs must be a list, it is {"a": 1}'),
+        (change([*FIRST, "context"], None), "data[0].paragraphs[0].context must be a text, it is missing"),
+        (change([*FIRST, "qas", 1, "id"], 7), "data[0].paragraphs[0].qas[1].id must be a text, it is 7"),
+        (change([*FIRST, "qas", 1, "question"], None), "qas[1].question must be a text, it is missing"),
+        (change([*FIRST, "qas", 0, "answers"], None), "qas[0].answers must be a list, it is missing"),
+        (change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"), 'answers[1].answer_start must be a number, it is "3"'),
+        (change([*FIRST, "qas", 0, "is_impossible"], "no"), "qas[0].is_impossible must be true or false"),
+        (change([*FIRST, "qas", 0, "id"], "p0q1"), "the id p0q1 stands twice"),
+        (change(["data"], []), "holds no questions"),
+    ],
+)  # fmt: skip
+def test_other_layouts_are_refused_by_their_place(data, tmp_path, capsys, content, message):
+    wrong = write_json(tmp_path / "wrong.json", content)
+    tokenizer = data.parent / "tokenizer"
+    line = refused(capsys, wrong, data.parent / "squad.json", tokenizer, tmp_path / "out")
+    assert message in line
+    assert str(wrong) in line
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]
+
+
+def test_other_mistakes_are_one_line(data, tmp_path, capsys):
+    source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
+    (tmp_path / "text.json").write_text("no json")
+    assert "text.json is not JSON" in refused(capsys, tmp_path / "text.json", source, tokenizer, out)
+    (tmp_path / "cut.json.xz").write_bytes(lzma.compress(source.read_bytes())[:-30])
+    assert "cut.json.xz is damaged" in refused(capsys, tmp_path / "cut.json.xz", source, tokenizer, out)
+    assert "no such file" in refused(capsys, source, tmp_path / "absent.json", tokenizer, out)
+    assert "is not a directory" in refused(capsys, source, source, tmp_path / "absent", out)
+    assert "--max-train-questions 0" in refused(capsys, source, source, tokenizer, out, "--max-train-questions", 0)
+    assert "is not empty and holds no SQuAD data" in refused(capsys, source, source, tokenizer, tmp_path)
+    assert "is not a directory" in refused(capsys, source, source, tokenizer, source)
+    assert not out.exists()
+
+
+def test_starts_that_count_bytes_are_refused(data, tmp_path, capsys):
+    """Most answers are then not where the file says."""
+    squad = json.loads(json.dumps(SQUAD))
+    for paragraph in squad["data"][0]["paragraphs"]:
+        for asked in paragraph["qas"]:
+            for answer in asked["answers"]:
+                answer["answer_start"] = len(paragraph["context"][: answer["answer_start"]].encode("utf-8"))
+    wrong = write_json(tmp_path / "wrong.json", squad)
+    line = refused(capsys, wrong, wrong, data.parent / "tokenizer", tmp_path / "out")
+    assert "do not stand at their answer_start: the starts must count characters" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"settings": {}}'])
+def test_a_foreign_manifest_is_refused(tmp_path, content):
+    with pytest.raises(UserError, match=r"squad\.json is missing"):
+        read_manifest(tmp_path)
+    (tmp_path / "squad.json").write_text(content)
+    with pytest.raises(UserError, match=r"was not written by prepare\.sh"):
+        read_manifest(tmp_path)

@@ -1,0 +1,149 @@
+"""Heads that mark answers: by hand, in float64, and what may never be marked."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead, build_span_head
+
+B, T, D = 3, 9, 8
+# Question at 1-2, context from 4 on; the second window is padded, the third has a context of one token.
+MASK = torch.zeros(B, T, dtype=torch.bool)
+MASK[0, 4:8] = MASK[1, 4:6] = MASK[2, 4:5] = True
+TARGETS = (torch.tensor([5, 0, 4]), torch.tensor([6, 0, 4]))
+
+
+@pytest.fixture
+def states():
+    return torch.randn(B, T, D, generator=torch.Generator().manual_seed(2))
+
+
+def make(kind: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    head = build_span_head(kind, D, dropout=0.0, layer_norm_eps=1e-5)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return head.eval()
+
+
+def allowed(window: int) -> set[int]:
+    return {0, *MASK[window].nonzero().flatten().tolist()}
+
+
+@pytest.mark.parametrize("kind", ["independent", "joint"])
+def test_only_context_and_the_null_position_can_be_chosen(kind, states):
+    """In training: the softmax gives nothing to question, separators and padding, whatever their states are."""
+    head = make(kind)
+    output = head(states, MASK, TARGETS)
+    for window in range(B):
+        for logits in (output.start_logits, output.end_logits):
+            assert set(logits[window].isfinite().nonzero().flatten().tolist()) == allowed(window)
+    other = states.clone()
+    other[:, 1:4] += 10
+    other[:, 8] -= 10
+    changed = head(other, MASK, TARGETS)
+    assert torch.equal(changed.start_logits, output.start_logits)
+    assert torch.equal(changed.end_logits, output.end_logits)
+
+
+@pytest.mark.parametrize("kind", ["independent", "joint"])
+def test_candidates_lie_in_the_context(kind, states):
+    candidates = make(kind)(states, MASK).candidates
+    assert candidates.starts.shape == candidates.ends.shape == candidates.scores.shape
+    for window in range(B):
+        valid = candidates.scores[window].isfinite()
+        assert valid.any()
+        for positions in (candidates.starts, candidates.ends):
+            assert set(positions[window][valid].tolist()) <= allowed(window) - {0}
+
+
+def test_independent_candidates_are_all_pairs(states):
+    """With a beam that holds every token: each pair's sum, and the null score, in float64."""
+    head = make("independent")
+    candidates = head(states, MASK).candidates
+    logits = linear(states.double(), head.output.weight.double(), head.output.bias.double()).detach()
+    for window in range(B):
+        rows = zip(*(part[window].tolist() for part in candidates[:3]), strict=True)
+        found = {(start, end): score for start, end, score in rows if score > -1e30}
+        context = allowed(window) - {0}
+        assert set(found) == {(start, end) for start in context for end in context}
+        for (start, end), score in found.items():
+            # float32 sums of eight products against float64.
+            assert score == pytest.approx(float(logits[window, start, 0] + logits[window, end, 1]), abs=1e-5)
+        expected = float(logits[window, 0].sum())
+        assert candidates.null_scores[window].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_independent_beam_takes_the_best(states):
+    head = IndependentSpanHead(D, beam=2)
+    full = IndependentSpanHead(D, beam=9)
+    full.load_state_dict(head.state_dict())
+    few, all_pairs = head(states, MASK).candidates, full(states, MASK).candidates
+    assert few.scores.shape == (B, 4)
+    assert torch.equal(few.scores.max(1).values, all_pairs.scores.max(1).values)
+
+
+def test_joint_scores_are_probabilities_of_start_and_end(states):
+    """log p(start) + log p(end | start) of every pair of a window that is not padded, in float64, step by step."""
+    head = make("joint")
+    head.num_starts = head.num_ends = T
+    candidates = head(states, MASK).candidates
+    weights = {name: value.double() for name, value in head.state_dict().items()}
+    for window in range(B):
+        h = states[window].double()
+        places = sorted(allowed(window))
+        start_logits = (h @ weights["start.weight"].T + weights["start.bias"]).squeeze(-1)
+        start_p = start_logits[places].softmax(0)
+        expected = {}
+        for place, p_start in zip(places, start_p, strict=True):
+            pair = torch.cat([h, h[place].expand(T, D)], dim=-1)
+            hidden = (pair @ weights["end_dense.weight"].T + weights["end_dense.bias"]).tanh()
+            hidden = torch.nn.functional.layer_norm(hidden, (D,), weights["end_norm.weight"], weights["end_norm.bias"])
+            end_logits = (hidden @ weights["end.weight"].T + weights["end.bias"]).squeeze(-1)
+            for end, p_end in zip(places, end_logits[places].softmax(0), strict=True):
+                if place and end:
+                    expected[place, end] = float(p_start.log() + p_end.log())
+        rows = zip(*(part[window].tolist() for part in candidates[:3]), strict=True)
+        found = {(start, end): score for start, end, score in rows if score > -1e30}
+        # float32 against float64 through tanh and LayerNorm.
+        assert found == pytest.approx(expected, abs=1e-4)
+        summary = torch.cat([start_p @ h[places], h[0]])
+        hidden = (summary @ weights["answerable_dense.weight"].T + weights["answerable_dense.bias"]).tanh()
+        assert candidates.null_scores[window].item() == pytest.approx(
+            float(hidden @ weights["answerable.weight"][0]), abs=1e-5
+        )
+
+
+def test_joint_end_depends_on_the_true_start_in_training(states):
+    head = make("joint")
+    ends = [head(states, MASK, (torch.tensor([place, 4, 4]), TARGETS[1])).end_logits for place in (4, 5)]
+    assert not torch.allclose(ends[0][0, 4:8], ends[1][0, 4:8])
+    assert torch.equal(ends[0][1:], ends[1][1:])
+
+
+def test_joint_classifier_does_not_see_the_label(states):
+    """It would be told in training whether the start is <s>, were it given the true start."""
+    head = make("joint")
+    logits = [
+        head(states, MASK, (starts, starts)).unanswerable_logits for starts in (torch.zeros(3).long(), TARGETS[0])
+    ]
+    assert torch.equal(*logits)
+    assert torch.equal(logits[0], head(states, MASK).unanswerable_logits)
+
+
+@pytest.mark.parametrize("kind", ["independent", "joint"])
+def test_every_weight_gets_a_finite_gradient(kind, states):
+    """No parameter is left unused, which distributed training refuses, and -inf of masked positions makes no NaN."""
+    head = make(kind)
+    output = head(states, MASK, TARGETS)
+    loss = sum(
+        torch.nn.functional.cross_entropy(logits, target)
+        for logits, target in zip((output.start_logits, output.end_logits), TARGETS, strict=True)
+    )
+    if isinstance(head, JointSpanHead):
+        loss = loss + output.unanswerable_logits.sum()
+    loss.backward()
+    for name, parameter in head.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        if name not in ("start.bias", "end.bias", "output.bias"):  # a softmax does not feel what is added to all
+            assert parameter.grad.abs().sum() > 0, name
