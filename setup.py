@@ -20,28 +20,36 @@ setup(
         "fairseq-fixed==0.12.3.1",
         # A bare "torch" takes the newest CUDA build whatever is installed; these are the versions whose loader is weights-only.
         "torch>=2.6,<2.14",
+        "huggingface_hub",
         "matplotlib",
         "numpy",
         "packaging",
+        "protobuf",  # what sentencepiece reads its own model files with
         "PyYAML",
         "rich",
+        "safetensors",
         "scikit-learn",
         "scipy",
         "sentencepiece>=0.2.3",  # the first that tells where pieces lie in the text
         "tensorboard",
         "tokenizers",
         "tqdm",
+        # transformers 5 imports torchaudio eagerly, which does not load beside a CPU build of torch.
+        "transformers>=4.57,<5",
         "zstandard",
     ],
     extras_require={
-        # transformers 5 imports torchaudio eagerly, which does not load beside a CPU build of torch.
         "test": [
             "pytest",
             "pytest-xdist",
             "ruff",
-            "transformers<5",
             "fastBPE==0.1.0",
             "hydra-submitit-launcher",
+            # Clients of what `amos export` writes.
+            "onnx",
+            "onnxruntime",
+            "onnxscript",
+            "sentence-transformers",
         ],
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],

@@ -1,6 +1,7 @@
 """A checkpoint of ours as a model that reads text: safely loaded, with the vocabulary that it was trained on."""
 
 import argparse
+import dataclasses
 import os
 import re
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from typing import Any, Optional, Union
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import BaseFairseqModel, build_model
-from omegaconf import OmegaConf
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, BaseFairseqModel, build_model
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from amos_fairseq.compat.safe_loading import explained
@@ -129,7 +130,7 @@ def read_tokenizer(file: Path, directory: Optional[CheckpointPath], task_state: 
 def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> BaseFairseqModel:
     """Build the model from the settings in the checkpoint and fill it; half-precision weights become float32."""
     settings = state["cfg"]["model"]
-    settings = settings if isinstance(settings, argparse.Namespace) else OmegaConf.create(settings)
+    settings = settings if isinstance(settings, argparse.Namespace) else with_defaults(settings)
     # A model of this package asks its task for the dictionary, and whether it masks blocks.
     task = SimpleNamespace(source_dictionary=dictionary)
     if not FineTunedModel.wrote(state["model"]):
@@ -145,3 +146,12 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
             "fairseq-train --user-dir amos_fairseq wrote"
         ) from error
     return model
+
+
+def with_defaults(settings: dict[str, Any]) -> DictConfig:
+    """Settings of a model with the fields that it has got since they were saved; fairseq adds them to models only, which a
+    checkpoint written with ``--arch amos_base`` does not name."""
+    name = ARCH_MODEL_NAME_REGISTRY.get(settings.get("_name"), settings.get("_name"))
+    if name not in MODEL_DATACLASS_REGISTRY:
+        return OmegaConf.create(settings)
+    return OmegaConf.merge(OmegaConf.create(dataclasses.asdict(MODEL_DATACLASS_REGISTRY[name]())), settings)

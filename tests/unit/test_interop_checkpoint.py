@@ -55,6 +55,17 @@ def test_lines_end_where_they_end_in_a_corpus(save_dir):
     ]
 
 
+def test_settings_that_came_later_have_their_defaults(save_dir):
+    """A checkpoint of ``--arch amos_base`` names the architecture, and fairseq adds new fields to models only."""
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    settings = {name: value for name, value in state["cfg"]["model"].items() if name not in ("token_types", "_name")}
+    torch.save(state | {"cfg": state["cfg"] | {"model": settings | {"_name": "amos_base"}}}, save_dir / "older.pt")
+    newer, older = load_pretrained(save_dir), load_pretrained(save_dir / "older.pt")
+    assert older.model.cfg.token_types == 0
+    tokens = newer.tokens("the end")[None]
+    assert torch.equal(newer.model.extract_features(tokens), older.model.extract_features(tokens))
+
+
 def test_half_precision_weights_become_float32(save_dir, tokenizer):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
