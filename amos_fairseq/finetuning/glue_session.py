@@ -8,7 +8,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue_benchmark import Glue
 from amos_fairseq.finetuning.glue_table import average, glue_table
 from amos_fairseq.finetuning.glue_tasks import INTERMEDIATE_FOR, INTERMEDIATE_TASK, TASKS
-from amos_fairseq.finetuning.leaderboard import best_checkpoint, write_submission
+from amos_fairseq.finetuning.leaderboard import best_checkpoint, check_test_files, write_submission
 from amos_fairseq.finetuning.plan import IDENTITY_FILE, read_json
 from amos_fairseq.finetuning.results import Result, read_results
 from amos_fairseq.finetuning.runner import Failure, Runner
@@ -20,9 +20,13 @@ from amos_fairseq.finetuning.tables import Table
 
 @dataclass(frozen=True)
 class GlueOutcome:
-    """Attributes:
-    table: None where no run has a result.
-    files: what was written.
+    """What a call has led to.
+
+    Attributes:
+        table: None where no run has a result.
+        failures: runs that failed.
+        files: what was written.
+        notices: what the user must know of these files.
     """
 
     table: Table | None
@@ -46,7 +50,7 @@ def run_glue(
         UserError: a mistake of the user, before anything is started.
         Stopped: SIGINT or SIGTERM came.
     """
-    beside = read_summary(squad or session.out, "squad", session.start.sha256)
+    beside = read_summary(squad or session.out, "squad", session.setup)
     if squad is not None and beside is None:
         raise UserError(f"{squad} holds no results of amos squad: give its --out with --squad")
     benchmark = Glue(data, tasks, session.start)
@@ -54,6 +58,8 @@ def run_glue(
         session.recipe.of(task)
     if intermediate is not None:
         check_intermediate(session, intermediate, tasks)
+    if with_test:
+        check_test_files(data, tasks)
     session.claim(benchmark)
     runner = session.runner(benchmark)
     failures = execute(session, runner, benchmark, intermediate)

@@ -36,7 +36,7 @@ def write_submission(
         Its path, and a line for each file that was filled with a constant.
 
     Raises:
-        UserError: a best run's checkpoint is gone, or no task has both a run and a prepared test file.
+        UserError: a best run's checkpoint is gone.
         Stopped: ``stop`` is set.
     """
     files: dict[str, str] = {}
@@ -49,16 +49,20 @@ def write_submission(
             predicted = predict(prepared, checkpoint, present, max_positions, device, stop)
             for split in present:
                 files[splits[split]] = table(prepared.ids(split), spell(prepared, predicted[split]))
-    if not files:
-        raise UserError(
-            f"{data} holds no prepared test file of the tasks that were run: prepare it from files with test.tsv"
-        )
     filled = dict(fillings(files))
     archive = out / ARCHIVE
     with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, content in (files | filled).items():
             zipped.writestr(name, content)
     return archive, [f"{name} is filled with a constant: no run or no prepared test file" for name in filled]
+
+
+def check_test_files(data: Path, tasks: Sequence[str]) -> None:
+    """Raise :class:`UserError` unless a test file of one of the tasks is prepared: the archive would hold constants only."""
+    if not any(prepared_test(data, task) for task in tasks):
+        raise UserError(
+            f"--write-test: {data} holds no test set of {', '.join(tasks)}: prepare them from files with test.tsv"
+        )
 
 
 def test_sets() -> dict[str, dict[str, str]]:

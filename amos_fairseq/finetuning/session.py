@@ -22,9 +22,12 @@ OVERRIDES = ("lr", "epochs", "batch_size")
 
 @dataclass(frozen=True)
 class Session:
-    """Attributes:
-    overrides: settings of the recipe that the command line replaced.
-    seeds: of the runs, from 1.
+    """What was asked for, checked.
+
+    Attributes:
+        overrides: settings of the recipe that the command line replaced.
+        seeds: of the runs, from 1.
+        devices: one run at a time on each.
     """
 
     start: StartingPoint

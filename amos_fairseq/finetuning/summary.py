@@ -52,16 +52,18 @@ def _task(summary: TaskSummary) -> dict[str, Any]:
     }
 
 
-def read_summary(out: Path, name: str, checkpoint_sha256: str) -> dict[str, Any] | None:
-    """The summary of another benchmark, to be shown beside one of the same checkpoint; None where there is none.
+def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] | None:
+    """The summary of another benchmark, to be shown beside one of the same weights; None where there is none.
 
     Raises:
-        UserError: it is of another checkpoint.
+        UserError: it is of another checkpoint, or one of the two is of random weights.
     """
     content = read_json(summary_file(out, name))
-    if content is not None and content["setup"]["checkpoint_sha256"] != checkpoint_sha256:
-        raise UserError(
-            f"{summary_file(out, name)} is of another checkpoint (sha256 {content['setup']['checkpoint_sha256'][:12]}...): "
-            "name the results of this one"
-        )
+    if content is not None:
+        for part in ("checkpoint_sha256", "from_scratch"):
+            if content["setup"].get(part) != setup[part]:
+                raise UserError(
+                    f"{summary_file(out, name)} does not belong beside these runs ({part} {content['setup'].get(part)}, "
+                    f"not {setup[part]}): give the results of the same weights with --{name}"
+                )
     return content

@@ -1,6 +1,7 @@
 """GLUE's data, predictions, intermediate training and archive on made-up rows; the training process is left out."""
 
 import argparse
+import json
 import shutil
 import threading
 import zipfile
@@ -254,6 +255,9 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
     (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
+    (tmp_path / "squad").mkdir()
+    setup = {"checkpoint_sha256": read_starting_point(start).sha256, "from_scratch": True}
+    (tmp_path / "squad" / "squad.json").write_text(json.dumps({"setup": setup}))
     command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
     for arguments, message in (
         ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose, with commas between, from MNLI, QQP"),
@@ -266,6 +270,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         ([str(data), "--tasks", "CoLA", "--lr", "-1"], "lr -1.0 must be above 0"),
         ([str(data), "--tasks", "CoLA", "--fp16"], "--fp16 needs a GPU"),
         ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
+        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
+        ([str(data), "--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
     ):
         with pytest.raises(SystemExit) as ended:
             main([*command, *arguments])
