@@ -251,6 +251,22 @@ def test_data_that_are_not_the_official_ones_are_said_to_be(start, data, tmp_pat
     assert notes[1:] == ["QNLI: trained on 10,000 of 84,794 rows", "rebuilt"]
 
 
+def test_runs_are_of_the_same_data_until_what_is_trained_or_scored_on_changes(data, tmp_path):
+    shutil.copytree(data / "RTE", tmp_path / "RTE")
+    before, record = read_glue_data(tmp_path, "RTE").sha256(), read_glue_data(tmp_path, "RTE").record
+    change_task(tmp_path, "RTE", splits=record["splits"] | {"test": {"source": "test.tsv", "rows": 5}}, workers=3)
+    assert read_glue_data(tmp_path, "RTE").sha256() == before
+    for change in (
+        {"splits": record["splits"] | {"valid": record["splits"]["valid"] | {"sha256": "0" * 64}}},
+        {"splits": record["splits"] | {"train": record["splits"]["train"] | {"rows": 15}}},
+        {"labels": record["labels"][::-1]},
+        {"tokenizer_sha256": "1" * 64},
+        {"seed": 2},
+    ):
+        change_task(tmp_path, "RTE", **record | change)
+        assert read_glue_data(tmp_path, "RTE").sha256() != before, change
+
+
 def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys):
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
