@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Tuple
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue_tasks import TASKS as SCORED_TASKS
 
 # Names of the splits as fairseq writes them. MNLI has two development and two test sets: matched, then mismatched.
 _FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
@@ -17,19 +18,8 @@ _MNLI_FILES = {
 # The download script of GLUE makes diagnostic/diagnostic.tsv, the file on the server is AX.tsv.
 _AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")
 LARGEST_SCORE = 5.0
-# Rows of the official files without broken lines, as dataset_infos.json of Hugging Face's datasets counts them.
-_OFFICIAL_ROWS = {
-    "CoLA": {"train": 8551, "valid": 1043, "test": 1063},
-    "SST-2": {"train": 67349, "valid": 872, "test": 1821},
-    "MRPC": {"train": 3668, "valid": 408, "test": 1725},
-    "STS-B": {"train": 5749, "valid": 1500, "test": 1379},
-    "QQP": {"train": 363846, "valid": 40430, "test": 390965},
-    "MNLI": {"train": 392702, "valid": 9815, "valid1": 9832, "test": 9796, "test1": 9847},
-    "QNLI": {"train": 104743, "valid": 5463, "test": 5463},
-    "RTE": {"train": 2490, "valid": 277, "test": 3000},
-    "WNLI": {"train": 635, "valid": 71, "test": 146},
-    "AX": {"test": 1104},
-}
+# The others' stand beside their scores; AX is not scored here. As Hugging Face's dataset_infos.json counts them.
+_AX_ROWS = {"test": 1104}
 
 
 @dataclass(frozen=True)
@@ -49,8 +39,8 @@ class GlueTask:
 
     @property
     def official_rows(self) -> Dict[str, int]:
-        """Rows of each split that anybody's numbers refer to."""
-        return _OFFICIAL_ROWS[self.name]
+        """Rows of each split of the official files, without broken lines: what published numbers refer to."""
+        return _AX_ROWS if self.name == "AX" else SCORED_TASKS[self.name].official_rows
 
     @property
     def is_regression(self) -> bool:
