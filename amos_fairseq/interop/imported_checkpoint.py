@@ -162,9 +162,10 @@ def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str,
             "dictionary_sha256": file_sha256(tokenizer_directory / DICTIONARY_FILE),
         },
         "extra_state": {
-            "metrics": [],
+            "metrics": {},
             "previous_training_time": 0,
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
+            # Version 2 at the beginning of an epoch: fairseq then starts its meters afresh.
+            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
         },
         "last_optimizer_state": None,
     }

@@ -1,4 +1,4 @@
-"""What `amos import` writes goes into stock fairseq-train: a labelled task from one process, with the flags it printed."""
+"""What `amos import` writes goes into stock fairseq-train with the flags that it printed: a labelled task, and pretraining."""
 
 import re
 import subprocess
@@ -16,58 +16,110 @@ from amos_fairseq.interop.checkpoint import load_pretrained, read_state
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("import")
-    write_electra(root / "hugging_face")
-    return root / "imported" / "model.pt"
+def folders(tmp_path_factory) -> Path:
+    folders = tmp_path_factory.mktemp("hugging_face")
+    write_electra(folders)
+    return folders
 
 
-def write_task(directory: Path, dictionary: Dictionary, rows: list[torch.Tensor]) -> None:
-    """The layout of ``sentence_prediction``: label 0 for the first half of the rows, 1 for the others."""
-    labels = Dictionary()
-    for label in ("no", "yes"):
-        labels.add_symbol(label)
-    for name, words, lines in (
-        ("input0", dictionary, [row[1:] for row in rows]),  # --init-token puts <s> in front
-        ("label", labels, [torch.tensor([labels.index(("no", "yes")[i * 2 // len(rows)])]) for i in range(len(rows))]),
-    ):
-        (directory / name).mkdir(parents=True)
-        words.save(str(directory / name / "dict.txt"))
-        for split in ("train", "valid"):
-            builder = indexed_dataset.make_builder(str(directory / name / f"{split}.bin"), "mmap", len(words))
-            for line in lines:
-                builder.add_item(line)
-            builder.finalize(str(directory / name / f"{split}.idx"))
+def run_import(out: Path, capsys: pytest.CaptureFixture, *arguments: str | Path) -> list[str]:
+    """Import; the flags of fairseq-train that were printed."""
+    main(["import", *map(str, arguments), str(out), "--arch", "electra_tiny"])
+    return re.search(r"flags of fairseq-train that build this model: (.*)", capsys.readouterr().out).group(1).split()
 
 
-def test_fairseq_fine_tunes_an_imported_electra(checkpoint, tmp_path, capsys):
-    folder = checkpoint.parent.parent / "hugging_face" / "discriminator"
-    main(["import", str(folder), str(checkpoint), "--arch", "electra_tiny"])
-    flags = re.search(r"flags of fairseq-train that build this model: (.*)", capsys.readouterr().out).group(1).split()
-    pretrained = load_pretrained(checkpoint)
+def dictionary_of(checkpoint: Path) -> Dictionary:
+    """The dictionary of a corpus; the task adds ``<mask>``."""
     dictionary = Dictionary()
-    for symbol in pretrained.tokenizer.dictionary_symbols:
+    for symbol in load_pretrained(checkpoint).tokenizer.dictionary_symbols:
         dictionary.add_symbol(symbol)
-    write_task(tmp_path / "data", dictionary, [pretrained.tokens(line) for line in LINES[:8]])
+    return dictionary
+
+
+def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tensor]) -> None:
+    directory.mkdir(parents=True)
+    dictionary.save(str(directory / "dict.txt"))
+    for split in ("train", "valid"):
+        builder = indexed_dataset.make_builder(str(directory / f"{split}.bin"), "mmap", len(dictionary))
+        for line in lines:
+            builder.add_item(line)
+        builder.finalize(str(directory / f"{split}.idx"))
+
+
+def train(data: Path, save_dir: Path, *flags: str) -> str:
+    """One update; what was logged."""
     command = [
-        sys.executable, "-m", "fairseq_cli.train", str(tmp_path / "data"), "--user-dir", "amos_fairseq",
-        "--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", "2", "--init-token", "0",
-        "--finetune-from-model", str(checkpoint), *flags, "--optimizer", "adam", "--lr", "0.001", "--lr-scheduler", "fixed",
-        "--batch-size", "8", "--max-update", "1", "--num-workers", "0", "--save-dir", str(tmp_path / "run"), "--cpu",
-        "--log-format", "simple", "--log-interval", "1", "--no-epoch-checkpoints",
+        sys.executable, "-m", "fairseq_cli.train", str(data), "--user-dir", "amos_fairseq", "--lr", "0.001",
+        "--lr-scheduler", "fixed", "--batch-size", "8", "--max-update", "1", "--num-workers", "0", "--cpu",
+        "--save-dir", str(save_dir), "--log-format", "simple", "--log-interval", "1", "--no-epoch-checkpoints", *flags,
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "fine-tuning takes the encoder of a pretraining checkpoint" in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_started_from(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
+    """One Adam update of 0.001 moves no weight further: the run started from these values, not from others."""
+    assert before.keys() <= after.keys()
+    for name, value in before.items():
+        moved = (after[name] - value).abs().max()
+        assert moved < 0.0011, name
+        assert moved > 0 or "positions" in name or "token_types" in name, name  # not all positions and types occur
+
+
+def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
+    checkpoint = tmp_path / "imported" / "model.pt"
+    flags = run_import(checkpoint, capsys, folders / "discriminator")
+    dictionary, labels, pretrained = dictionary_of(checkpoint), Dictionary(), load_pretrained(checkpoint)
+    for label in ("no", "yes"):
+        labels.add_symbol(label)
+    rows = [pretrained.tokens(line)[1:] for line in LINES[:8]]  # --init-token puts <s> in front
+    write_lines(tmp_path / "data" / "input0", dictionary, rows)
+    write_lines(tmp_path / "data" / "label", labels, [torch.tensor([4 + i % 2]) for i in range(len(rows))])
+    task = [
+        "--task",
+        "sentence_prediction",
+        "--criterion",
+        "sentence_prediction",
+        "--num-classes",
+        "2",
+        "--init-token",
+        "0",
+    ]
+    start = ["--finetune-from-model", str(checkpoint), "--optimizer", "adam"]
+    said = train(tmp_path / "data", tmp_path / "run", *task, *start, *flags)
+    assert "fine-tuning takes the encoder of a pretraining checkpoint" in said
     before, after = read_state(checkpoint), read_state(tmp_path / "run" / "checkpoint_last.pt")
     assert after["optimizer_history"][-1]["num_updates"] == 1
     assert after["cfg"]["model"]["token_types"] == 2
     assert after["cfg"]["model"]["layer_norm_eps"] == before["cfg"]["model"]["layer_norm_eps"] == 1e-12
-    # One Adam update of 0.001 moves no weight further: it started from the imported values, not from others.
-    for name, value in before["model"].items():
-        if name.startswith("discriminator.") and "embed_positions" not in name:
-            moved = (after["model"][name.replace("discriminator.", "encoder.")] - value).abs().max()
-            assert 0 < moved < 0.0011 or "token_types" in name, name
+    kept = {name: tensor for name, tensor in before["model"].items() if name.startswith("discriminator.")}
+    renamed = {name.replace("discriminator.", "encoder."): tensor for name, tensor in kept.items()}
+    assert_started_from(renamed, after["model"])
     assert after["model"]["encoder.embed_positions.weight"].shape[0] == POSITIONS
+
+
+def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, capsys):
+    """As a checkpoint of ours: --restore-file alone, and nothing to reset."""
+    checkpoint = tmp_path / "imported" / "model.pt"
+    flags = run_import(checkpoint, capsys, folders / "discriminator", "--generator", folders / "generator")
+    write_lines(
+        tmp_path / "data", dictionary_of(checkpoint), [load_pretrained(checkpoint).tokens(line)[1:] for line in LINES]
+    )
+    task = ["--task", "text_pretraining", "--criterion", "electra", "--tokens-per-sample", str(POSITIONS)]
+    said = train(
+        tmp_path / "data",
+        tmp_path / "run",
+        *task,
+        "--restore-file",
+        str(checkpoint),
+        "--optimizer",
+        "grouped_adam",
+        *flags,
+    )
+    assert f"Loaded checkpoint {checkpoint} (epoch 1 @ 0 updates)" in said
+    after = read_state(tmp_path / "run" / "checkpoint_last.pt")
+    assert after["optimizer_history"][-1]["num_updates"] == 1
+    assert_started_from(read_state(checkpoint)["model"], after["model"])
