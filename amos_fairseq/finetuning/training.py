@@ -1,5 +1,6 @@
 """One fine-tuning as a process of stock ``fairseq-train``: its command, its end, its progress, its checkpoints."""
 
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from typing import BinaryIO
 
 import torch
 
@@ -80,6 +82,7 @@ def train(
         RunFailed: it ended with an error.
     """
     with (directory / LOG_FILE).open("ab") as log:
+        _lock(log, directory)
         begin = log.tell()  # what stands before is of an earlier part of the run
         # A session of its own: Ctrl-C in a terminal reaches this process alone, which ends its children in order.
         process = subprocess.Popen(
@@ -96,6 +99,15 @@ def train(
     if stop.is_set():
         raise Stopped
     raise RunFailed(_reason(code, directory / LOG_FILE, begin))
+
+
+def _lock(log: BinaryIO, directory: Path) -> None:
+    """The log is locked while a training writes to it: its process inherits the lock, and keeps it should this one be
+    killed. Raises :class:`RunFailed` where such a process lives."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise RunFailed(f"another process is training in {directory}: wait for its end, or end it") from error
 
 
 def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Callable[[int], None]) -> int:

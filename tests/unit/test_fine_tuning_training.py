@@ -1,0 +1,86 @@
+"""The process of a training, with a shell in the place of fairseq-train: its end, its reason, its lock, its progress."""
+
+import json
+import os
+import sys
+import threading
+
+import pytest
+
+from amos_fairseq.finetuning.benchmark import Stopped
+from amos_fairseq.finetuning.training import RunFailed, environment, train
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+def run(command, directory, stop=None, reports=None):
+    train(
+        command, directory, dict(os.environ), stop or threading.Event(), (reports if reports is not None else []).append
+    )
+
+
+def test_output_is_appended_to_the_log_and_progress_is_told(tmp_path):
+    (tmp_path / "train.log").write_text("earlier\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 12}) + "\n")
+    reports = []
+    run(python("import time; print('out', flush=True); time.sleep(0.7)"), tmp_path, reports=reports)
+    assert (tmp_path / "train.log").read_text() == "earlier\nout\n"
+    assert set(reports) == {12}
+
+
+def test_the_reason_is_the_line_of_this_attempt(tmp_path):
+    (tmp_path / "train.log").write_text("amos_fairseq: error: of an earlier attempt\n")
+    with pytest.raises(RunFailed, match=r"^ZeroDivisionError: division by zero$"):
+        run(python("1 / 0"), tmp_path)
+    with pytest.raises(RunFailed, match=r"^the disk is full$"):
+        run(python("print('amos_fairseq: error: the disk is full'); print('bye'); raise SystemExit(1)"), tmp_path)
+    with pytest.raises(RunFailed, match="ended by SIGKILL from outside"):
+        run(python("import os; os.kill(os.getpid(), 9)"), tmp_path)
+
+
+def test_stopping_sends_sigterm_and_waits(tmp_path):
+    stop = threading.Event()
+    code = (
+        "import signal, sys, time\n"
+        "def save(*_): print('saved', flush=True); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save); print('ready', flush=True); time.sleep(60)"
+    )
+
+    def stop_when_ready(updates):
+        if "ready" in (tmp_path / "train.log").read_text():
+            stop.set()
+
+    with pytest.raises(Stopped):
+        train(python(code), tmp_path, dict(os.environ), stop, stop_when_ready)
+    assert (tmp_path / "train.log").read_text() == "ready\nsaved\n"
+
+
+def test_two_trainings_do_not_meet_in_one_directory(tmp_path):
+    """As when the command was killed, its training lives on, and the command is given again."""
+    first = threading.Thread(target=run, args=(python("import time; print(1, flush=True); time.sleep(3)"), tmp_path))
+    first.start()
+    while not (tmp_path / "train.log").exists() or not (tmp_path / "train.log").read_text():
+        pass
+    with pytest.raises(RunFailed, match="another process is training in"):
+        run(python("print(2)"), tmp_path)
+    first.join()
+    run(python("print(3)"), tmp_path)
+    assert (tmp_path / "train.log").read_text() == "1\n3\n"
+
+
+def test_each_run_sees_its_own_gpu_and_no_launcher(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    variables = environment("cuda:1", 2)
+    assert variables["CUDA_VISIBLE_DEVICES"] == "5"
+    assert "WORLD_SIZE" not in variables
+
+
+def test_runs_on_the_cpu_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment("cpu", 3)["OMP_NUM_THREADS"] == "2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert environment("cpu", 3)["OMP_NUM_THREADS"] == "7"
