@@ -120,8 +120,8 @@ def execute(session: Session, runner: Runner, benchmark: Glue, intermediate: Pat
     """All runs; those that start from MNLI's best run on dev after all others.
 
     AMOS Appendix E and thesis 5.2.4 speak of a checkpoint fine-tuned on MNLI, not of one per seed: every seed of a
-    dependent task starts from the same one, so that its deviation is that of the task. The output layer is new where the number of classes differs; the head's dense
-    layer stays, as BERT's pooler would.
+    dependent task starts from the same one, so that its deviation is that of the task. The output layer is new where the
+    number of classes differs; the head's dense layer goes on, as a pooler of BERT's would.
     """
     dependent = INTERMEDIATE_FOR if intermediate is not None else ()
     first = session.plan([task for name, task in benchmark.tasks.items() if name not in dependent])
