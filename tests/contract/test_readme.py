@@ -120,15 +120,20 @@ def test_amos_commands_are_accepted():
 
 
 @cache
-def prepare_help() -> str:
-    """The help text of prepare.sh."""
-    command = ["bash", "preprocess/pretraining/prepare.sh", "--help"]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def help_of(script: str) -> str:
+    """What a script of preprocess/ prints for --help."""
+    return subprocess.run(["bash", script, "--help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_flags_of_prepare_are_in_its_help(document: Path):
-    given = arguments_of(document, "prepare.sh")
-    flags = {word for arguments in given for word in arguments if word.startswith("--")}
-    assert flags or document != Path("README.md")
-    assert not [flag for flag in flags if not re.search(rf"{re.escape(flag)}\b", prepare_help())]
+def test_flags_of_preprocess_are_in_its_help(document: Path):
+    given = {
+        (script, flag)
+        for words in commands(document)
+        for position, script in enumerate(words)
+        if script.startswith("preprocess/") and script.endswith(".sh")
+        for flag in words[position + 1 :]
+        if flag.startswith("--")
+    }
+    assert given or document != Path("README.md")
+    assert not [pair for pair in given if not re.search(rf"{re.escape(pair[1])}\b", help_of(pair[0]))]

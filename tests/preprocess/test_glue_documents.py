@@ -1,0 +1,52 @@
+"""The loop of examples/glue/DATA.md, run as it stands there, and what its tables claim."""
+
+import lzma
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from glue_files import CLASSES, FILES
+
+from preprocess.glue.tables import find_files
+from preprocess.glue.tasks import TASKS
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_PAGE = (ROOT / "examples" / "glue" / "DATA.md").read_text(encoding="utf-8")
+README = (ROOT / "preprocess" / "glue" / "README.md").read_text(encoding="utf-8")
+
+
+def table_row(page: str, task: str) -> list:
+    """Cells behind the name of a task, in the first table that has it."""
+    line = next(line for line in page.split("\n") if line.startswith(f"| {task} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_loop_lays_copies_out_under_official_names(tmp_path):
+    (loop,) = (block for block in re.findall(r"```bash\n(.*?)```", DATA_PAGE, re.DOTALL) if "for copy in" in block)
+    copies = {"RTE/train.tsv.xz": "RTE/train.tsv", "RTE/dev.tsv.xz": "RTE/dev.tsv"}
+    copies |= {"QNLI/train-rebuilt.tsv.xz": "QNLI/train.tsv", "QNLI/dev.tsv.xz": "QNLI/dev.tsv"}
+    copies |= {"MNLI/dev_matched-slice.tsv.xz": "MNLI/dev_matched.tsv"}
+    for place, source in copies.items():
+        (tmp_path / "my copies" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "my copies" / place).write_bytes(lzma.compress(FILES[source].encode("utf-8")))
+    environment = {**os.environ, "COPIES": str(tmp_path / "my copies"), "GLUE_DIR": str(tmp_path / "laid out")}
+    subprocess.run(["bash", "-euc", loop], check=True, env=environment, cwd=tmp_path)
+    found = {str(path.relative_to(tmp_path / "laid out")): path for path in (tmp_path / "laid out").rglob("*.xz")}
+    assert {place: lzma.decompress(path.read_bytes()).decode("utf-8") for place, path in found.items()} == {
+        f"{source}.xz": FILES[source] for source in copies.values()
+    }
+    assert set(find_files(tmp_path / "laid out", TASKS["QNLI"])) == {"train", "valid"}
+
+
+def test_pages_state_rows_columns_and_classes():
+    for name, task in TASKS.items():
+        rows = [f"{count:,}" for count in task.official_rows.values()]
+        assert re.findall(r"[\d,]*\d", table_row(DATA_PAGE, name)[1]) == rows
+        _, columns, classes = table_row(README, name)
+        if name not in ("CoLA", "AX"):
+            assert columns.split(", ") == [*task.texts, task.label]
+        if name == "STS-B":
+            assert classes == "a number from 0 to 5"
+        elif name != "AX":
+            assert classes.split(", ") == CLASSES[name]
