@@ -1,8 +1,10 @@
 """Inputs and corpora that the tests of prepare.sh share."""
 
 import pytest
+from glue_files import write_files, write_tokenizer
 from pretraining_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
 
+from preprocess.glue import prepare as prepare_glue
 from preprocess.pretraining import prepare
 
 
@@ -39,3 +41,23 @@ def refused(capsys):
         return lines[-1]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def glue(tmp_path_factory):
+    """A directory with all hand-made GLUE files."""
+    return write_files(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture(scope="session")
+def glue_tokenizer(tmp_path_factory):
+    """A tokenizer directory that fits their letters."""
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def prepared_glue(glue, glue_tokenizer, tmp_path_factory):
+    """What prepare.sh makes of all of them; tests leave it as it is."""
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    prepare_glue.main([str(glue), "ALL", str(glue_tokenizer), str(out), "--workers", "2"])
+    return out

@@ -4,38 +4,19 @@ import hashlib
 import json
 import lzma
 import os
-import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from glue_files import CLASSES, EXPECTED, FILES, decoded_texts, write_files, write_tokenizer
+from glue_files import CLASSES, EXPECTED, FILES, decoded_texts, write_files
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from preprocess.glue import prepare
 from preprocess.glue.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def glue(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("glue"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer")
-
-
-@pytest.fixture(scope="module")
-def prepared(glue, tokenizer, tmp_path_factory):
-    out = tmp_path_factory.mktemp("prepared") / "out"
-    prepare.main([str(glue), "ALL", str(tokenizer), str(out), "--workers", "2"])
-    return out
 
 
 def task_record(out: Path, task: str) -> dict:
@@ -50,18 +31,18 @@ def stock_task(out: Path, name: str) -> SentencePredictionTask:
 
 
 @pytest.mark.parametrize("task", EXPECTED)
-def test_stock_task_reads_rows_and_classes(prepared, task):
+def test_stock_task_reads_rows_and_classes(prepared_glue, task):
     """Texts come back through tokenizer and dictionary; targets are places in the fixed order of the labels."""
-    stock = stock_task(prepared, task)
+    stock = stock_task(prepared_glue, task)
     for split, expected in EXPECTED[task].items():
         stock.load_dataset(split)
         samples = [stock.datasets[split][i] for i in range(len(stock.datasets[split]))]
         assert len(samples) == len(expected.rows)
         texts = [tuple(" ".join(text.split()) for text in row[: len(TASKS[task].texts)]) for row in expected.rows]
-        assert decoded_texts(prepared, task, split) == texts
+        assert decoded_texts(prepared_glue, task, split) == texts
         if split.startswith("test"):
             assert all("target" not in sample for sample in samples)
-            assert (prepared / task / f"{split}.ids").read_text().split("\n")[:-1] == expected.ids
+            assert (prepared_glue / task / f"{split}.ids").read_text().split("\n")[:-1] == expected.ids
         else:
             labels = [row[-1] for row in expected.rows]
             found = [sample["target"] for sample in samples]
@@ -72,85 +53,87 @@ def test_stock_task_reads_rows_and_classes(prepared, task):
 
 
 @pytest.mark.parametrize("task", ["SST-2", "RTE"])
-def test_stock_task_joins_the_texts(prepared, task):
+def test_stock_task_joins_the_texts(prepared_glue, task):
     """<s> A </s>, and for a pair <s> A </s> B </s>; the </s> is fairseq-preprocess's."""
-    stock = stock_task(prepared, task)
+    stock = stock_task(prepared_glue, task)
     stock.load_dataset("valid")
     tokens = stock.datasets["valid"][0]["net_input.src_tokens"].tolist()
     dictionary = stock.source_dictionary
     assert tokens[0] == dictionary.bos()
     assert tokens[-1] == dictionary.eos()
     assert tokens.count(dictionary.eos()) == len(TASKS[task].texts)
-    assert len(tokens) == task_record(prepared, task)["splits"]["valid"]["longest"]
+    assert len(tokens) == task_record(prepared_glue, task)["splits"]["valid"]["longest"]
 
 
-def test_records(prepared, glue, tokenizer):
+def test_records(prepared_glue, glue, glue_tokenizer):
     for task, splits in EXPECTED.items():
-        record = task_record(prepared, task)
+        record = task_record(prepared_glue, task)
         assert record["task"] == task
         assert record["kind"] == ("regression" if task == "STS-B" else "classification")
         assert record["labels"] == CLASSES[task]
         assert record["num_classes"] == max(1, len(CLASSES[task]))
-        assert record["tokenizer_sha256"] == directory_sha256(tokenizer)
+        assert record["tokenizer_sha256"] == directory_sha256(glue_tokenizer)
         assert record["splits"].keys() == splits.keys()
         for split, expected in splits.items():
             facts = record["splits"][split]
             assert (facts["rows"], facts["source_rows"]) == (len(expected.rows), len(expected.rows))
             assert (facts["broken"], facts["broken_lines"]) == (len(expected.broken), expected.broken)
     source = (glue / "MNLI" / "dev_mismatched.tsv").read_bytes()
-    facts = task_record(prepared, "MNLI")["splits"]["valid1"]
+    facts = task_record(prepared_glue, "MNLI")["splits"]["valid1"]
     assert (facts["source"], facts["sha256"]) == ("dev_mismatched.tsv", hashlib.sha256(source).hexdigest())
 
 
-def test_dictionaries_and_tokenizer_are_copies(prepared, tokenizer):
-    dictionary = (tokenizer / "dict.txt").read_bytes()
-    assert {path.read_bytes() for path in prepared.glob("*/input*/dict.txt")} == {dictionary}
-    assert directory_sha256(prepared / "tokenizer") == directory_sha256(tokenizer)
-    assert (prepared / "AX" / "label" / "dict.txt").read_text() == "entailment 1\nneutral 1\ncontradiction 1\n"
-    assert not [path for path in prepared.rglob("*") if path.suffix in (".pieces", ".log") or path.name == ".prepare"]
+def test_dictionaries_and_tokenizer_are_copies(prepared_glue, glue_tokenizer):
+    dictionary = (glue_tokenizer / "dict.txt").read_bytes()
+    assert {path.read_bytes() for path in prepared_glue.glob("*/input*/dict.txt")} == {dictionary}
+    assert directory_sha256(prepared_glue / "tokenizer") == directory_sha256(glue_tokenizer)
+    assert (prepared_glue / "AX" / "label" / "dict.txt").read_text() == "entailment 1\nneutral 1\ncontradiction 1\n"
+    assert not [
+        path for path in prepared_glue.rglob("*") if path.suffix in (".pieces", ".log") or path.name == ".prepare"
+    ]
 
 
-def test_long_texts_are_counted_in_tokens_of_fine_tuning(tokenizer, tmp_path):
+def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path):
     """'@' has no piece and is neighbour to itself only, so each word is the word mark and one unknown piece: 2 pieces.
     <s>, A of 510 pieces and </s> are 512 tokens, which still fit."""
     files = write_files(tmp_path / "glue", "SST-2")
     rows = [" ".join(["@"] * 255), " ".join(["@"] * 256), "The"]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
-    prepare.main([str(files), "SST-2", str(tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    prepare.main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     facts = task_record(tmp_path / "out", "SST-2")["splits"]["train"]
     assert (facts["longest"], facts["longer_than_512"]) == (514, 1)
     assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
 
 
-def test_what_is_said_on_the_screen(glue, tokenizer, tmp_path, capsys):
-    prepare.main([str(glue), "qqp", str(tokenizer), str(tmp_path / "out"), "--workers", "1"])
+def test_what_is_said_on_the_screen(glue, glue_tokenizer, tmp_path, capsys):
+    prepare.main([str(glue), "qqp", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     said = capsys.readouterr().err
     assert "QQP train: 3 rows; longest" in said
     assert "QQP train: 3 broken lines of train.tsv left out (lines 3, 4, 5)" in said
     assert "the official file has 363846 rows, train.tsv has 3: scores are not comparable" in said
 
 
-def test_absent_tasks_and_compressed_files(glue, prepared, tokenizer, tmp_path, capsys):
+def test_absent_tasks_and_compressed_files(glue, prepared_glue, glue_tokenizer, tmp_path, capsys):
     files = write_files(tmp_path / "glue", "RTE", "WNLI")
     for path in files.glob("RTE/*.tsv"):
         path.with_suffix(".tsv.xz").write_bytes(lzma.compress(path.read_bytes()))
         path.unlink()
-    prepare.main([str(files), "ALL", str(tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    prepare.main([str(files), "ALL", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     assert "so not prepared: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, AX" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"RTE", "WNLI", "tokenizer"}
-    for path in (prepared / "RTE").rglob("*.*"):
+    for path in (prepared_glue / "RTE").rglob("*.*"):
         if path.name != "task.json":
-            assert path.read_bytes() == (tmp_path / "out" / path.relative_to(prepared)).read_bytes()
+            assert path.read_bytes() == (tmp_path / "out" / path.relative_to(prepared_glue)).read_bytes()
 
 
-def test_training_rows_are_limited(tokenizer, tmp_path):
+def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     """A seeded choice in the order of the file; another seed chooses others; development rows all stay."""
     files = write_files(tmp_path / "glue", "SST-2")
     rows = [f"The sailor {number}" for number in range(200)]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     chosen = {}
     for seed in ("1", "1", "2"):
-        command = [str(files), "SST-2", str(tokenizer), str(tmp_path / "out"), "--workers", "1"]
+        command = [str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"]
         prepare.main([*command, "--max-train-rows", "50", "--seed", seed])
         texts = [text for (text,) in decoded_texts(tmp_path / "out", "SST-2", "train")]
         assert texts == sorted(texts, key=rows.index)
@@ -163,12 +146,12 @@ def test_training_rows_are_limited(tokenizer, tmp_path):
     assert record["splits"]["valid"]["rows"] == 1
 
 
-def test_finished_tasks_are_left_alone_until_something_changes(tokenizer, tmp_path, capsys):
+def test_finished_tasks_are_left_alone_until_something_changes(glue_tokenizer, tmp_path, capsys):
     files, out = write_files(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
 
     def redone(*flags: str) -> set:
         before = {task: (out / task).stat().st_ino for task in ("RTE", "WNLI") if (out / task).exists()}
-        prepare.main([str(files), "RTE,WNLI", str(tokenizer), str(out), "--workers", "1", *flags])
+        prepare.main([str(files), "RTE,WNLI", str(glue_tokenizer), str(out), "--workers", "1", *flags])
         return {task for task in ("RTE", "WNLI") if (out / task).stat().st_ino != before.get(task)}
 
     assert redone() == {"RTE", "WNLI"}
@@ -186,115 +169,7 @@ def test_finished_tasks_are_left_alone_until_something_changes(tokenizer, tmp_pa
     assert redone("--max-train-rows", "5") == set()
 
 
-def test_killed_run_leaves_whole_tasks(glue, tokenizer, prepared, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    command = [str(glue), "CoLA,SST-2,RTE", str(tokenizer), str(out), "--workers", "1"]
-
-    def kill(*arguments):
-        # No clean-up runs after kill -9; so keep what lies there and put it back.
-        shutil.copytree(out, tmp_path / "killed")
-        raise SystemError("killed here")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("preprocess.glue.binarizing.check_task", lambda d, *a: kill() if d.name == "SST-2" else None)
-        with pytest.raises(SystemError, match="killed here"):
-            prepare.main(command)
-    assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}
-    shutil.rmtree(out)
-    (tmp_path / "killed").rename(out)
-    assert (out / ".prepare" / "SST-2" / "input0" / "train.bin").exists()
-    prepare.main(command)
-    assert {path.name for path in out.iterdir()} == {"CoLA", "SST-2", "RTE", "tokenizer"}
-    for path in (out / "SST-2").rglob("*.*"):
-        assert path.read_bytes() == (prepared / path.relative_to(out)).read_bytes()
-
-
-@pytest.mark.parametrize("stage", ["tokenizer", "texts"])
-def test_full_disk(tokenizer, tmp_path, capsys, stage):
-    """While the tokenizer is copied, and while texts are written: one line, nothing left."""
-    rows = "".join(f"The sailor {number} rode here\t1\n" for number in range(20000))
-    files = write_files(tmp_path / "glue", "SST-2")
-    (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + rows)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = 100 if stage == "tokenizer" else max(path.stat().st_size for path in tokenizer.iterdir())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        with pytest.raises(SystemExit) as stop:
-            prepare.main([str(files), "SST-2", str(tokenizer), str(tmp_path / "out"), "--workers", "1"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert stop.value.code == 1
-    assert "no space left (File too large" in capsys.readouterr().err.rstrip("\n").split("\n")[-1]
-    assert not (tmp_path / "out").exists()
-
-
-def foreign(directory: Path) -> Path:
-    (directory / "foreign").mkdir()
-    (directory / "foreign" / "letter.txt").write_text("dear")
-    return directory / "foreign"
-
-
-BAD = {
-    "unknown task": (lambda g, t, d: [g, "SST2", t, d / "out"], "unknown task 'SST2'"),
-    "no directory": (lambda g, t, d: [d / "absent", "ALL", t, d / "out"], "is not a directory"),
-    "no task there": (lambda g, t, d: [foreign(d), "ALL", t, d / "out"], "holds no task"),
-    "absent": (lambda g, t, d: [foreign(d), "CoLA", t, d / "out"], "CoLA/train.tsv: no such file"),
-    "no tokenizer": (lambda g, t, d: [g, "CoLA", foreign(d), d / "out"], "holds no tokenizer"),
-    "file for OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d) / "letter.txt"], "is not a directory"),
-    "foreign OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d)], "is not empty and holds no GLUE data"),
-    "comma": (lambda g, t, d: [g, "CoLA", t, d / "a,b"], "fairseq separates files by commas"),
-    "no rows": (lambda g, t, d: [g, "CoLA", t, d / "out", "--max-train-rows", 0], "must be at least 1"),
-    "workers": (lambda g, t, d: [g, "CoLA", t, d / "out", "--workers", 0], "must be at least 1"),
-    "label": (
-        lambda g, t, d: [write_broken(d / "glue"), "CoLA,RTE", t, d / "out"],
-        "dev.tsv, line 2: label 'maybe' is not one of entailment, not_entailment",
-    ),
-}
-
-
-def write_broken(directory: Path) -> Path:
-    write_files(directory, "RTE", "CoLA")
-    path = directory / "RTE" / "dev.tsv"
-    path.write_text(path.read_text().replace("\tentailment", "\tmaybe"))
-    return directory
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(glue, tokenizer, tmp_path, capsys, name):
-    make, message = BAD[name]
-    command = list(map(str, make(glue, tokenizer, tmp_path)))
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        prepare.main(command)
-    lines = capsys.readouterr().err.rstrip("\n").split("\n")
-    assert stop.value.code == 1
-    assert lines[-1].startswith("amos_fairseq: error: ")
-    assert message in lines[-1]
-    if name == "label":  # the task before the bad one is finished and stays
-        assert {path.name for path in (tmp_path / "out").iterdir()} == {"CoLA", "tokenizer"}
-    else:
-        assert not (tmp_path / "out").exists()
-    if (tmp_path / "foreign").exists():
-        assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
-
-
-def test_out_of_another_tokenizer_and_foreign_task_stay(glue, tokenizer, prepared, tmp_path, capsys):
-    other = write_tokenizer(tmp_path / "other", "zebra " * 50)
-    before = directory_sha256(prepared / "RTE" / "input0")
-    (tmp_path / "out" / "RTE").mkdir(parents=True)
-    shutil.copytree(tokenizer, tmp_path / "out" / "tokenizer")
-    for command, message in (
-        ([glue, "RTE", other, prepared], "was made with another tokenizer"),
-        ([glue, "RTE", tokenizer, tmp_path / "out"], "RTE was not written by prepare.sh"),
-    ):
-        with pytest.raises(SystemExit):
-            prepare.main(list(map(str, command)))
-        assert message in capsys.readouterr().err
-    assert directory_sha256(prepared / "RTE" / "input0") == before
-    assert (tmp_path / "out" / "RTE").is_dir()
-
-
-def test_script_from_another_directory(glue, tokenizer, tmp_path):
+def test_script_from_another_directory(glue, glue_tokenizer, tmp_path):
     """The user stands in a directory with a package of the same name, which must not be taken for ours."""
     (tmp_path / "preprocess").mkdir()
     (tmp_path / "preprocess" / "__init__.py").write_text("raise SystemExit('the wrong package')")
@@ -303,7 +178,7 @@ def test_script_from_another_directory(glue, tokenizer, tmp_path):
         "VIRTUAL_ENV": sys.prefix,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = ["bash", str(ROOT / "preprocess" / "glue" / "prepare.sh"), str(glue), "WNLI", str(tokenizer), "out"]
+    command = ["bash", str(ROOT / "preprocess" / "glue" / "prepare.sh"), str(glue), "WNLI", str(glue_tokenizer), "out"]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "WNLI train: 1 rows" in run.stderr

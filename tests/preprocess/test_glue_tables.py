@@ -17,11 +17,6 @@ from preprocess.glue.tasks import TASKS, parse_tasks
 ALL_SPLITS = [(task, split) for task, splits in EXPECTED.items() for split in splits]
 
 
-@pytest.fixture(scope="module")
-def glue(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("glue"))
-
-
 @pytest.mark.parametrize(("task", "split"), ALL_SPLITS)
 def test_rows_are_those_written_by_hand(glue, task, split):
     expected = EXPECTED[task][split]

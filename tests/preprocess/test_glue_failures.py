@@ -1,0 +1,119 @@
+"""prepare.sh's program for GLUE, killed, on a full disk, and with everything that a user can get wrong."""
+
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+from glue_files import write_files, write_tokenizer
+
+from amos_fairseq.data.fingerprint import directory_sha256
+from preprocess.glue import prepare
+
+
+def test_killed_run_leaves_whole_tasks(glue, glue_tokenizer, prepared_glue, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    command = [str(glue), "CoLA,SST-2,RTE", str(glue_tokenizer), str(out), "--workers", "1"]
+
+    def kill(*arguments):
+        # No clean-up runs after kill -9; so keep what lies there and put it back.
+        shutil.copytree(out, tmp_path / "killed")
+        raise SystemError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("preprocess.glue.binarizing.check_task", lambda d, *a: kill() if d.name == "SST-2" else None)
+        with pytest.raises(SystemError, match="killed here"):
+            prepare.main(command)
+    assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}
+    shutil.rmtree(out)
+    (tmp_path / "killed").rename(out)
+    assert (out / ".prepare" / "SST-2" / "input0" / "train.bin").exists()
+    prepare.main(command)
+    assert {path.name for path in out.iterdir()} == {"CoLA", "SST-2", "RTE", "tokenizer"}
+    for path in (out / "SST-2").rglob("*.*"):
+        assert path.read_bytes() == (prepared_glue / path.relative_to(out)).read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["tokenizer", "texts"])
+def test_full_disk(glue_tokenizer, tmp_path, capsys, stage):
+    """While the tokenizer is copied, and while texts are written: one line, nothing left."""
+    rows = "".join(f"The sailor {number} rode here\t1\n" for number in range(20000))
+    files = write_files(tmp_path / "glue", "SST-2")
+    (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + rows)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = 100 if stage == "tokenizer" else max(path.stat().st_size for path in glue_tokenizer.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            prepare.main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert stop.value.code == 1
+    assert "no space left (File too large" in capsys.readouterr().err.rstrip("\n").split("\n")[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def foreign(directory: Path) -> Path:
+    (directory / "foreign").mkdir()
+    (directory / "foreign" / "letter.txt").write_text("dear")
+    return directory / "foreign"
+
+
+BAD = {
+    "unknown task": (lambda g, t, d: [g, "SST2", t, d / "out"], "unknown task 'SST2'"),
+    "no directory": (lambda g, t, d: [d / "absent", "ALL", t, d / "out"], "is not a directory"),
+    "no task there": (lambda g, t, d: [foreign(d), "ALL", t, d / "out"], "holds no task"),
+    "absent": (lambda g, t, d: [foreign(d), "CoLA", t, d / "out"], "CoLA/train.tsv: no such file"),
+    "no tokenizer": (lambda g, t, d: [g, "CoLA", foreign(d), d / "out"], "holds no tokenizer"),
+    "file for OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d) / "letter.txt"], "is not a directory"),
+    "foreign OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d)], "is not empty and holds no GLUE data"),
+    "comma": (lambda g, t, d: [g, "CoLA", t, d / "a,b"], "fairseq separates files by commas"),
+    "no rows": (lambda g, t, d: [g, "CoLA", t, d / "out", "--max-train-rows", 0], "must be at least 1"),
+    "workers": (lambda g, t, d: [g, "CoLA", t, d / "out", "--workers", 0], "must be at least 1"),
+    "label": (
+        lambda g, t, d: [write_broken(d / "glue"), "CoLA,RTE", t, d / "out"],
+        "dev.tsv, line 2: label 'maybe' is not one of entailment, not_entailment",
+    ),
+}
+
+
+def write_broken(directory: Path) -> Path:
+    write_files(directory, "RTE", "CoLA")
+    path = directory / "RTE" / "dev.tsv"
+    path.write_text(path.read_text().replace("\tentailment", "\tmaybe"))
+    return directory
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(glue, glue_tokenizer, tmp_path, capsys, name):
+    make, message = BAD[name]
+    command = list(map(str, make(glue, glue_tokenizer, tmp_path)))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        prepare.main(command)
+    lines = capsys.readouterr().err.rstrip("\n").split("\n")
+    assert stop.value.code == 1
+    assert lines[-1].startswith("amos_fairseq: error: ")
+    assert message in lines[-1]
+    if name == "label":  # the task before the bad one is finished and stays
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {"CoLA", "tokenizer"}
+    else:
+        assert not (tmp_path / "out").exists()
+    if (tmp_path / "foreign").exists():
+        assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
+
+
+def test_out_of_another_tokenizer_and_foreign_task_stay(glue, glue_tokenizer, prepared_glue, tmp_path, capsys):
+    other = write_tokenizer(tmp_path / "other", "zebra " * 50)
+    before = directory_sha256(prepared_glue / "RTE" / "input0")
+    (tmp_path / "out" / "RTE").mkdir(parents=True)
+    shutil.copytree(glue_tokenizer, tmp_path / "out" / "tokenizer")
+    for command, message in (
+        ([glue, "RTE", other, prepared_glue], "was made with another tokenizer"),
+        ([glue, "RTE", glue_tokenizer, tmp_path / "out"], "RTE was not written by prepare.sh"),
+    ):
+        with pytest.raises(SystemExit):
+            prepare.main(list(map(str, command)))
+        assert message in capsys.readouterr().err
+    assert directory_sha256(prepared_glue / "RTE" / "input0") == before
+    assert (tmp_path / "out" / "RTE").is_dir()
