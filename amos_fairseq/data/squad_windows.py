@@ -53,15 +53,15 @@ def context_ranges(length: int, room: int, stride: int) -> List[Tuple[int, int]]
 def window_of_most_context(ranges: List[Tuple[int, int]]) -> np.ndarray:
     """For every context token, the number of the window in which it has most context: [length] int64.
 
-    That is the smaller one of its distances to both ends of the window, plus a hundredth of the window's length; of
-    equal windows the first.
+    That is the smaller one of its distances to both ends of the window; of equal windows the first. (BERT adds a hundredth
+    of the window's length, which decides nothing: only the last window may be shorter.)
     """
     length = ranges[-1][1]
-    best_score = np.full(length, -np.inf)
+    best_score = np.full(length, -1)
     best = np.zeros(length, dtype=np.int64)
     for number, (begin, end) in enumerate(ranges):
         place = np.arange(begin, end)
-        score = np.minimum(place - begin, end - 1 - place) + 0.01 * (end - begin)
+        score = np.minimum(place - begin, end - 1 - place)
         better = score > best_score[begin:end]
         best[begin:end][better] = number
         best_score[begin:end][better] = score[better]

@@ -33,9 +33,8 @@ def align_answer(
     """
     if context[answer.start : answer.start + len(answer.text)] != answer.text or answer.start < 0:
         return None, Fit.MISPLACED
-    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
-    end = answer.start + len(answer.text.rstrip())
-    inside = np.flatnonzero((starts < ends) & (ends > begin) & (starts < end))
+    # Spaces at its ends are in no token's characters, so they ask for no other tokens.
+    inside = np.flatnonzero((starts < ends) & (ends > answer.start) & (starts < answer.start + len(answer.text)))
     if len(inside) == 0:
         return None, Fit.LOST
     first, last = int(inside[0]), int(inside[-1])

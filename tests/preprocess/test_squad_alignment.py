@@ -72,5 +72,7 @@ def test_by_hand():
     assert align_answer(Answer("golf", 1), context, starts, ends) == (None, Fit.MISPLACED)
     assert align_answer(Answer("golf", -11), context, starts, ends) == (None, Fit.MISPLACED)
     assert align_answer(Answer("x", 50), context, starts, ends) == (None, Fit.MISPLACED)
+    # A lone mark of a word, which stands for no character, is never the first token.
+    assert align_answer(Answer(" x", 0), " x", np.array([1, 1]), np.array([1, 2])) == ((1, 1), Fit.EXACT)
     # Punctuation at the borders changes no score.
     assert align_answer(Answer("golfer's", 0), context, starts, np.array([2, 6, 8, 11]))[1] is Fit.EXACT
