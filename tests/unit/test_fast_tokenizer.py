@@ -103,7 +103,9 @@ def test_ids_of_our_own_tokenizers(ours, exported, alphabet):
 
 def test_ids_of_hostile_and_long_texts(ours, exported):
     words = random.Random(2).choices(["bakeli", "moTa", "é", "中", "\x07", "  ", "."], k=3000)
-    assert_same_ids(ours, exported, [*HOSTILE, "x" * 10_000, " ".join(words), "".join(words), " ", "\x01", "\u2028 \x85"])
+    assert_same_ids(
+        ours, exported, [*HOSTILE, "x" * 10_000, " ".join(words), "".join(words), " ", "\x01", "\u2028 \x85"]
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -169,7 +171,8 @@ def test_merges_come_in_sentencepieces_order(alphabet):
     draw = random.Random(1)
     lines = [" ".join("".join(draw.choices(alphabet, k=draw.randint(1, 14))) for _ in range(8)) for _ in range(200)]
     tokenizer = sentencepiece_of(lines, vocab_size=120)
-    assert_same_ids(tokenizer, fast_tokenizer(tokenizer), ["".join(draw.choices(alphabet + " ", k=draw.randint(1, 60))) for _ in range(2000)])
+    texts = ["".join(draw.choices(alphabet + " ", k=draw.randint(1, 60))) for _ in range(2000)]
+    assert_same_ids(tokenizer, fast_tokenizer(tokenizer), texts)
 
 
 def test_decoding_gives_the_treated_text(ours, exported):

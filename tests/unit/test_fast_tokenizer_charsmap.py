@@ -14,7 +14,7 @@ from amos_fairseq.interop.fast_tokenizer_charsmap import exact_normalizer, read_
 
 # A few letters, among them some that rules of several characters make.
 ALPHABET = set("abcdefghijklmnopqrstuvwxyzé ầ\u0301가각 ")
-ALL_LETTERS = sorted(ALPHABET) + ["\u0323", "\u0302"]
+ALL_LETTERS = [*sorted(ALPHABET), "\u0323", "\u0302"]
 
 
 @pytest.fixture(scope="module", params=["nmt_nfkc", "nmt_nfkc_cf"])
