@@ -47,7 +47,7 @@ class Part:
             the masked language model; [B,T] "replaced"; [B, classes]; [B,T,2] start and end.
         description: in words.
         settings: of its configuration: labels, kind of problem.
-        activation: of a classification head: tanh or gelu.
+        activation: of the objective's classification heads, tanh or gelu, by which a family is chosen.
     """
 
     kind: str
@@ -114,7 +114,8 @@ def _generator_part(pretrained: Pretrained, depth: Optional[str]) -> Part:
 
     weights = _encoder_weights(model, encoder, num_layers) | _named("mlm_head.", head)
     shape = dataclasses.replace(encoder.shape, num_layers=num_layers)
-    return Part(MASKED_LM, shape, weights, outputs, f"the generator at depth {name}")
+    description = f"the generator at depth {name}"
+    return Part(MASKED_LM, shape, weights, outputs, description, activation=str(model.cfg.pooler_activation_fn))
 
 
 def _generator_at(model: AmosModel | ElectraModel, index: int) -> tuple[TransformerEncoder, MlmHead, int]:
@@ -139,6 +140,7 @@ def _discriminator_part(model: nn.Module) -> Part:
         lambda tokens: model.detection_head(model.extract_features(tokens)),
         "the discriminator",
         {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}},
+        str(model.cfg.pooler_activation_fn),
     )
 
 
@@ -182,6 +184,7 @@ def _span_part(pretrained: Pretrained, model: FineTunedModel) -> Part:
         weights,
         lambda tokens: model.span_head.output(model.extract_features(tokens)),
         "the encoder with its head for answers",
+        activation=str(model.cfg.pooler_activation_fn),
     )
 
 
