@@ -28,7 +28,7 @@ def write_predictions(directory: Path, split: SquadSplit, decoded: Dict[str, Dec
     """Score the answers and write all files into ``directory``.
 
     Where the split has questions without an answer, the threshold of the null odds is chosen on it: the one that the
-    official script finds to give the best F1. What is above it is predicted as "".
+    official script finds to give the best F1, on the scale of ``null_odds.json``. What is above it is predicted as "".
 
     Returns:
         ``em`` and ``f1`` of ``predictions.json``; with unanswerable questions also ``has_ans_em``, ``has_ans_f1``,
@@ -42,6 +42,9 @@ def write_predictions(directory: Path, split: SquadSplit, decoded: Dict[str, Dec
         odds = {name: found.null_odds for name, found in decoded.items()}
         best, _ = evaluate(questions, answers, odds)
         threshold = best["best_f1_thresh"]
+        if threshold not in odds.values():
+            # The search begins with "no answer to anything" and calls that 0, which means it for probabilities only.
+            threshold = min(odds.values()) - 1
         scores = {"best_em": best["best_exact"], "null_threshold": threshold}
         answers = {name: "" if odds[name] > threshold else text for name, text in answers.items()}
         _write(directory / NULL_ODDS, odds)

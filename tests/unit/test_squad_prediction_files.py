@@ -1,0 +1,78 @@
+"""Predictions of a split with made-up scores: which files there are, where the threshold lies, what is reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made_up_squad import made_up_squad, prepare_squad, without_impossible
+
+from amos_fairseq.data.squad_files import SquadSplit
+from amos_fairseq.squad.decoding import Decoded, ScoredText
+from amos_fairseq.squad.metrics import evaluate
+from amos_fairseq.squad.official_files import read_null_odds, read_predictions, read_squad
+from amos_fairseq.squad.prediction_files import write_predictions
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory) -> SquadSplit:
+    """40 questions, 10 of them without an answer."""
+    return SquadSplit(prepare_squad(tmp_path_factory.mktemp("squad"), made_up_squad()), "valid")
+
+
+def right_answers(split: SquadSplit, odds: dict[bool, float]) -> dict[str, Decoded]:
+    """The right answer, or a wrong one where there is none; odds by ``is_impossible``, a little different each."""
+    return {
+        example.id: Decoded(
+            [ScoredText(example.answers[0].text if example.answers else "wrong", 1.0), ScoredText("other", 0.5)],
+            odds[example.is_impossible] + number / 1000,
+        )
+        for number, example in enumerate(split.examples)
+    }
+
+
+def read(directory: Path, name: str) -> dict:
+    return json.loads((directory / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("odds", [{False: -5.0, True: 3.0}, {False: 2.0, True: 9.0}, {False: -9.0, True: -4.0}])
+def test_threshold_tells_both_kinds_apart(split, tmp_path, odds):
+    """On whatever scale the odds are: all answers right, the threshold that of the last answerable question."""
+    decoded = right_answers(split, odds)
+    scores = write_predictions(tmp_path, split, decoded)
+    assert scores["em"] == scores["f1"] == scores["best_em"] == scores["has_ans_f1"] == scores["no_ans_em"] == 100
+    answerable = [decoded[example.id].null_odds for example in split.examples if example.answers]
+    assert scores["null_threshold"] == max(answerable)
+    predictions = read(tmp_path, "predictions.json")
+    assert all((predictions[example.id] == "") == example.is_impossible for example in split.examples)
+    assert read(tmp_path, "scores.json") == scores
+    assert all(type(value) is float for value in scores.values())
+
+
+@pytest.mark.parametrize("odds", [{False: 3.0, True: -5.0}, {False: -3.0, True: -5.0}])
+def test_where_nothing_beats_no_answer(split, tmp_path, odds):
+    """Every answer wrong: the best is to give none, also where the odds lie below the 0 that the search calls that."""
+    decoded = {name: Decoded([ScoredText("wrong", 1.0)], d.null_odds) for name, d in right_answers(split, odds).items()}
+    scores = write_predictions(tmp_path, split, decoded)
+    assert set(read(tmp_path, "predictions.json").values()) == {""}
+    assert (scores["em"], scores["no_ans_em"], scores["has_ans_em"]) == (25, 100, 0)
+
+
+def test_files_are_what_the_official_script_reads(split, tmp_path):
+    """Odds that tell both kinds apart badly: the scores are none of the round ones, and equal those of the files."""
+    decoded = right_answers(split, {False: -1.0, True: -0.98})
+    scores = write_predictions(tmp_path, split, decoded)
+    questions = list(read_squad(split.directory.parent / "squad.json").questions())
+    predictions, odds = read_predictions(tmp_path / "predictions.json"), read_null_odds(tmp_path / "null_odds.json")
+    official, missing = evaluate(questions, predictions)
+    assert (official["exact"], official["f1"], missing) == (scores["em"], scores["f1"], 0)
+    assert 25 < scores["em"] < 100
+    assert odds == {name: d.null_odds for name, d in decoded.items()}
+    n_best = read(tmp_path, "nbest_predictions.json")
+    assert [entry["text"] for entry in n_best["p0q0"]] == [decoded["p0q0"].best, "other"]
+
+
+def test_version_one_has_no_threshold(tmp_path):
+    split = SquadSplit(prepare_squad(tmp_path, without_impossible(made_up_squad())), "valid")
+    scores = write_predictions(tmp_path, split, right_answers(split, {False: 100.0, True: 100.0}))
+    assert scores == {"em": 100.0, "f1": 100.0}
+    assert not (tmp_path / "null_odds.json").exists()
