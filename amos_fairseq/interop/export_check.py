@@ -77,14 +77,12 @@ def check_folder(folder: Path, pretrained: Pretrained, part: Part, ids: Tensor, 
     """
     tokenizer, model = load_as_users_do(folder, part, trusts)
     num_texts = check_token_ids(tokenizer, pretrained, ids)
-    difference = largest = 0.0
-    num_batches = 0
+    found = []
     for tokens in token_batches(pretrained, ids):
         ours, theirs = both_outputs(model, part, pretrained, tokens, ids)
-        difference = max(difference, float((ours - theirs).abs().max()))
-        largest = max(largest, float(ours.abs().max()))
-        num_batches += 1
-    agreement = Agreement(num_texts, num_batches, (2, pretrained.model.max_positions()), difference, largest)
+        found.append(torch.stack([(ours - theirs).abs().max(), ours.abs().max()]))
+    difference, largest = torch.stack(found).amax(0).tolist()  # nan if one of them is
+    agreement = Agreement(num_texts, len(found), (2, pretrained.model.max_positions()), difference, largest)
     if not difference <= TOLERANCE * largest:  # also where a number is none
         raise UserError(
             f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}; float32 "

@@ -1,0 +1,137 @@
+"""Exported folders in the clients that people use, offline and without code of ours in the folder.
+
+Tolerance: float32; onnxruntime fuses operations, and its erf and softmax round otherwise than PyTorch's.
+"""
+
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import transformers
+from small_runs import write_run
+
+import amos_fairseq
+from amos_fairseq.cli.main import main
+from amos_fairseq.interop.checkpoint import load_pretrained
+
+TOLERANCE = 1e-4
+TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick brown dog, the end"]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """The run, and its encoder, generator and discriminator; two fine-tuned runs with their folders."""
+    root = tmp_path_factory.mktemp("folders")
+    write_run(root / "run")
+    for part in ("encoder", "generator", "discriminator"):
+        main(["export", str(root / "run"), str(root / part), "--part", part, "--no-check"])
+    write_run(root / "classified", classes=2)
+    main(["export", str(root / "classified"), str(root / "classifier"), "--labels", "bad,good", "--no-check"])
+    write_run(root / "answered", span_head="independent")
+    main(["export", str(root / "answered"), str(root / "answers"), "--no-check"])
+    return root
+
+
+def test_fill_mask(folders):
+    """The pipeline's probabilities are those of our generator's softmax at the masked position."""
+    fill = transformers.pipeline("fill-mask", model=str(folders / "generator"), top_k=5)
+    found = fill("the quick <mask> jumps")
+    pretrained = load_pretrained(folders / "run")
+    dictionary, model = pretrained.dictionary, pretrained.model
+    before, after = (
+        [dictionary.index(p) for p in pretrained.tokenizer.encode(text)] for text in ("the quick", "jumps")
+    )
+    tokens = torch.tensor([[dictionary.bos(), *before, dictionary.index("<mask>"), *after, dictionary.eos()]])
+    mask = 1 + len(before)
+    logits = model.propose(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1))[0][-1, 0, 0]
+    best = logits[: len(dictionary)].softmax(-1).topk(5)
+    assert [guess["token"] for guess in found] == best.indices.tolist()
+    assert [guess["score"] for guess in found] == pytest.approx(best.values.tolist(), rel=TOLERANCE)
+
+
+def test_token_classification(folders):
+    """Every token is labelled; the score of "replaced" is our sigmoid, and places are those of the text."""
+    classify = transformers.pipeline("token-classification", model=str(folders / "discriminator"))
+    text = TEXTS[2]
+    found = classify(text)
+    pretrained = load_pretrained(folders / "run")
+    model = pretrained.model
+    with torch.no_grad():
+        tokens = pretrained.tokens(text)[None]
+        ours = model.detection_head(model.extract_features(tokens)).sigmoid()[0, 1:-1].tolist()
+    replaced = [token["score"] if token["entity"] == "replaced" else 1 - token["score"] for token in found]
+    assert replaced == pytest.approx(ours, abs=TOLERANCE)
+    assert {token["entity"] for token in found} == {"original", "replaced"}
+    words = [text[token["start"] : token["end"]].strip() for token in found]
+    assert "".join(words) == text.replace(" ", "")
+
+
+def test_text_classification(folders):
+    classify = transformers.pipeline("text-classification", model=str(folders / "classifier"), top_k=None)
+    pretrained = load_pretrained(folders / "classified")
+    for text, found in zip(TEXTS, classify(TEXTS, batch_size=3), strict=True):
+        tokens = pretrained.tokens(text)[None]
+        with torch.no_grad():
+            logits, _ = pretrained.model(tokens, classification_head_name="sentence_classification_head")
+        scores = {entry["label"]: entry["score"] for entry in found}
+        assert [scores["bad"], scores["good"]] == pytest.approx(logits.softmax(-1)[0].tolist(), rel=TOLERANCE)
+
+
+def test_question_answering(folders):
+    answer = transformers.pipeline("question-answering", model=str(folders / "answers"))
+    context = TEXTS[2]
+    found = answer(question="quick fox", context=context)
+    assert context[found["start"] : found["end"]].strip() == found["answer"].strip() != ""
+
+
+@pytest.mark.parametrize("spelled_out", [True, False])
+def test_sentence_transformers_pool_as_we_do(folders, spelled_out):
+    """The folder by itself, and with its pooling named: both are the mean of our features over real tokens."""
+    from sentence_transformers import SentenceTransformer, models
+
+    folder = str(folders / "encoder")
+    if spelled_out:
+        words = models.Transformer(folder)
+        model = SentenceTransformer(modules=[words, models.Pooling(words.get_word_embedding_dimension())], device="cpu")
+    else:
+        model = SentenceTransformer(folder, device="cpu")
+    features = amos_fairseq.load(folders / "run")(TEXTS)
+    ours = (features.states * features.mask[..., None]).sum(1) / features.mask.sum(1, keepdim=True)
+    theirs = model.encode(TEXTS, convert_to_tensor=True)
+    assert (ours - theirs).abs().max() < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder", "classifier"])
+def test_onnx(folders, name, tmp_path):
+    """Exported with one batch, run with others: another number of texts, shorter and longer ones, padding."""
+    import onnxruntime
+
+    auto_class = transformers.AutoModel if name == "encoder" else transformers.AutoModelForSequenceClassification
+    model = auto_class.from_pretrained(folders / name).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / name)
+    example = tokenizer(TEXTS[:2], padding=True, return_tensors="pt")
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=150)
+    torch.onnx.export(
+        model,
+        kwargs=dict(example),
+        f=str(tmp_path / "model.onnx"),
+        input_names=list(example),
+        dynamic_shapes={name: {0: batch, 1: length} for name in example},
+        dynamo=True,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    for texts in (TEXTS, TEXTS[1:2], [TEXTS[2] * 3]):
+        inputs = tokenizer(texts, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = model(**inputs)[0].numpy()
+        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+        real = inputs["attention_mask"].bool().numpy() if name == "encoder" else slice(None)
+        numpy.testing.assert_allclose(found[real], expected[real], atol=TOLERANCE, rtol=TOLERANCE)

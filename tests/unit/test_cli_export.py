@@ -1,0 +1,209 @@
+"""``amos export``: what it refuses, what it leaves behind, and what the card says."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from small_runs import UPDATES, write_run
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop import export as export_module
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.interop.export import export, whole_folder
+from amos_fairseq.interop.export_card import CardSettings
+
+FILES = {
+    "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"
+}  # fmt: skip
+METRICS = [
+    {"split": "train", "update": 5, "loss": 9.0, "wpb": 100.0},
+    {"split": "valid", "update": 5, "loss": 8.25, "mlm_loss_4": 3.5, "wps": 10.0},
+    {"split": "train", "update": 10, "loss": 7.0, "wpb": 900.0},
+    {"split": "valid", "update": 10, "loss": 6.0},
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    write_run(root / "amos")
+    (root / "amos" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in METRICS) + '{"split')
+    write_run(root / "electra", "electra")
+    write_run(root / "classifier", classes=3)
+    write_run(root / "narrow_classifier", "electra", classes=2, pooler_activation_fn="tanh", embedding_dim=4)
+    write_run(root / "joint", span_head="joint")
+    write_run(root / "buckets", relative_position_buckets=16)
+    return root
+
+
+def test_a_folder_is_whole_and_says_what_it_was_compared_with(runs, tmp_path, capsys):
+    assert main(["export", str(runs / "amos"), str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    printed = capsys.readouterr().out
+    assert "MPNetModel, the encoder" in printed
+    found = re.search(r"token ids equal on (\d+) texts; .* largest difference (\S+), of outputs up to (\S+)", printed)
+    assert int(found.group(1)) > 600
+    assert 0 < float(found.group(2)) < 3e-5 * float(found.group(3))
+
+
+def test_card_states_the_facts_of_the_run(runs, tmp_path):
+    main(
+        [
+            "export",
+            str(runs / "amos"),
+            str(tmp_path / "out"),
+            "--data-license",
+            "cc-by-4.0",
+            "--language",
+            "en",
+            "--no-check",
+        ]
+    )
+    _, header, text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    data = yaml.safe_load(header)
+    assert (data["license"], data["language"], data["library_name"]) == ("cc-by-4.0", "en", "transformers")
+    for fact in (
+        f"| Updates | {UPDATES} |",
+        f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
+        "| Layers, width, FFN width, heads | 2, 16, 24, 2 |",
+        "| Vocabulary | 57 pieces, sentencepiece, cased |",
+        "| mlm_loss_4 | 3.5 |",
+        "| update | 5 |",
+        'AutoModel.from_pretrained("out")',
+        "Not compared (--no-check)",
+        "transformers 4.",
+    ):
+        assert fact in text, fact
+    assert "wps" not in text
+    assert str(runs) not in text, "no path of this machine"
+
+
+def test_unknown_license_is_said(runs, tmp_path):
+    main(["export", str(runs / "electra"), str(tmp_path / "out"), "--no-check"])
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "license: unknown" in card
+    assert "unknown. Ask whoever trained this model" in card
+
+
+def test_labels_come_from_the_data_of_the_task(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "task.json").write_text(json.dumps({"labels": ["entailment", "neutral", "contradiction"]}))
+    write_run(tmp_path / "run", classes=3, task={"data": str(tmp_path / "data")})
+    main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check"])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+
+
+def test_force_replaces_the_whole_folder(runs, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").write_text("old")
+    with pytest.raises(SystemExit):
+        main(["export", str(runs / "amos"), str(out), "--no-check"])
+    assert [path.name for path in out.iterdir()] == ["old"]
+    main(["export", str(runs / "amos"), str(out), "--no-check", "--force"])
+    assert {path.name for path in out.iterdir()} == FILES
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").write_text("old")
+    rename = os.rename
+
+    def fail_on_new(source, target):
+        if ".unfinished." in str(source):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(export_module.os, "rename", fail_on_new)
+    with pytest.raises(UserError, match="No space left on device"), whole_folder(out, replace=True):
+        pass
+    assert [path.name for path in out.iterdir()] == ["old"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent"], "absent is missing"),
+        (["amos", "--part", "generator", "--depth", "3"], "--depth 3 is no depth of this generator: it has 1, 2, 4"),
+        (["amos", "--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
+        (["amos", "--as", "bert"], "--as bert: the encoder of this checkpoint can be exported as mpnet"),
+        (["electra", "--part", "discriminator", "--as", "bert"], "can be exported as electra"),
+        (["amos", "--labels", "a,b"], "--labels names the classes of a fine-tuned classification head"),
+        (["classifier", "--labels", "a,b"], "--labels needs 3 different names"),
+        (["classifier", "--labels", "a,b,b"], "--labels needs 3 different names"),
+        (["classifier", "--part", "generator"], "was fine-tuned and has no generator any more"),
+        (["narrow_classifier"], "ELECTRA has gelu in its classification head, this one tanh"),
+        (["joint"], "marks answers with a joint head"),
+        (["buckets"], "MPNet has 32 buckets and a maximum distance of 128, this encoder 16 and 128"),
+        (["amos", "--tokenizer", "other"], "other is not the tokenizer that"),
+        (["amos", "--data-license", " "], "--data-license ' ' is no name"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(runs)
+    if "other" in arguments and not Path("other").exists():
+        write_run(runs / "other_run", task={})
+        tokenizer = load_pretrained(runs / "other_run").tokenizer
+        tokenizer.cased = not tokenizer.cased
+        tokenizer.save("other")
+    with pytest.raises(SystemExit) as exit_info:
+        main(["export", arguments[0], str(tmp_path / "out"), *arguments[1:]])
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 1
+    assert error.startswith("amos_fairseq: error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
+    """One number of one LayerNorm, off by a thousandth."""
+    write_model = export_module.write_model
+
+    def write_wrong_model(folder, *arguments):
+        write_model(folder, *arguments)
+        weights = load_file(folder / "model.safetensors")
+        weights["encoder.layer.1.output.LayerNorm.weight"][3] += 1e-3
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(export_module, "write_model", write_wrong_model)
+    with pytest.raises(UserError, match=r"differs from the checkpoint by .* nothing was written"):
+        export(load_pretrained(runs / "amos"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
+    """Two pieces exchanged: the same number of rows, the same specials."""
+    make = export_module.folder_tokenizer
+
+    def wrong_tokenizer(*arguments):
+        tokenizer = make(*arguments)
+        ids = tokenizer.ids.clone()
+        ids[[20, 21]] = ids[[21, 20]]
+        object.__setattr__(tokenizer, "ids", ids)
+        return tokenizer
+
+    monkeypatch.setattr(export_module, "folder_tokenizer", wrong_tokenizer)
+    with pytest.raises(UserError, match=r"has other token ids in the exported tokenizer: .* nothing was written"):
+        export(load_pretrained(runs / "amos"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_not_a_number_is_no_agreement(runs, tmp_path):
+    pretrained = load_pretrained(runs / "amos")
+    with torch.no_grad():
+        pretrained.model.discriminator.layers[0].ffn_in.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="differs from the checkpoint by nan"):
+        export(pretrained, tmp_path / "out", card=CardSettings())
+    assert list(tmp_path.iterdir()) == []
