@@ -4,6 +4,7 @@ read both files -> draw training questions -> encode, align, write beside OUT ->
 """
 
 import dataclasses
+import glob
 import json
 import os
 import random
@@ -42,10 +43,8 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     paragraphs = {split: file.paragraphs for split, file in files.items()}
     if settings.max_train_questions is not None:
         paragraphs["train"] = draw_questions(paragraphs["train"], settings.max_train_questions, settings.seed)
-    # In its own directory, so that the rename does not cross file systems; visible to nobody who lists OUT's parent.
-    unfinished = out.absolute().with_name(f".{out.absolute().name}.unfinished.{os.getpid()}")
+    unfinished = _place_beside(out.absolute())
     try:
-        unfinished.mkdir(parents=True)
         facts = _write(unfinished, files, paragraphs, tokenizer)
         manifest = json.dumps(description | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
@@ -53,6 +52,22 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; facts in {out}/{MANIFEST}")
+
+
+def _place_beside(out: Path) -> Path:
+    """A fresh hidden directory on the file system of ``out``; what killed runs left there is removed."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{out.name}.unfinished."
+    for left in out.parent.glob(f"{glob.escape(prefix)}*"):
+        try:
+            os.kill(int(left.name.removeprefix(prefix)), 0)  # signal 0 only asks
+        except (ProcessLookupError, ValueError):
+            shutil.rmtree(left, ignore_errors=True)
+        except PermissionError:
+            pass  # somebody else's, at work
+    unfinished = out.with_name(f"{prefix}{os.getpid()}")
+    unfinished.mkdir()
+    return unfinished
 
 
 def draw_questions(paragraphs: Sequence[Paragraph], number: int, seed: int) -> List[Paragraph]:

@@ -3,6 +3,9 @@
 import gzip
 import json
 import lzma
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +153,17 @@ def test_compressed_files_and_a_bare_tokenizer(tmp_path):
     assert train.examples == valid.examples
     assert len(train) == 40
     assert (tmp_path / "out" / "tokenizer" / "tokenizer.settings.json").is_file()
+
+
+def test_what_a_killed_run_left_goes(data, tmp_path):
+    """A directory of a process that no longer runs; one at work keeps its own."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for process in (dead.pid, os.getppid()):
+        (tmp_path / f".out.unfinished.{process}").mkdir()
+    source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
+    prepare.main([str(part) for part in (source, source, tokenizer, tmp_path / "out")])
+    assert {path.name for path in tmp_path.iterdir()} == {"out", f".out.unfinished.{os.getppid()}"}
 
 
 def test_finished_data_are_left_alone(data, capsys, tmp_path):
