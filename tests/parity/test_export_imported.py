@@ -1,0 +1,175 @@
+"""What came in goes out again: Hugging Face's models bit for bit, the released AMOS positions and tokenizer with their code.
+
+Tolerance of states: float32, the same formulas in another order; 1e-5 of the largest value is some fifty roundings.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+import transformers
+from hugging_face_folders import write_electra, write_model
+from safetensors.torch import load_file
+from small_runs import write_run
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer
+
+TOLERANCE = 1e-5
+TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
+# Of a pair of quotation marks, and punctuation that the released tokenizer splits off.
+RELEASED_TEXTS = [
+    "The fox isn't (too) lazy, it\u2019s quick \u2014 and the dog\u2026",
+    "``the'' dog & 7!",
+    "",
+    "\u4e2d <s>",
+]
+LINES = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
+FAMILIES = {
+    "mpnet": ("MPNetModel", [], "AutoModel"),
+    "bert": ("BertModel", [], "AutoModel"),
+    "roberta": ("RobertaModel", ["--as", "roberta"], "AutoModel"),
+    "electra": ("ElectraForPreTraining", ["--part", "discriminator"], "AutoModelForPreTraining"),
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_round_trip_is_the_identity(family, tmp_path):
+    """Folder, checkpoint of ours, folder: equal weights, ids and outputs. The rounded-up rows, without a token, are gone."""
+    class_name, flags, auto_class = FAMILIES[family]
+    if family == "electra":
+        write_electra(tmp_path)
+        (tmp_path / "discriminator").rename(tmp_path / "before")
+    else:
+        write_model(tmp_path / "before", family, class_name)
+    arch = "electra_tiny" if family == "electra" else "amos_tiny"
+    main(["import", str(tmp_path / "before"), str(tmp_path / "ours.pt"), "--arch", arch])
+    main(["export", str(tmp_path / "ours.pt"), str(tmp_path / "after"), *flags])
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
+    assert {name for name in before if "pooler" not in name} == {name for name in after if "pooler" not in name}
+    for name, tensor in after.items():
+        if "pooler" in name:
+            continue  # ours has none
+        original = before[name]
+        if name.endswith("word_embeddings.weight"):
+            assert len(original) == len(tensor) + 3
+            original = original[: len(tensor)]
+        if name.endswith("position_embeddings.weight") and family in ("mpnet", "roberta"):
+            original, tensor = original[2:], tensor[2:]  # the first two belong to no position
+        assert torch.equal(original, tensor), name
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("before", "after")]
+    models = [getattr(transformers, auto_class).from_pretrained(tmp_path / name).eval() for name in ("before", "after")]
+    inputs = tokenizers[1](TEXTS, padding=True, return_tensors="pt")
+    for text, ids in zip(TEXTS, inputs["input_ids"].tolist(), strict=True):
+        content = tokenizers[0](text, add_special_tokens=False)["input_ids"]
+        cls, sep, pad = tokenizers[0].cls_token_id, tokenizers[0].sep_token_id, tokenizers[0].pad_token_id
+        framed = [cls, *content, sep]
+        assert ids == framed + [pad] * (len(ids) - len(framed))
+    real = inputs["attention_mask"].bool()
+    assert torch.equal(*(model(**inputs)[0][real] for model in models))
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory) -> Path:
+    """A run with the released positions and tokenizer, and its three folders."""
+    root = tmp_path_factory.mktemp("released")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_prefix=str(root / "sp"), model_type="bpe", vocab_size=90, minloglevel=2,
+        bos_id=-1, eos_id=-1, pad_id=-1,
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(root / "sp.model"))
+    pieces = [
+        processor.id_to_piece(index) for index in range(len(processor) - 1, 0, -1)
+    ]  # another order than the model's
+    tokenizer = MicrosoftAmosTokenizer((root / "sp.model").read_bytes(), pieces)
+    write_run(root / "run", tokenizer=tokenizer, relative_position_scheme="amos", relative_position_buckets=64)
+    for part in ("encoder", "generator", "discriminator"):
+        assert main(["export", str(root / "run"), str(root / part), "--part", part]) == 0
+    return root
+
+
+def test_nothing_of_it_stays_in_the_cache_of_transformers(released):
+    from transformers.dynamic_module_utils import HF_MODULES_CACHE
+
+    assert not [path for path in Path(HF_MODULES_CACHE).rglob("*unfinished*") if "encoder" in path.name]
+
+
+def test_code_in_the_folder_knows_nothing_of_this_package(released):
+    for path in released.glob("*/*.py"):
+        assert "amos_fairseq" not in path.read_text(encoding="utf-8"), path.name
+    assert {path.name for path in (released / "encoder").glob("*.py")} == {
+        "modeling_amos.py", "relative_position.py", "tokenization_amos.py", "microsoft_text.py"
+    }  # fmt: skip
+    assert "trust_remote_code=True" in (released / "encoder" / "README.md").read_text(encoding="utf-8")
+
+
+ELSEWHERE = """
+import json, sys
+sys.modules["amos_fairseq"] = None  # importing it fails from here on
+import torch, transformers
+folder, auto_class, texts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True).eval()
+inputs = tokenizer(texts, padding=True, return_tensors="pt")
+with torch.no_grad():
+    states = model(**inputs)[0]
+mask = inputs["attention_mask"].bool()
+rows = zip(inputs["input_ids"], states, mask)
+print(json.dumps({"type": type(model).__name__, "rows": [(ids[m].tolist(), s[m].tolist()) for ids, s, m in rows]}))
+"""
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_released_positions_and_tokenizer_where_this_package_is_not(released, tmp_path):
+    """In a process that cannot import us: the states and ids of our own code."""
+    arguments = [str(released / "encoder"), "AutoModel", json.dumps(RELEASED_TEXTS)]
+    result = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = json.loads(result.stdout)
+    assert found["type"] == "AmosModel"
+    pretrained = load_pretrained(released / "run")
+    dictionary = pretrained.dictionary
+    for text, (ids, states) in zip(RELEASED_TEXTS, found["rows"], strict=True):
+        rows = [dictionary.index(piece) for piece in pretrained.tokenizer.encode(text)]
+        tokens = [dictionary.bos(), *rows, dictionary.eos()]
+        assert ids == tokens
+        ours = pretrained.model.extract_features(torch.tensor([tokens]))[0]
+        assert (ours - torch.tensor(states)).abs().max() < TOLERANCE * ours.abs().max()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("part", "auto_class"),
+    [("generator", "AutoModelForMaskedLM"), ("discriminator", "AutoModelForTokenClassification")],
+)
+def test_heads_on_released_positions(released, part, auto_class):
+    """Past the maximum distance, with padding."""
+    pretrained = load_pretrained(released / "run")
+    auto = getattr(transformers, auto_class)
+    theirs = auto.from_pretrained(released / part, trust_remote_code=True).eval()
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(4, len(pretrained.dictionary), (2, 150), generator=draw)
+    tokens[1, 60:] = 1
+    real, model = tokens.ne(1), pretrained.model
+    logits = theirs(input_ids=tokens, attention_mask=real.long()).logits[real]
+    if part == "discriminator":
+        ours, logits = model.detection_head(model.extract_features(tokens))[real], logits[:, 1] - logits[:, 0]
+    else:
+        everywhere = torch.arange(150).expand_as(tokens)
+        proposed = model.propose(tokens, tokens, everywhere, real.float())[0][-1]
+        ours = proposed[real][:, : len(pretrained.dictionary)]
+    assert (ours - logits).abs().max() < TOLERANCE * ours.abs().max()
