@@ -6,6 +6,7 @@ Tolerance of states: float32, the same formulas in another order; 1e-5 of the la
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ RELEASED_TEXTS = [
     "The fox isn't (too) lazy, it\u2019s quick \u2014 and the dog\u2026",
     "``the'' dog & 7!",
     "",
-    "\u4e2d <s>",
+    "\u4e2d 7",
 ]
 LINES = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
 FAMILIES = {
@@ -41,6 +42,17 @@ FAMILIES = {
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_cache(tmp_path_factory) -> Iterator[Path]:
+    """Where transformers copies the code of folders, instead of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("modules")
+        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(place))
+        patch.setenv("HF_MODULES_CACHE", str(place))
+        patch.setattr(sys, "path", [*sys.path])
+        yield place
 
 
 @torch.no_grad()
@@ -99,10 +111,9 @@ def released(tmp_path_factory) -> Path:
     return root
 
 
-def test_nothing_of_it_stays_in_the_cache_of_transformers(released):
-    from transformers.dynamic_module_utils import HF_MODULES_CACHE
-
-    assert not [path for path in Path(HF_MODULES_CACHE).rglob("*unfinished*") if "encoder" in path.name]
+def test_nothing_of_it_stays_in_the_cache_of_transformers(released, modules_cache):
+    assert modules_cache.is_dir()
+    assert not [path for path in modules_cache.rglob("*") if "unfinished" in path.name]
 
 
 def test_code_in_the_folder_knows_nothing_of_this_package(released):
