@@ -1,10 +1,6 @@
 #!/usr/bin/env bash
 # Raw text to a binarized corpus: prepare.sh TEXT... --out DIR [flags]; prepare.sh --help tells them.
 set -euo pipefail
-checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-python=python
-if [[ -z "${VIRTUAL_ENV:-}" && -x "$checkout/.venv/bin/python" ]]; then
-    python="$checkout/.venv/bin/python"
-fi
-# -P: a directory named "preprocess" where the user stands must not be taken for ours.
-PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -P -m preprocess.pretraining.prepare "$@"
+# shellcheck source=preprocess/common/run.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"
+run_module preprocess.pretraining.prepare "$@"
