@@ -8,7 +8,8 @@ from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Draw the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper), mixture weights
-(5a), accuracy on replaced tokens (5b), detection AUC, learning rate and throughput. Thin lines are training, markers
+(5a), accuracy on replaced tokens (5b), detection AUC, learning rate and throughput; of fine-tuning runs the loss and the
+scores. Thin lines are training, markers
 validation; colours are depths, line styles are runs. DIR receives all panels as overview.png and overview.svg, and each
 one as pictures of its own.
 """

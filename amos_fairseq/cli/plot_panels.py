@@ -49,16 +49,38 @@ class Panel:
         return self.key.endswith("_")
 
 
-PANELS = (
-    Panel("mlm_loss", "MLM loss per generator depth", "cross-entropy (nats per masked token)", "mlm_loss_"),
-    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
-    Panel("replaced_accuracy", "Detection of replaced tokens", "accuracy on replaced tokens", "rtd_recall", (0, None)),
-    Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
+SCHEDULE_PANELS = (
     Panel("learning_rate", "Learning rate", "learning rate", "lr", (0, None), training_only=True),
     Panel(
         "throughput", "Training throughput, pauses included", "tokens per second", "wps", (0, None), training_only=True
     ),
 )
+PANELS = (
+    Panel("mlm_loss", "MLM loss per generator depth", "cross-entropy (nats per masked token)", "mlm_loss_"),
+    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
+    Panel("replaced_accuracy", "Detection of replaced tokens", "accuracy on replaced tokens", "rtd_recall", (0, None)),
+    Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
+    *SCHEDULE_PANELS,
+)
+# Of fine-tuning: what fairseq's sentence_prediction (in per cent) and our squad log.
+SCORE_PANELS = (
+    Panel("accuracy", "Accuracy", "examples classified rightly (%)", "accuracy"),
+    Panel("matthews", "Matthews correlation", "correlation (%)", "mcc"),
+    Panel("spearman", "Spearman correlation", "correlation (%)", "spearman"),
+    Panel("span_accuracy", "Answers", "windows with the right start and end", "span_acc", (0, 1)),
+)
+LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", (0, None))
+
+
+def panels_for(runs: list[Run]) -> tuple[Panel, ...]:
+    """The panels of pretraining, or of fine-tuning where a run logged one of its scores, or both."""
+    fine_tuned = any(depth_names(panel, runs) for panel in SCORE_PANELS)
+    pretrained = any(depth_names(panel, runs) for panel in PANELS if panel not in SCHEDULE_PANELS)
+    if not fine_tuned:
+        return PANELS
+    scores = tuple(panel for panel in SCORE_PANELS if depth_names(panel, runs))
+    own = (LOSS_PANEL, *scores, *SCHEDULE_PANELS)
+    return (*PANELS[: -len(SCHEDULE_PANELS)], *own) if pretrained else own
 
 
 def draw_all(runs: list[Run], directory: str) -> list[str]:
@@ -70,16 +92,17 @@ def draw_all(runs: list[Run], directory: str) -> list[str]:
         UserError: no panel has values; nothing is then made.
         OSError: the directory cannot be written.
     """
-    panels = [panel for panel in PANELS if depth_names(panel, runs)]
+    wanted = panels_for(runs)
+    panels = [panel for panel in wanted if depth_names(panel, runs)]
     if not panels:
-        drawn = ", ".join(f"{panel.key}N" if panel.per_depth else panel.key for panel in PANELS)
+        drawn = ", ".join(f"{panel.key}N" if panel.per_depth else panel.key for panel in wanted)
         raise UserError(
             f"{', '.join(run.name for run in runs)}: no value to draw, records hold none of {drawn}; name a SAVE_DIR of "
             "fairseq-train with --user-dir amos_fairseq, or its metrics.jsonl"
         )
     os.makedirs(directory, exist_ok=True)
     messages = [
-        f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in PANELS if panel not in panels
+        f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in wanted if panel not in panels
     ]
     styles = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
     with plt.rc_context(styles):

@@ -100,6 +100,22 @@ def test_values_that_no_run_logged_are_left_out_and_said(tmp_path, capsys):
     assert (tmp_path / "auc.png").exists()
 
 
+def test_fine_tuning_runs_show_their_loss_and_the_scores_that_they_logged(tmp_path, capsys):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(
+        '{"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9}\n'
+        '{"split": "valid", "update": 5, "loss": 2.5, "spearman": 58.4}\n'
+    )
+    assert main(["plot", str(log), "--out", str(tmp_path / "out")]) == 0
+    written = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert written == {"overview", "loss", "spearman", "learning_rate", "throughput"}
+    assert "left out" not in capsys.readouterr().out
+    panel = next(panel for panel in plot_panels.SCORE_PANELS if panel.key == "spearman")
+    ax = plt.figure().add_subplot()
+    plot_panels.draw_panel(ax, panel, runs_file.read_runs([str(log)]))
+    assert [list(line.get_ydata()) for line in ax.get_lines()] == [[58.4]]
+
+
 def test_same_log_gives_the_same_picture_bytes(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"split": "train", "update": 5, "rtd_auc": 0.7}\n')
