@@ -56,13 +56,14 @@ def log_interval(run: Run) -> int:
 
 
 def environment(device: str, num_devices: int) -> dict[str, str]:
-    """This process's environment with one visible GPU, or for the CPU with this run's share of the cores."""
+    """This process's environment with one visible GPU, or for the CPU with none and this run's share of the cores."""
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     if device.startswith("cuda:"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
         variables["CUDA_VISIBLE_DEVICES"] = names[int(device.removeprefix("cuda:"))].strip()
     else:
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would ask for a rank on each GPU that it sees, --cpu or not
         # Runs that each take all cores slow one another down.
         variables.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_devices)))
     return variables

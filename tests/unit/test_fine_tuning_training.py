@@ -78,6 +78,12 @@ def test_each_run_sees_its_own_gpu_and_no_launcher(monkeypatch):
     assert "WORLD_SIZE" not in variables
 
 
+def test_a_run_on_the_cpu_sees_no_gpu(monkeypatch):
+    """fairseq takes the number of visible GPUs for that of the ranks, and refuses it beside ``--cpu``."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert environment("cpu", 1)["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_runs_on_the_cpu_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
