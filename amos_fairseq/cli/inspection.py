@@ -96,16 +96,19 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
     """
     model = pretrained.model
     if not hasattr(model, "propose"):
-        raise UserError(f"{pretrained.file} holds a model without a generator: inspect needs one trained by AMOS")
+        raise UserError(
+            f"{pretrained.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
+        )
     mask_prob = mask_prob or pretrained.task["mask_prob"]
     tokens = pretrained.tokens(text)
     kept = tokens[: model.max_positions()]
     batch = mask_block(pretrained, kept, seed, mask_prob)
     if not batch["num_masked"]:
         raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
-    logits, _ = model.propose(**batch["net_input"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        logits, weights = model.propose(**batch["net_input"])
+        torch.manual_seed(seed)  # a mixture that is drawn is drawn alike
         output = model(**batch["net_input"])
     positions = batch["net_input"]["masked_positions"][0]
     return Inspection(
@@ -116,7 +119,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         depth_names=model.depth_names,
         tokens=judged_tokens(pretrained, kept, output.corrupted_tokens[0], positions, output.rtd_logits[0]),
         masked=[
-            masked_token(pretrained, int(position), int(kept[position]), logits[:, 0, i], output.mixture_weights[0, i], top)
+            masked_token(pretrained, int(position), int(kept[position]), logits[:, 0, i], weights[0, i], top)
             for i, position in enumerate(positions)
         ],
         num_left_out=len(tokens) - len(kept),

@@ -115,6 +115,15 @@ class ElectraModel(PretrainingModel):
         states = self.generator(self.embed_tokens(masked_tokens), padding_mask)[-1]
         return self.mlm_head(gather_positions(states, masked_positions))
 
+    @torch.no_grad()
+    def propose(
+        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
+        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
+        logits = linear(hidden, self.embed_tokens.weight, self.mlm_head.bias).float()
+        return logits[None], logits.new_ones(*masked_positions.shape, 1)
+
     @property
     def depth_names(self) -> list[str]:
         """Suffix of the log keys: the generator's number of layers."""

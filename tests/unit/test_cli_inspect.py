@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from small_checkpoint import TEXT, write_save_dir
+from small_runs import write_run
 
 from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.inspect_page import render_page
@@ -113,7 +114,40 @@ def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
     torch.save(state, save_dir / "fine_tuned.pt")
     with pytest.raises(SystemExit, match="1"):
         main(["inspect", str(save_dir / "fine_tuned.pt"), "--text", "the end"])
-    assert capsys.readouterr().err.endswith("holds a model without a generator: inspect needs one trained by AMOS\n")
+    assert capsys.readouterr().err.endswith("holds a model without a generator: inspect needs a checkpoint of pretraining\n")
+
+
+def test_electra_proposes_from_its_one_depth(tmp_path):
+    """Its generator once more by hand: the softmax of the head's output times the token embeddings."""
+    write_run(tmp_path, "electra", encoder_layers=2)
+    pretrained = load_pretrained(tmp_path)
+    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
+    assert inspection.depth_names == ["2"]
+    model, tokens = pretrained.model, pretrained.tokens(TEXT)
+    read = mask_block(pretrained, tokens, seed=3, mask_prob=0.2)["net_input"]["masked_tokens"]
+    with torch.no_grad():
+        states = model.generator(model.embed_tokens(read))[-1]
+        logits = model.mlm_head(states) @ model.embed_tokens.weight.T + model.mlm_head.bias
+    probabilities = logits[0].softmax(-1)
+    for masked in inspection.masked:
+        assert masked.weights == [1.0]
+        share = probabilities[masked.position]
+        assert masked.original_probabilities == pytest.approx([share[tokens[masked.position]].item()], rel=1e-4)
+        (proposals,) = masked.proposals
+        expected = [share[pretrained.dictionary.index(proposal.piece)].item() for proposal in proposals]
+        assert [proposal.probability for proposal in proposals] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_drawn_mixture_is_shown_as_it_was_drawn(tmp_path):
+    """Weights 0 and 1: the token that was read was sampled from the depth that is shown with 1."""
+    write_run(tmp_path, "amos", encoder_layers=2, mixture="random_layer")
+    pretrained = load_pretrained(tmp_path)
+    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.3, top=1)
+    batch = mask_block(pretrained, pretrained.tokens(TEXT), seed=3, mask_prob=0.3)["net_input"]
+    torch.manual_seed(3)
+    with torch.no_grad():
+        drawn = pretrained.model(**batch).mixture_weights[0].tolist()
+    assert [masked.weights for masked in inspection.masked] == drawn
 
 
 def test_longer_text_is_cut_and_said(pretrained):
