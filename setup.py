@@ -45,11 +45,11 @@ setup(
             "ruff",
             "fastBPE==0.1.0",
             "hydra-submitit-launcher",
-            # Clients of what `amos export` writes.
+            # Clients of what `amos export` writes; each takes the torch and the transformers above as they are.
             "onnx",
             "onnxruntime",
-            "onnxscript",
-            "sentence-transformers",
+            "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
+            "sentence-transformers>=5,<6",
         ],
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],

@@ -60,16 +60,19 @@ def run_there(environment: Path, folder: Path, *command: str, check: bool = True
     return result
 
 
-def packages_of_checkout() -> set[str]:
-    """Every module of the package, as a wheel names it."""
-    return {str(path.relative_to(ROOT)) for path in (ROOT / "amos_fairseq").rglob("*.py")}
+def files_of_package() -> set[str]:
+    """Every module of the checkout, its recipes and tables, as a wheel names them."""
+    files = (
+        path for path in (ROOT / "amos_fairseq").rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    )
+    return {str(path.relative_to(ROOT)) for path in files}
 
 
 @pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == packages_of_checkout()
+    assert names == files_of_package()
 
 
 @pytest.mark.slow
