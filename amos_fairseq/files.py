@@ -21,7 +21,9 @@ def whole_file(path: str) -> Iterator[str]:
     """
     stem, extension = os.path.splitext(path)
     prefix = f"{stem}.unfinished.{socket.gethostname()}."
-    _remove_abandoned(prefix, extension)
+    for left in abandoned(prefix, extension):  # a checkpoint may have gigabytes
+        with contextlib.suppress(OSError):  # gone already, or not ours to remove: no reason not to write
+            os.unlink(left)
     unfinished = f"{prefix}{os.getpid()}{extension}"
     try:
         yield unfinished
@@ -34,13 +36,11 @@ def whole_file(path: str) -> Iterator[str]:
         raise
 
 
-def _remove_abandoned(prefix: str, extension: str) -> None:
-    """Remove unfinished files of this machine's processes that no longer run; a checkpoint may have gigabytes."""
-    for path in glob.glob(f"{glob.escape(prefix)}*{glob.escape(extension)}"):
-        process = path[len(prefix) : len(path) - len(extension)]
-        if process.isdigit() and not _is_running(int(process)):
-            with contextlib.suppress(OSError):  # gone already, or not ours to remove: no reason not to write
-                os.unlink(path)
+def abandoned(prefix: str, extension: str = "") -> list[str]:
+    """Paths ``prefix`` PROCESS ``extension`` of this machine's processes that no longer run."""
+    paths = glob.glob(f"{glob.escape(prefix)}*{glob.escape(extension)}")
+    processes = {path: path[len(prefix) : len(path) - len(extension)] for path in paths}
+    return [path for path, process in processes.items() if process.isdigit() and not _is_running(int(process))]
 
 
 def _is_running(process: int) -> bool:

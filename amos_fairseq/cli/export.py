@@ -4,8 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.errors import UserError
-
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without code of ours:
 model.safetensors, config.json, tokenizer.json with the very token ids of this package, and a model card. A fine-tuned
@@ -58,14 +56,19 @@ def add_parser(subparsers: Any) -> None:
         help="do not compare the folder with the checkpoint (default: compare)",
     )  # fmt: skip
     parser.add_argument(
-        "--force", action="store_true", default=argparse.SUPPRESS, help="replace OUT if it exists (default: refuse)"
+        "--force",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="replace OUT if it is an exported folder (default: refuse)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.out.exists() and not getattr(arguments, "force", False):  # before the libraries take their seconds
-        raise UserError(f"{arguments.out} exists: give another folder, or --force to replace it")
+    from amos_fairseq.interop.export_folder import check_place
+
+    force = getattr(arguments, "force", False)
+    check_place(arguments.out, force)  # before the libraries take their seconds
     # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
     from amos_fairseq.interop.checkpoint import load_pretrained
     from amos_fairseq.interop.export import export
@@ -78,10 +81,10 @@ def run(arguments: argparse.Namespace) -> None:
         part=getattr(arguments, "part", None),
         depth=getattr(arguments, "depth", None),
         family=getattr(arguments, "family", None),
-        labels=arguments.labels.split(",") if hasattr(arguments, "labels") else None,
+        labels=[label.strip() for label in arguments.labels.split(",")] if hasattr(arguments, "labels") else None,
         card=CardSettings(arguments.data_license, getattr(arguments, "language", None)),
         check=getattr(arguments, "check", True),
-        force=getattr(arguments, "force", False),
+        force=force,
     )
     code = "; it brings its own code: trust_remote_code=True" if exported.brings_code else ""
     print(f"{arguments.out}: {exported.class_name}, {exported.description}{code}")

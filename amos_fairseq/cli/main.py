@@ -3,12 +3,14 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 from typing import Optional, Sequence
 
 from amos_fairseq.cli import export, glue, import_, inspect, plot, squad
 from amos_fairseq.errors import report_user_errors
 
+INTERRUPTED = 128 + signal.SIGINT  # what shells say of a command that Ctrl-C has ended
 SUBCOMMANDS = (inspect, plot, import_, export, glue, squad)
 
 
@@ -22,7 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 @report_user_errors()
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run one subcommand. A user's mistake ends it with one line and status 1; unknown flags with status 2."""
+    """Run one subcommand. A user's mistake ends it with one line and status 1; unknown flags with status 2,
+    Ctrl-C with 130."""
     parsed = build_parser().parse_args(arguments)
     # Importing fairseq sets the root logger to DEBUG; thousands of lines about fonts and files would bury our own.
     logging.getLogger().setLevel(logging.WARNING)
@@ -32,6 +35,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except BrokenPipeError:
         # `amos inspect ... | head` closes our output early; the interpreter must not complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print(f"amos {parsed.subcommand}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 

@@ -1,16 +1,13 @@
 """A checkpoint of ours as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
 
-import contextlib
-import os
-import shutil
 from pathlib import Path
-from typing import Iterator, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.export_card import CardSettings, Target, check_settings, write_card
 from amos_fairseq.interop.export_check import Agreement, check_folder
 from amos_fairseq.interop.export_code import MODEL_CODE, write_code
+from amos_fairseq.interop.export_folder import whole_folder
 from amos_fairseq.interop.export_model import AUTO_CLASSES, build_model, choose_family, class_name
 from amos_fairseq.interop.export_parts import Part, choose_part
 from amos_fairseq.interop.export_tokenizer import FolderTokenizer, folder_tokenizer
@@ -42,7 +39,7 @@ def export(
 
     Args:
         pretrained: a checkpoint of ours.
-        out: the folder to write; with ``force`` one that exists is replaced.
+        out: the folder to write; with ``force`` an exported one that exists is replaced.
         part: encoder, generator or discriminator; without it a fine-tuned head, or the encoder of a pretraining run.
         depth: of the generator; the deepest without it.
         family: mpnet, electra, bert or roberta, where several can hold the part.
@@ -84,41 +81,3 @@ def write_model(folder: Path, part: Part, family: str, tokenizer: FolderTokenize
     model.save_pretrained(folder, safe_serialization=True)
     # safetensors writes for the owner alone, all other files follow the user's umask.
     (folder / SAFE_WEIGHTS_NAME).chmod((folder / CONFIG_NAME).stat().st_mode)
-
-
-@contextlib.contextmanager
-def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
-    """An empty folder beside ``path`` that takes its place when the body ends, and is removed when the body fails.
-
-    Raises:
-        UserError: ``path`` exists and is not to be replaced, or nothing can be written there.
-    """
-    if path.exists() and not replace:
-        raise UserError(f"{path} exists: give another folder, or --force to replace it")
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file: give the name of a folder")
-    unfinished = path.with_name(f".{path.name}.unfinished.{os.getpid()}")
-    try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        _put_in_place(unfinished, path)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror or error}): make room, permit writing, or give another folder"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _put_in_place(unfinished: Path, path: Path) -> None:
-    if not path.exists():
-        os.rename(unfinished, path)
-        return
-    replaced = path.with_name(f".{path.name}.replaced.{os.getpid()}")
-    os.rename(path, replaced)
-    try:
-        os.rename(unfinished, path)
-    except OSError:
-        os.rename(replaced, path)
-        raise
-    shutil.rmtree(replaced)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from small_runs import UPDATES, write_run
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop import export as export_module
+from amos_fairseq.interop import export_folder
 from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.interop.export import export, whole_folder
+from amos_fairseq.interop.export import export
 from amos_fairseq.interop.export_card import CardSettings
+from amos_fairseq.interop.export_folder import check_place, whole_folder
 
 FILES = {
     "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"
@@ -104,19 +107,54 @@ def test_labels_come_from_the_data_of_the_task(tmp_path):
 def test_force_replaces_the_whole_folder(runs, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old")
+    (out / "config.json").write_text("old")
     with pytest.raises(SystemExit):
         main(["export", str(runs / "amos"), str(out), "--no-check"])
-    assert [path.name for path in out.iterdir()] == ["old"]
+    assert [path.name for path in out.iterdir()] == ["config.json"]
     main(["export", str(runs / "amos"), str(out), "--no-check", "--force"])
     assert {path.name for path in out.iterdir()} == FILES
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_force_replaces_nothing_but_exported_folders(tmp_path, monkeypatch):
+    """Or one slip of a path removes a home directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "thesis").mkdir()
+    check_place(tmp_path / "thesis", replace=True)  # empty
+    (tmp_path / "thesis" / "chapter.tex").write_text("words")
+    for name, message in (
+        ("thesis", "holds no exported model"),
+        (".", "no name of its own"),
+        ("..", "no name of its own"),
+    ):
+        with pytest.raises(UserError, match=message), whole_folder(Path(name), replace=True):
+            pass
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
+
+
+def test_what_a_killed_export_left_goes_with_the_next(tmp_path):
+    prefix = f".out.unfinished.{socket.gethostname()}."
+    for process in ("999999999", os.getppid()):  # no process has the first number; the second runs
+        (tmp_path / f"{prefix}{process}").mkdir()
+    with whole_folder(tmp_path / "out", replace=False) as unfinished:
+        (unfinished / "config.json").write_text("{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(runs, tmp_path, monkeypatch, capsys):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export_module, "write_card", interrupted)
+    assert main(["export", str(runs / "amos"), str(tmp_path / "out"), "--no-check"]) == 130
+    assert capsys.readouterr().err == "amos export: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old")
+    (out / "config.json").write_text("old")
     rename = os.rename
 
     def fail_on_new(source, target):
@@ -124,10 +162,10 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         rename(source, target)
 
-    monkeypatch.setattr(export_module.os, "rename", fail_on_new)
+    monkeypatch.setattr(export_folder.os, "rename", fail_on_new)
     with pytest.raises(UserError, match="No space left on device"), whole_folder(out, replace=True):
         pass
-    assert [path.name for path in out.iterdir()] == ["old"]
+    assert [path.name for path in out.iterdir()] == ["config.json"]
     assert list(tmp_path.iterdir()) == [out]
 
 
