@@ -14,7 +14,6 @@ grid's values of that name.
 
 import dataclasses
 import itertools
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -78,9 +77,9 @@ def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -
     by_size = _section(content, "sizes", path).get(size, {})
     points = {}
     for task, own in _section(content, "tasks", path).items():
-        of_size = (by_size.get("tasks") or {}).get(task)
-        layers = [content.get("defaults"), by_size.get("defaults"), own, of_size, overrides]
-        points[task] = _points(layers, content.get("grid") or {}, f"{path}, {task}")
+        of_size = _section(by_size, "tasks", path).get(task)
+        layers = [_mapping(content, "defaults", path), _mapping(by_size, "defaults", path), own, of_size, overrides]
+        points[task] = _points(layers, _mapping(content, "grid", path), f"{path}, {task}")
     return Recipe(name, str(content.get("description", name)), size, points)
 
 
@@ -101,10 +100,15 @@ def _read(path: Path, name: str) -> dict[str, Any]:
 
 
 def _section(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
-    section = content.get(name) or {}
-    if not isinstance(section, dict) or any(not isinstance(value or {}, dict) for value in section.values()):
-        raise UserError(f"{path}: {name} must map names to settings, such as 'CoLA: {{lr: 2.0e-5}}'")
-    return {key: value or {} for key, value in section.items()}
+    section = _mapping(content, name, path)
+    return {key: _mapping(section, key, path) for key in section}
+
+
+def _mapping(content: dict[str, Any], name: str, where: object) -> dict[str, Any]:
+    mapping = content.get(name) or {}
+    if not isinstance(mapping, dict):
+        raise UserError(f"{where}: {name} must map names to settings, such as 'CoLA: {{lr: 2.0e-5}}'")
+    return mapping
 
 
 def _points(layers: list[dict[str, Any] | None], grid: dict[str, list[Any]], where: str) -> tuple[Settings, ...]:
@@ -113,7 +117,8 @@ def _points(layers: list[dict[str, Any] | None], grid: dict[str, list[Any]], whe
     ranges = dict(grid)
     for layer in layers:
         values = dict(layer or {})
-        ranges.update(values.pop("grid", {}))
+        ranges.update(_mapping(values, "grid", where))
+        values.pop("grid", None)
         fixed.update(values)
         if layer is not layers[0]:  # a default gives way to the grid, anything more particular replaces it
             ranges = {name: choices for name, choices in ranges.items() if name not in values}
@@ -137,8 +142,6 @@ def _settings(values: dict[str, Any], where: str) -> Settings:
         raise UserError(f"{where}: {missing[0]} is missing (needed: lr, epochs, batch_size, warmup)")
     try:
         return Settings(**{name: _value(name, value) for name, value in values.items()})
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
@@ -146,13 +149,15 @@ def _settings(values: dict[str, Any], where: str) -> Settings:
 def _value(name: str, value: Any) -> Any:
     """YAML reads 2e-5 (without a point) and 1/16 as texts."""
     kind = FIELDS[name]
-    if kind is int and not (isinstance(value, int) or re.fullmatch(r"\d+", str(value))):
-        raise ValueError(f"{name} {value!r} must be a whole number")
-    if kind is float:
-        return float(Fraction(value)) if isinstance(value, str) and "/" in value else float(value)
-    if kind is int:
-        return int(value)
-    if kind is str:
-        return str(value)
-    first, second = value
-    return float(first), float(second)
+    try:
+        if kind is float:
+            return float(Fraction(value)) if isinstance(value, str) and "/" in value else float(value)
+        if kind is int:
+            return int(str(value))  # int() alone would cut 2.5 down to 2
+        if kind is str:
+            return str(value)
+        first, second = value
+        return float(first), float(second)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        expected = {float: "a number", int: "a whole number", str: "a word"}.get(kind, "two numbers")
+        raise UserError(f"{name} {value!r} must be {expected}") from error

@@ -43,6 +43,8 @@ class Settings:
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "from 0 to below 1")
         for name in ("weight_decay", "clip_norm"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
+        for beta in self.adam_betas:
+            _require(0 <= beta < 1, "adam_betas", beta, "from 0 to below 1")
         _require(self.checkpoint in CHECKPOINTS, "checkpoint", self.checkpoint, " or ".join(CHECKPOINTS))
 
     def as_dict(self) -> dict[str, Any]:
