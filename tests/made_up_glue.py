@@ -11,9 +11,11 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from small_checkpoint import small_tokenizer, write_checkpoint
 
+from amos_fairseq.finetuning.session import Session, open_session
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "end", "a", "and", "of"]
+INFERENCE = ("entailment", "neutral", "contradiction")
 # What fairseq and its trainer look for in a checkpoint, beside what readers of ours look at.
 TRAINED = {"extra_state": {"train_iterator": {"epoch": 2}, "previous_training_time": 1000.0}}
 
@@ -25,6 +27,11 @@ def write_starting_point(directory: Path) -> Path:
     history = [{"num_updates": 7, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}]
     write_checkpoint(directory, tokenizer, optimizer_history=history, **TRAINED)
     return directory / "checkpoint_last.pt"
+
+
+def session(start: Path, out: Path, **options: Any) -> Session:
+    """Recipe ``amos`` on the CPU, two seeds unless ``options`` of :func:`open_session` say otherwise."""
+    return open_session(str(start), str(out), "amos", cpu=True, **{"num_seeds": 2, **options})
 
 
 def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: dict[str, int], pair: bool) -> None:

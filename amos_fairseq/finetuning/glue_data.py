@@ -22,6 +22,8 @@ ROWS_TOLERANCE = 0.001
 # Parts of task.json that decide, with the source files, what the rows are.
 SHAPING_FACTS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
 
+_FACTS = {"task": str, "kind": str, "labels": list, "splits": dict}
+
 
 @dataclass(frozen=True)
 class GlueData:
@@ -118,9 +120,11 @@ def read_glue_data(data: Path, task: str) -> GlueData:
         raise UserError(
             f"{data / task} holds no prepared data: preprocess/glue/prepare.sh GLUE_DIR {task} TOKENIZER_DIR {data}"
         )
-    needed = ("task", "kind", "labels", "splits")
-    untrainable = task in TASKS and not {"train", "valid"} <= record.get("splits", {}).keys()
-    if untrainable or any(part not in record for part in needed):
+    if not isinstance(record, dict) or any(not isinstance(record.get(part), kind) for part, kind in _FACTS.items()):
+        raise UserError(f"{data / task / 'task.json'} was not written by prepare.sh: prepare the data again")
+    if record["task"] != task:
+        raise UserError(f"{data / task} holds {record['task']}, not {task}: prepare the data again")
+    if task in TASKS and not {"train", "valid"} <= record["splits"].keys():
         raise UserError(f"{data / task / 'task.json'} lacks train or valid: prepare the data again")
     return GlueData(data / task, record)
 

@@ -1,8 +1,8 @@
 """The archive that GLUE's leaderboard takes: a zip of one table per test set.
 
 Each file has the header ``index``, ``prediction`` and a row per line of the test file, in its order: the name of the class
-(numbers for CoLA, SST-2, MRPC, QQP and WNLI), or a similarity from 0 to 5. The server wants every file; a test set that
-nothing was predicted for is filled with one constant, which is said.
+(numbers for CoLA, SST-2, MRPC, QQP and WNLI), or a similarity from 0 to 5. The server wants every file and every row; a test
+set that nothing was predicted for, and a broken line of one, is filled with a constant, which is said.
 """
 
 import io
@@ -33,13 +33,14 @@ def write_submission(
     """Predict every test set with the best dev run of its task and write the archive.
 
     Returns:
-        Its path, and a line for each file that was filled with a constant.
+        Its path, and a line for each file that was filled with a constant, wholly or where lines are broken.
 
     Raises:
         UserError: a best run's checkpoint is gone.
         Stopped: ``stop`` is set.
     """
     files: dict[str, str] = {}
+    notices: list[str] = []
     for task, splits in test_sets().items():
         summary = summaries.get("MNLI" if task == DIAGNOSTIC else task)
         prepared = prepared_test(data, task)
@@ -48,13 +49,15 @@ def write_submission(
             present = [split for split in splits if prepared.has(split)]
             predicted = predict(prepared, checkpoint, present, max_positions, device, stop)
             for split in present:
-                files[splits[split]] = table(prepared.ids(split), spell(prepared, predicted[split]))
+                rows, broken = with_broken_lines(prepared, split, spell(prepared, predicted[split]))
+                files[splits[split]] = table(*zip(*rows, strict=True))
+                notices += [f"{splits[split]}: {broken}"] if broken else []
     filled = dict(fillings(files))
     archive = out / ARCHIVE
     with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, content in (files | filled).items():
             zipped.writestr(name, content)
-    return archive, [f"{name} is filled with a constant: no run or no prepared test file" for name in filled]
+    return archive, notices + [f"{name} is filled with a constant: no run or no prepared test file" for name in filled]
 
 
 def check_test_files(data: Path, tasks: Sequence[str]) -> None:
@@ -63,6 +66,10 @@ def check_test_files(data: Path, tasks: Sequence[str]) -> None:
         raise UserError(
             f"--write-test: {data} holds no test set of {', '.join(tasks)}: prepare them from files with test.tsv"
         )
+
+
+def official_rows(task: str, split: str) -> int:
+    return DIAGNOSTIC_ROWS if task == DIAGNOSTIC else TASKS[task].official_rows[split]
 
 
 def test_sets() -> dict[str, dict[str, str]]:
@@ -93,6 +100,26 @@ def spell(data: GlueData, predictions: np.ndarray) -> list[str]:
     return [data.label_names[int(value)] for value in predictions]
 
 
+def with_broken_lines(data: GlueData, split: str, predictions: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
+    """(Id, prediction) for every line of a test file, and what is to be said of its broken ones.
+
+    ``prepare.sh`` leaves them out, text and id; official test files count their rows from 0, so the ids can be told. A row
+    that a line end inside a text has broken in two is two broken lines: the official number of rows decides.
+    """
+    found = list(zip(data.ids(split), predictions, strict=True))
+    num_broken = data.record["splits"][split].get("broken", 0)
+    if num_broken == 0:
+        return found, ""
+    by_id, most = dict(found), len(found) + num_broken
+    official = official_rows(data.record["task"], split)
+    numbers = [str(i) for i in range(official if len(found) < official <= most else most)]
+    if len(by_id) < len(found) or not by_id.keys() <= set(numbers):
+        return found, f"{num_broken} broken lines of the test file are left out; the server may refuse the file"
+    filling = FILLINGS.get(data.record["task"], DEFAULT_FILLING)
+    rows = [(number, by_id.get(number, filling)) for number in numbers]
+    return rows, f"{len(rows) - len(found)} rows, of broken lines in the test file, are filled with a constant"
+
+
 def table(ids: Sequence[str], predictions: Sequence[str]) -> str:
     text = io.StringIO()
     text.write("index\tprediction\n")
@@ -105,5 +132,5 @@ def fillings(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for task, splits in test_sets().items():
         for split, name in splits.items():
             if name not in files:
-                rows = DIAGNOSTIC_ROWS if task == DIAGNOSTIC else TASKS[task].official_rows[split]
+                rows = official_rows(task, split)
                 yield name, table([str(i) for i in range(rows)], [FILLINGS.get(task, DEFAULT_FILLING)] * rows)

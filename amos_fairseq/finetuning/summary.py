@@ -10,6 +10,9 @@ from amos_fairseq.finetuning.plan import read_json, write_json
 from amos_fairseq.finetuning.results import Result
 from amos_fairseq.finetuning.statistics import TaskSummary
 
+# What another benchmark's table takes from a summary.
+_SHOWN = {"setup": dict, "tasks": dict, "notes": list}
+
 
 def summary_file(out: Path, name: str) -> Path:
     return out / f"{name}.json"
@@ -56,14 +59,18 @@ def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] 
     """The summary of another benchmark, to be shown beside one of the same weights; None where there is none.
 
     Raises:
-        UserError: it is of another checkpoint, or one of the two is of random weights.
+        UserError: it is of another checkpoint, or one of the two is of random weights; or the file is something else.
     """
-    content = read_json(summary_file(out, name))
-    if content is not None:
-        for part in ("checkpoint_sha256", "from_scratch"):
-            if content["setup"].get(part) != setup[part]:
-                raise UserError(
-                    f"{summary_file(out, name)} does not belong beside these runs ({part} {content['setup'].get(part)}, "
-                    f"not {setup[part]}): give the results of the same weights with --{name}"
-                )
+    file = summary_file(out, name)
+    content = read_json(file)
+    if content is None:
+        return None
+    if not isinstance(content, dict) or any(not isinstance(content.get(part), kind) for part, kind in _SHOWN.items()):
+        raise UserError(f"{file} is no summary of amos {name}: repeat that command, which writes it anew")
+    for part in ("checkpoint_sha256", "from_scratch"):
+        if content["setup"].get(part) != setup[part]:
+            raise UserError(
+                f"{file} does not belong beside these runs ({part} {content['setup'].get(part)}, not {setup[part]}): "
+                f"give the results of the same weights with --{name}"
+            )
     return content

@@ -1,87 +1,22 @@
-"""GLUE's data, predictions, intermediate training and archive on made-up rows; the training process is left out."""
+"""GLUE's data, predictions, flags and intermediate training on made-up rows; the training process is left out."""
 
-import argparse
-import json
 import shutil
 import threading
-import zipfile
 
 import numpy as np
 import pytest
 import torch
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from made_up_glue import change_task, write_glue, write_starting_point
+from made_up_glue import INFERENCE, change_task, session
 
-from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.glue_benchmark import HEAD, Glue, predict
+from amos_fairseq.finetuning.glue_benchmark import HEAD, Glue
 from amos_fairseq.finetuning.glue_data import batches, read_glue_data
 from amos_fairseq.finetuning.glue_session import glue_results, run_glue
-from amos_fairseq.finetuning.leaderboard import write_submission
-from amos_fairseq.finetuning.session import open_session
 from amos_fairseq.finetuning.starting_point import read_starting_point
 from amos_fairseq.finetuning.statistics import summarize
 from amos_fairseq.interop.checkpoint import load_pretrained, read_state
-from amos_fairseq.models.fine_tuning import FineTunedModel
-
-INFERENCE = ("entailment", "neutral", "contradiction")
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("start")
-    write_starting_point(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def data(start, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    write_glue(directory, start, "CoLA", ["0", "1"], {"train": 40, "valid": 13, "test": 7}, pair=False)
-    write_glue(directory, start, "STS-B", [], {"train": 20, "valid": 9, "test": 5}, pair=True)
-    rows = {"train": 30, "valid": 11, "valid1": 10, "test": 6, "test1": 4}
-    write_glue(directory, start, "MNLI", INFERENCE, rows, pair=True)
-    write_glue(directory, start, "RTE", ["entailment", "not_entailment"], {"train": 16, "valid": 8}, pair=True)
-    write_glue(directory, start, "AX", INFERENCE, {"test": 3}, pair=True)
-    return directory
-
-
-@pytest.fixture
-def fake_training(monkeypatch):
-    """Instead of a process: the model that it would train, with random weights from the seed. Notes each command."""
-    commands = []
-
-    def flag(command, name):
-        return command[command.index(name) + 1]
-
-    def train(command, directory, variables, stop, report):
-        commands.append(command)
-        state = read_state(checkpoint_of(command))
-        cfg = argparse.Namespace(**state["cfg"]["model"])
-        torch.manual_seed(int(flag(command, "--seed")))
-        model = FineTunedModel(cfg, load_pretrained(checkpoint_of(command)).model.rows)
-        model.register_classification_head(HEAD, int(flag(command, "--num-classes")))
-        for parameter in model.classification_heads.parameters():
-            torch.nn.init.normal_(parameter)
-        state |= {
-            "cfg": {"model": vars(cfg), "task": {"_name": "sentence_prediction"}},
-            "model": model.state_dict(),
-            "last_optimizer_state": {},
-        }
-        for name in ("best", "last"):
-            torch.save(state, directory / f"checkpoint_{name}.pt")
-
-    def checkpoint_of(command):
-        return train.start
-
-    monkeypatch.setattr(runner_module, "train", train)
-    return argparse.Namespace(commands=commands, flag=flag, train=train)
-
-
-def session(start, out, **options):
-    return open_session(str(start), str(out), "amos", cpu=True, **{"num_seeds": 2, **options})
 
 
 def test_rows_are_those_of_fairseqs_task(data):
@@ -208,37 +143,6 @@ def test_intermediate_training_without_mnli_is_refused(start, data, tmp_path, fa
     assert fake_training.commands == []
 
 
-def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
-    tasks = ["CoLA", "STS-B", "MNLI", "RTE"]
-    outcome = run_glue(session(start, tmp_path), data, tasks, None, None, False, with_test=True)
-    with zipfile.ZipFile(tmp_path / "glue_submission.zip") as archive:
-        files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
-    official = {
-        "CoLA": 7, "SST-2": 1821, "MRPC": 1725, "STS-B": 5, "MNLI-m": 6, "MNLI-mm": 4, "QNLI": 5463, "QQP": 390965,
-        "RTE": 3000, "WNLI": 146, "AX": 3,
-    }  # fmt: skip
-    assert {name: len(lines) - 1 for name, lines in files.items()} == {f"{n}.tsv": rows for n, rows in official.items()}
-    assert {lines[0] for lines in files.values()} == {"index\tprediction"}
-    assert [line.split("\t")[0] for line in files["MNLI-mm.tsv"][1:]] == ["0", "1", "2", "3"]
-    # RTE was run, but no test file was prepared; SST-2 was not run at all.
-    filled = [notice.split()[0] for notice in outcome.notices]
-    assert filled == ["QQP.tsv", "QNLI.tsv", "SST-2.tsv", "RTE.tsv", "MRPC.tsv", "WNLI.tsv"]
-    assert {line.split("\t")[1] for line in files["RTE.tsv"][1:]} == {"entailment"}
-    summaries = summarize(glue_results(tmp_path))
-    for task, name, split in (("CoLA", "CoLA", "test"), ("MNLI", "MNLI-mm", "test1"), ("MNLI", "AX", "test")):
-        prepared = read_glue_data(data, "AX" if name == "AX" else task)
-        best = max((r for r in glue_results(tmp_path) if r.task == task), key=lambda result: result.main)
-        assert summaries[task].best.seed == best.seed
-        checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
-        expected = predict(prepared, checkpoint, [split], 80, "cpu", threading.Event())[split]
-        assert [line.split("\t")[1] for line in files[f"{name}.tsv"][1:]] == [prepared.label_names[i] for i in expected]
-    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
-    (tmp_path / best.directory / "checkpoint_best.pt").unlink()
-    with pytest.raises(UserError, match="is gone, and with it the best run of MNLI"):
-        write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())
-
-
 def test_data_that_are_not_the_official_ones_are_said_to_be(start, data, tmp_path):
     facts = {"source": "train.tsv", "source_rows": 104_743, "broken": 0, "rows": 10_000}
     valid = {"source": "dev.tsv", "source_rows": 5_463, "broken": 0, "rows": 5_463}
@@ -267,61 +171,9 @@ def test_runs_are_of_the_same_data_until_what_is_trained_or_scored_on_changes(da
         assert read_glue_data(tmp_path, "RTE").sha256() != before, change
 
 
-def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys):
-    foreign = tmp_path / "foreign"
-    shutil.copytree(data, foreign)
-    (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
-    (tmp_path / "squad").mkdir()
-    setup = {"checkpoint_sha256": read_starting_point(start).sha256, "from_scratch": True}
-    (tmp_path / "squad" / "squad.json").write_text(json.dumps({"setup": setup}))
-    command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
-    for arguments, message in (
-        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose, with commas between, from MNLI, QQP"),
-        ([str(data), "--tasks", "QNLI"], "QNLI holds no prepared data"),
-        ([str(tmp_path / "absent")], "absent is no directory"),
-        ([str(foreign), "--tasks", "CoLA"], "the data do not fit the checkpoint"),
-        ([str(data), "--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
-        ([str(data), "--tasks", "CoLA", "--seeds", "0"], "--seeds 0 makes no run"),
-        ([str(data), "--tasks", "CoLA", "--parallel", "0"], "--parallel 0 starts nothing"),
-        ([str(data), "--tasks", "CoLA", "--lr", "-1"], "lr -1.0 must be above 0"),
-        ([str(data), "--tasks", "CoLA", "--fp16"], "--fp16 needs a GPU"),
-        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
-        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
-        ([str(data), "--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, *arguments])
-        assert ended.value.code == 1, arguments
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert message in error
-    assert fake_training.commands == []
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_checkpoint_of_another_package_is_refused(tmp_path):
-    state = {
-        "cfg": {"model": {"_name": "roberta"}},
-        "optimizer_history": [{"num_updates": 1}],
-        "model": {"w": torch.ones(1)},
-    }
-    torch.save(state, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(UserError, match="architecture is 'roberta', none of this package"):
-        read_starting_point(tmp_path)
-
-
 def test_tasks_of_the_benchmark(start, data):
     glue = Glue(data, ["CoLA", "STS-B"], read_starting_point(start))
     assert {name: (task.rows, task.main_score) for name, task in glue.tasks.items()} == {
         "CoLA": (40, "matthews"), "STS-B": (20, "spearman"),
     }  # fmt: skip
     assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]
-
-
-def test_help_states_every_default(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    with pytest.raises(SystemExit):
-        main(["glue", "--help"])
-    flags = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("--")]
-    silent = [line.split()[0] for line in flags if line.count("(default: ") != 1]
-    assert silent == ["--checkpoint", "--data", "--out"], "the three that must be given"

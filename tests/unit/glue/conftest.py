@@ -1,0 +1,63 @@
+"""Made-up GLUE data, a checkpoint to start from, and a training that is no process."""
+
+import argparse
+
+import pytest
+import torch
+from made_up_glue import INFERENCE, write_glue, write_starting_point
+
+from amos_fairseq.finetuning import runner as runner_module
+from amos_fairseq.finetuning.glue_benchmark import HEAD
+from amos_fairseq.interop.checkpoint import load_pretrained, read_state
+from amos_fairseq.models.fine_tuning import FineTunedModel
+
+
+@pytest.fixture(scope="package")
+def start(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("start")
+    write_starting_point(directory)
+    return directory
+
+
+@pytest.fixture(scope="package")
+def data(start, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
+    write_glue(directory, start, "CoLA", ["0", "1"], {"train": 40, "valid": 13, "test": 7}, pair=False)
+    write_glue(directory, start, "STS-B", [], {"train": 20, "valid": 9, "test": 5}, pair=True)
+    rows = {"train": 30, "valid": 11, "valid1": 10, "test": 6, "test1": 4}
+    write_glue(directory, start, "MNLI", INFERENCE, rows, pair=True)
+    write_glue(directory, start, "RTE", ["entailment", "not_entailment"], {"train": 16, "valid": 8}, pair=True)
+    write_glue(directory, start, "AX", INFERENCE, {"test": 3}, pair=True)
+    return directory
+
+
+@pytest.fixture
+def fake_training(monkeypatch):
+    """Instead of a process: the model that it would train, with random weights from the seed. Notes each command."""
+    commands = []
+
+    def flag(command, name):
+        return command[command.index(name) + 1]
+
+    def train(command, directory, variables, stop, report):
+        commands.append(command)
+        state = read_state(checkpoint_of(command))
+        cfg = argparse.Namespace(**state["cfg"]["model"])
+        torch.manual_seed(int(flag(command, "--seed")))
+        model = FineTunedModel(cfg, load_pretrained(checkpoint_of(command)).model.rows)
+        model.register_classification_head(HEAD, int(flag(command, "--num-classes")))
+        for parameter in model.classification_heads.parameters():
+            torch.nn.init.normal_(parameter)
+        state |= {
+            "cfg": {"model": vars(cfg), "task": {"_name": "sentence_prediction"}},
+            "model": model.state_dict(),
+            "last_optimizer_state": {},
+        }
+        for name in ("best", "last"):
+            torch.save(state, directory / f"checkpoint_{name}.pt")
+
+    def checkpoint_of(command):
+        return train.start
+
+    monkeypatch.setattr(runner_module, "train", train)
+    return argparse.Namespace(commands=commands, flag=flag, train=train)

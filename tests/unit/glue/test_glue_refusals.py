@@ -1,0 +1,96 @@
+"""What ``amos glue`` refuses, in one line and before it starts anything."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from made_up_glue import change_task
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue_data import read_glue_data
+from amos_fairseq.finetuning.starting_point import read_starting_point
+
+
+def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys):
+    foreign = tmp_path / "foreign"
+    shutil.copytree(data, foreign)
+    (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
+    (tmp_path / "squad").mkdir()
+    setup = {"checkpoint_sha256": read_starting_point(start).sha256, "from_scratch": True}
+    (tmp_path / "squad" / "squad.json").write_text(json.dumps({"setup": setup, "tasks": {}, "notes": []}))
+    command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
+    for arguments, message in (
+        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose, with commas between, from MNLI, QQP"),
+        ([str(data), "--tasks", "QNLI"], "QNLI holds no prepared data"),
+        ([str(tmp_path / "absent")], "absent is no directory"),
+        ([str(foreign), "--tasks", "CoLA"], "the data do not fit the checkpoint"),
+        ([str(data), "--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
+        ([str(data), "--tasks", "CoLA", "--seeds", "0"], "--seeds 0 makes no run"),
+        ([str(data), "--tasks", "CoLA", "--parallel", "0"], "--parallel 0 starts nothing"),
+        ([str(data), "--tasks", "CoLA", "--lr", "-1"], "lr -1.0 must be above 0"),
+        ([str(data), "--tasks", "CoLA", "--fp16"], "--fp16 needs a GPU"),
+        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
+        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
+        ([str(data), "--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *arguments])
+        assert ended.value.code == 1, arguments
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert message in error
+    assert fake_training.commands == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"setup": [], "tasks": {}, "notes": []}', "{"])
+def test_a_damaged_summary_of_squad_is_refused(start, data, tmp_path, capsys, content):
+    (tmp_path / "squad.json").write_text(content)
+    arguments = [
+        "--data",
+        str(data),
+        "--tasks",
+        "CoLA",
+        "--squad",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+        "--cpu",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(["glue", "--checkpoint", str(start), *arguments])
+    assert ended.value.code == 1
+    assert f"{tmp_path / 'squad.json'} " in capsys.readouterr().err
+
+
+def test_a_damaged_task_file_is_refused(data, tmp_path):
+    shutil.copytree(data / "RTE", tmp_path / "RTE")
+    change_task(tmp_path, "RTE", task="WNLI")
+    with pytest.raises(UserError, match="holds WNLI, not RTE"):
+        read_glue_data(tmp_path, "RTE")
+    for content in ("[1]", '{"task": "RTE"}', '{"task": "RTE", "kind": "k", "labels": [], "splits": 3}'):
+        (tmp_path / "RTE" / "task.json").write_text(content)
+        with pytest.raises(UserError, match=r"task\.json was not written by prepare\.sh"):
+            read_glue_data(tmp_path, "RTE")
+
+
+def test_a_checkpoint_of_another_package_is_refused(tmp_path):
+    state = {
+        "cfg": {"model": {"_name": "roberta"}},
+        "optimizer_history": [{"num_updates": 1}],
+        "model": {"w": torch.ones(1)},
+    }
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(UserError, match="architecture is 'roberta', none of this package"):
+        read_starting_point(tmp_path)
+
+
+def test_help_states_every_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    with pytest.raises(SystemExit):
+        main(["glue", "--help"])
+    flags = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("--")]
+    silent = [line.split()[0] for line in flags if line.count("(default: ") != 1]
+    assert silent == ["--checkpoint", "--data", "--out"], "the three that must be given"
