@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from hugging_face_folders import write_tokenizer
+from hugging_face_folders import LINES, write_tokenizer
 from tokenizer_text import HOSTILE, write_sample
 from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.fast_tokenizer import FastTokenizer, fast_tokenizer, with_padding_at_1
-from amos_fairseq.interop.hugging_face_rows import ABSENT
 from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from preprocess.pretraining.vocabulary import learn_tokenizer
@@ -183,16 +183,26 @@ def test_decoding_gives_the_treated_text(ours, exported):
     assert "<s>" in fast.decode(ids, skip_special_tokens=False)
 
 
-def test_padding_moves_to_id_1_and_nothing_else_changes(tmp_path):
-    write_tokenizer(tmp_path / "bert", "bert")
-    before = fast_tokenizer(load_tokenizer(tmp_path / "bert"))
+def unigram_folder(folder: Path) -> None:
+    """A model whose vocabulary is a list, in which the place is the id."""
+    library = Library(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="[UNK]", show_progress=False)
+    library.train_from_iterator(LINES, trainer)
+    folder.mkdir()
+    library.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("write", [lambda folder: write_tokenizer(folder, "bert"), unigram_folder])
+def test_padding_moves_to_id_1_and_nothing_else_changes(write, tmp_path):
+    write(tmp_path / "folder")
+    before = fast_tokenizer(load_tokenizer(tmp_path / "folder"))
     after = with_padding_at_1(before)
     assert (before.id_of("<pad>"), after.id_of("<pad>")) == (0, 1)
     exchanged = {0: 1, 1: 0}
-    assert after.ids.tolist() == [
-        index if index == ABSENT else exchanged.get(index, index) for index in before.ids.tolist()
-    ]
-    for text in HOSTILE:
+    assert after.ids.tolist() == [exchanged.get(index, index) for index in before.ids.tolist()]
+    for text in [*HOSTILE, "the \u4e2d fox"]:
         ids = before.tokenizer.encode(text, "dogs").ids
         assert after.tokenizer.encode(text, "dogs").ids == [exchanged.get(index, index) for index in ids]
     assert with_padding_at_1(after) is after
