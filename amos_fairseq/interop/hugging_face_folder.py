@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 SAFE_WEIGHTS, PICKLED_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+_COUNTS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings",
+    "embedding_size", "type_vocab_size",
+)  # fmt: skip
+_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps")
 # What AutoTokenizer can make a tokenizer.json of.
 _SLOW_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
 
@@ -69,11 +74,31 @@ def read_config(path: Path) -> "PretrainedConfig":
     from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
     classes = {"mpnet": MPNetConfig, "electra": ElectraConfig, "bert": BertConfig, "roberta": RobertaConfig}
-    config = classes[family].from_dict(content)
+    try:
+        config = classes[family].from_dict(content)
+    except (AttributeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{path} is no configuration of a {family} model ({reason}): take it from the model again"
+        ) from error
+    wrong = _no_number(config)
+    if wrong:
+        raise UserError(
+            f"{path}: {wrong} is {getattr(config, wrong)!r}, which is no such number: take it from the model again"
+        )
     problem = _unlike_ours(family, config)
     if problem:
         raise UserError(f"{path}: {problem}, which this package does not compute")
     return config
+
+
+def _no_number(config: "PretrainedConfig") -> str | None:
+    """The name of a setting that should be a number and is none."""
+    for name in _COUNTS:
+        value = getattr(config, name, 1)
+        if type(value) is not int or value < 1:
+            return name
+    return next((name for name in _SHARES if type(getattr(config, name)) not in (int, float)), None)
 
 
 def _unlike_ours(family: str, config: "PretrainedConfig") -> str | None:

@@ -47,7 +47,8 @@ def to_our_rows(theirs: Tensor, ids: Tensor, fresh: Tensor) -> Tensor:
     """
     if theirs.shape[1:] != fresh.shape[1:]:
         raise UserError(
-            f"the vocabulary's rows are {list(theirs.shape[1:])}, the configuration says {list(fresh.shape[1:])}"
+            f"the vocabulary's rows are {list(theirs.shape[1:])}, the configuration says {list(fresh.shape[1:])}; take "
+            "both files from the same model"
         )
     if int(ids.max()) >= len(theirs):
         raise UserError(
