@@ -33,6 +33,12 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     (ValueError, r"--finetune-from-model and --restore-file", "give --finetune-from-model or --restore-file, not both"),
     (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must lie \1"),
     (Exception, r"The dataset is empty", "no block of the data is left to train on: give more text"),
+    (
+        Exception,
+        r"Size of sample #\d+ is invalid \(=(\d+)\) since max_positions=(\d+)",
+        r"a row of the data has \1 tokens, the model reads \2: give --shorten-method truncate (sentence_prediction) to cut "
+        "such rows, or --skip-invalid-size-inputs-valid-test to leave them out",
+    ),
     (Exception, r"Trying to use an uninitialized 'dummy' batch", "there are fewer batches than ranks: use fewer ranks"),
     (
         RuntimeError,

@@ -105,6 +105,9 @@ def open_session(
         raise UserError("--bf16: this GPU has no bfloat16; give --fp16")
     start = read_starting_point(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    for name, value in given.items():
+        if not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} {value} must be above 0")
     chosen = load_recipe(recipe, size or start.size, given)
     seeds = tuple(range(1, num_seeds + 1))
     return Session(start, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from fairseq import optim
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset
+from fairseq.tasks import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -46,6 +48,14 @@ def test_a_full_disk(number: int) -> None:
 
 def test_an_optimizer_that_is_missing() -> None:
     assert line_for(raised_by(lambda: optim.build_optimizer(None, []))).startswith("optimizer is missing")
+
+
+def test_rows_that_are_longer_than_the_model_reads() -> None:
+    """Of a stock task such as ``sentence_prediction``, whose data are cut only on demand."""
+    rows = NestedDictionaryDataset({"id": RawLabelDataset([0])}, sizes=[numpy.array([374])])
+    line = line_for(raised_by(lambda: FairseqTask(None).filter_indices_by_size(numpy.arange(1), rows, 128)))
+    assert line.startswith("a row of the data has 374 tokens, the model reads 128")
+    assert "--shorten-method truncate" in line
 
 
 def test_bugs_keep_their_traceback() -> None:
