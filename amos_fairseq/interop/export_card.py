@@ -1,13 +1,22 @@
 """The model card of an exported folder: what is known of the run, and how to use the class."""
 
 import importlib.metadata
-import json
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.interop.export_facts import (
+    PRETRAINING_TASK,
+    held_out_metrics,
+    model_facts,
+    objective,
+    origin,
+    run_facts,
+    task_of,
+)
 from amos_fairseq.interop.export_model import AUTO_CLASSES
 from amos_fairseq.interop.export_parts import Part
 from amos_fairseq.interop.hugging_face_tables import (
@@ -18,9 +27,18 @@ from amos_fairseq.interop.hugging_face_tables import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
 )
-from amos_fairseq.metrics_log import FILE_NAME
+from amos_fairseq.interop.imported_checkpoint import source_of
 
 UNKNOWN_LICENSE = "unknown"
+# What the numbers of a validation are, by task.
+_UNITS = defaultdict(
+    lambda: "Losses in nats.",
+    {
+        PRETRAINING_TASK: "Losses and entropies in nats, on text that was held out. `rtd_`: detection of replaced tokens, "
+        "which are the positive class; `mlm_`, `mixture_`: the generator at a depth.",
+        "sentence_prediction": "`loss` is divided by log 2, as fairseq does.",
+    },
+)
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
 _PIPELINES = {
     ENCODER: "feature-extraction",
@@ -35,7 +53,8 @@ _LIMITS = {
     MASKED_LM: "This is the generator, which makes the training signal; the encoder to fine-tune is the discriminator.",
     DETECTION: "It was trained on the mistakes of its own generator, not on those of people or of other models.",
     SEQUENCE_CLASSIFICATION: "It knows the classes of the task that it was fine-tuned on.",
-    QUESTION_ANSWERING: "Scores of windows were compared without a null threshold here; see the documentation of SQuAD.",
+    QUESTION_ANSWERING: "It marks the likeliest span, also where the text does not answer: whether it does is for a threshold "
+    "of the null score, which is found on development data and is not in this folder.",
 }
 _LIMITS[PRETRAINING] = _LIMITS[DETECTION]
 _USES = {
@@ -79,16 +98,18 @@ def write_card(
         license=settings.data_license,
         library_name="transformers",
         pipeline_tag=_PIPELINES.get(part.kind),
-        tags=["amos_fairseq", "fairseq", objective(pretrained)],
+        tags=["amos_fairseq", "fairseq", *filter(None, [objective(pretrained)])],
     )
     sections = [
         f"# {folder_title(pretrained, part)}",
-        f"A `{target.class_name}`: {part.description} of a model trained with amos_fairseq.",
+        f"A `{target.class_name}`: {part.description} of {origin(pretrained)}.",
         "## Use\n\n" + usage(part, target),
-        "## The run\n\n" + as_table(run_facts(pretrained, part)),
+        "## The model\n\n" + as_table(model_facts(pretrained, part)),
     ]
+    if run := run_facts(pretrained):
+        sections.append("## The run\n\n" + as_table(run))
     if metrics := held_out_metrics(pretrained):
-        sections.append("## Held-out text\n\nLosses in nats.\n\n" + as_table(metrics))
+        sections.append(f"## Validation\n\n{_UNITS[task_of(pretrained)]}\n\n" + as_table(metrics))
     sections += [
         "## Limits\n\n" + limits(pretrained, part),
         "## Licence\n\n" + license_text(settings.data_license),
@@ -99,16 +120,10 @@ def write_card(
     ModelCard(content).save(folder / "README.md")
 
 
-def objective(pretrained: Pretrained) -> str:
-    """The name of the model that was pretrained, such as ``amos``."""
-    settings = pretrained.model.cfg
-    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(pretrained.model).__name__
-    return str(name).partition("_")[0].lower()
-
-
 def folder_title(pretrained: Pretrained, part: Part) -> str:
     shape = part.shape
-    return f"{objective(pretrained).upper()}, {shape.num_layers} layers of width {shape.width}: {part.description}"
+    name = objective(pretrained).upper() or source_of(pretrained.task)
+    return f"{name}, {shape.num_layers} layers of width {shape.width}: {part.description}"
 
 
 def usage(part: Part, target: Target) -> str:
@@ -127,64 +142,6 @@ def usage(part: Part, target: Target) -> str:
             "\nThe folder brings code of its own, which `trust_remote_code=True` allows to run: read it before."
         )
     return "\n".join(lines)
-
-
-def run_facts(pretrained: Pretrained, part: Part) -> dict[str, str]:
-    shape, task, tokenizer = part.shape, pretrained.task, pretrained.tokenizer
-    positions = {
-        "none": "absolute",
-        "t5": "absolute, and relative as in T5",
-        "amos": "absolute, and relative as released",
-    }
-    facts = {
-        "Objective": objective(pretrained),
-        "Task": str(task.get("_name", "text_pretraining")),
-        "Updates": f"{pretrained.num_updates:,}",
-        "Tokens read": tokens_read(pretrained),
-        "Layers, width, FFN width, heads": f"{shape.num_layers}, {shape.width}, {shape.ffn_width}, {shape.num_heads}",
-        "Longest input": f"{shape.max_positions} tokens",
-        "Positions": positions[shape.position_scheme],
-        "Vocabulary": f"{len(tokenizer):,} pieces, {tokenizer.kind}, {'cased' if tokenizer.cased else 'uncased'}",
-        "Tokens masked": f"{task['mask_prob']:.0%}" if "mask_prob" in task else "",
-        "Parameters": f"{sum(tensor.numel() for tensor in part.weights.values()):,}",
-    }
-    return {name: fact for name, fact in facts.items() if fact}
-
-
-def tokens_read(pretrained: Pretrained) -> str:
-    """Updates times the mean number of tokens an update, where the log of the run lies beside the checkpoint."""
-    records = [record for record in read_metrics(pretrained) if record.get("split") == "train" and record.get("wpb")]
-    if not records:
-        return ""
-    mean = sum(record["wpb"] for record in records) / len(records)
-    return f"about {mean * pretrained.num_updates:.3g}"
-
-
-def held_out_metrics(pretrained: Pretrained) -> dict[str, str]:
-    """The last validation up to the checkpoint's update, without what describes speed."""
-    records = [record for record in read_metrics(pretrained) if record.get("split") != "train"]
-    if not records:
-        return {}
-    record = records[-1]
-    speed = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
-    values = {name: f"{value:.4g}" for name, value in record.items() if name not in speed and value is not None}
-    return {"update": f"{record['update']:,}", **values}
-
-
-def read_metrics(pretrained: Pretrained) -> list[dict[str, Any]]:
-    """Records up to the checkpoint's update; none where the log is not there. A cut last line is left out."""
-    path = pretrained.file.parent / FILE_NAME
-    if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("update", pretrained.num_updates + 1) <= pretrained.num_updates:
-            records.append(record)
-    return records
 
 
 def limits(pretrained: Pretrained, part: Part) -> str:

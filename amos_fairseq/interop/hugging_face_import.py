@@ -54,7 +54,7 @@ def import_folder(
     second = None if generator is None else read_generator(folder, generator)
     if second is not None:
         settings["generator_size"] = second.config.hidden_size / folder.config.hidden_size
-    config = configuration(arch, settings, f"imported from {folder.description}")
+    config = configuration(arch, settings, folder.description)
     try:
         model = build(config, found, seed)
     except UserError as error:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import os_error_behind, whole_file
 from amos_fairseq.interop.hugging_face import Weights
 from amos_fairseq.interop.tokenizer import Tokenizer
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -29,6 +29,8 @@ from amos_fairseq.special_tokens import MASK_SYMBOL
 
 # exp(-10,000) is 0 in every precision, and float16 can hold it.
 NEVER_PREDICTED = -1e4
+# What stands for the corpus in the task's settings: whoever looks for one reads where the weights come from.
+_IMPORTED_FROM = "imported from "
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def flags_of(settings: dict[str, Any]) -> list[str]:
 
 
 def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfig:
-    """What ``fairseq-train --arch ARCH`` saves with these settings of the model as flags.
+    """What ``fairseq-train --arch ARCH`` saves with these settings of the model as flags; ``source`` as in :class:`Imported`.
 
     Raises:
         UserError: there is no such architecture.
@@ -74,8 +76,14 @@ def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfi
     flags = options.parse_args_and_arch(parser, ["imported", *fixed, *flags_of(settings)])
     config = convert_namespace_to_omegaconf(flags)
     with open_dict(config):
-        config.task.data = source  # no corpus: whoever looks for one reads where the weights come from
+        config.task.data = _IMPORTED_FROM + source
     return config
+
+
+def source_of(task: dict[str, Any]) -> str:
+    """Where the weights come from, for a checkpoint with these settings of its task; empty if training has changed them."""
+    data = str(task.get("data") or "")
+    return data.removeprefix(_IMPORTED_FROM) if data.startswith(_IMPORTED_FROM) else ""
 
 
 def changed_flags(config: DictConfig) -> list[str]:
@@ -117,20 +125,27 @@ def fill(model: BaseFairseqModel, weights: Weights) -> list[str]:
 
 
 def write(imported: Imported, out: Path) -> None:
-    """``out`` and, beside it, ``tokenizer/``; each is whole or absent.
+    """``out`` and, beside it, ``tokenizer/``: both whole, or neither written.
 
     Raises:
         UserError: ``out`` exists, another tokenizer lies beside it, or the place cannot be written.
     """
     check_place(out)
     directory = out.parent / TOKENIZER_DIRECTORY
+    is_new = not directory.exists()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _write_tokenizer(imported.tokenizer, directory)
-        with whole_file(str(out)) as unfinished:
-            torch.save(checkpoint_state(imported, directory), unfinished)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another place") from error
+        # A file and not its name: only then torch says why it could not write.
+        with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
+            torch.save(checkpoint_state(imported, directory), file)
+    except BaseException as error:
+        if is_new:
+            shutil.rmtree(directory, ignore_errors=True)
+        cause = os_error_behind(error) if isinstance(error, Exception) and not isinstance(error, UserError) else None
+        if cause is None:
+            raise
+        raise UserError(f"{out} cannot be written ({cause.strerror}): make room, or give another place") from error
 
 
 def check_place(out: Path) -> None:

@@ -120,7 +120,8 @@ def import_release(
     found = MicrosoftAmosTokenizer.from_release(tokenizer)
     has_generator = "auxiliary.lm_head.bias" in theirs
     settings = settings_of(state, depths, has_generator)
-    config = configuration(arch, settings, f"imported from {path.name} (released by the AMOS authors)")
+    source = f"{path.name} (released by the AMOS authors)"
+    config = configuration(arch, settings, source)
     model = build(config, found, seed)
     check_tied(theirs, path)
     weights, used = converted(theirs, has_generator, path)
@@ -138,7 +139,7 @@ def import_release(
     fresh = fill(model, weights)
     leftover = sorted(set(theirs) - used - {EMBEDDING, *_TIED})
     remarks = [f"MLM heads at depths {config.model.generator_depths}"] if has_generator else []
-    return Imported(config, model, found, f"{path.name} (released by the AMOS authors)", fresh, leftover, remarks)
+    return Imported(config, model, found, source, fresh, leftover, remarks)
 
 
 def read_release(path: Path) -> dict[str, Any]:
