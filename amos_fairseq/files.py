@@ -4,6 +4,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import socket
 from typing import Iterator
 
@@ -51,3 +52,16 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         pass  # somebody else's
     return True
+
+
+def os_error_behind(error: BaseException | None) -> OSError | None:
+    """The OSError in a chain of exceptions: torch's zip writer covers it with a RuntimeError when it closes, safetensors and
+    tokenizers put it into their own words.
+    """
+    while error is not None:
+        if isinstance(error, OSError):
+            return error
+        if told := re.search(r"\(os error (\d+)\)", str(error)):
+            return OSError(int(told.group(1)), os.strerror(int(told.group(1))))
+        error = error.__cause__ or error.__context__
+    return None

@@ -22,7 +22,7 @@ from fairseq.file_io import PathManager
 
 from amos_fairseq.compat.safe_loading import DamagedCheckpoint, read_header
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import NO_ROOM, whole_file
+from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
 from amos_fairseq.ranks import raise_on_every_rank
 
 logger = logging.getLogger(__name__)
@@ -47,15 +47,6 @@ def write_whole(path: str, write: Callable[[BinaryIO], None]) -> None:
             f"{path} cannot be written ({cause.strerror}); older checkpoints are whole: {help_} or give another "
             "--save-dir, then start the same command again"
         ) from error
-
-
-def os_error_behind(error: BaseException | None) -> OSError | None:
-    """The OSError in a chain of exceptions: torch's zip writer covers it with a RuntimeError when it closes."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def copy_whole(source: str, target: str, overwrite: bool = False) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Iterator
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import abandoned
+from amos_fairseq.files import abandoned, os_error_behind
 
 # What every exported folder holds, and hardly any other.
 _MARK = "config.json"
@@ -52,9 +52,14 @@ def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
         unfinished.mkdir(parents=True)
         yield unfinished
         _put_in_place(unfinished, path)
-    except OSError as error:
+    except UserError:
+        raise
+    except Exception as error:
+        cause = os_error_behind(error)
+        if cause is None:
+            raise
         raise UserError(
-            f"{path} cannot be written ({error.strerror or error}): make room, permit writing, or give another folder"
+            f"{path} cannot be written ({cause.strerror or cause}): make room, permit writing, or give another folder"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -41,6 +41,11 @@ class MicrosoftAmosTokenizer(Tokenizer):
         Raises:
             UserError: one is missing or broken, or ``dict.txt`` lists a piece twice or a special symbol.
         """
+        for name in (cls.model_file, DICTIONARY_FILE):
+            if not (directory / name).is_file():
+                raise UserError(
+                    f"{directory / name} is missing: give the directory with the sp.model and dict.txt of the release"
+                )
         symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
         listed = set(SPECIAL_SYMBOLS)
         for number, symbol in enumerate(symbols, 1):

@@ -259,5 +259,7 @@ def test_another_vocabulary_is_refused(released, vocabulary, tmp_path):
     (tmp_path / "dict.txt").write_text("a 1\nb 1\n")
     with pytest.raises(UserError, match="rows of vocabulary"):
         import_release(released, tmp_path)
-    with pytest.raises(UserError, match=r"dict\.txt is missing"):
+    with pytest.raises(
+        UserError, match=r"sp\.model is missing: give the directory with the sp\.model and dict\.txt of the re"
+    ):
         import_release(released, released.parent)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from full_disk import full_disk
 from hugging_face_folders import write_electra, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 
@@ -102,6 +103,17 @@ def test_nothing_is_overwritten(folders, tmp_path, capsys):
     assert "no architecture of this package" in refused(
         capsys, folders / "bert", tmp_path / "a.pt", "--arch", "bert_base"
     )
+
+
+@pytest.mark.parametrize("limit", [100, 20_000])
+def test_a_full_disk_leaves_nothing(limit, folders, tmp_path, capsys):
+    """While the tokenizer is written, and while the checkpoint is."""
+    (tmp_path / "out").mkdir()
+    with full_disk(limit):
+        said = refused(capsys, folders / "bert", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert "model.pt cannot be written (File too large): make room" in said
+    assert said.count("\n") == 1
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):

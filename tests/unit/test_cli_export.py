@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from full_disk import full_disk
 from safetensors.torch import load_file, save_file
 from small_runs import UPDATES, write_run
 
@@ -77,6 +78,8 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
         f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
         "| Layers, width, FFN width, heads | 2, 16, 24, 2 |",
         "| Vocabulary | 57 pieces, sentencepiece, cased |",
+        # 62 tokens and 150 positions of 16, LayerNorm, 32 buckets of 2 heads; a layer: four 16x16, 16x24, 24x16, 2 LayerNorms.
+        f"| Parameters | {62 * 16 + 150 * 16 + 32 + 64 + 2 * (4 * 272 + 16 * 24 + 24 + 24 * 16 + 16 + 64):,} |",
         "| mlm_loss_4 | 3.5 |",
         "| update | 5 |",
         'AutoModel.from_pretrained("out")',
@@ -86,6 +89,16 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
         assert fact in text, fact
     assert "wps" not in text
     assert str(runs) not in text, "no path of this machine"
+
+
+def test_card_of_an_imported_model_claims_no_training(runs, tmp_path):
+    """The settings beside imported weights are defaults, with which nothing was trained."""
+    run = write_run(tmp_path / "run", task={"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"})
+    main(["export", str(run), str(tmp_path / "out"), "--no-check"])
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "# bert-mini (BertModel), 2 layers of width 16" in card
+    assert "of bert-mini (BertModel), imported with amos_fairseq and not trained further." in card
+    assert not re.search(r"Updates|Objective|masked|AMOS|\n- amos\n", card)
 
 
 def test_unknown_license_is_said(runs, tmp_path):
@@ -130,6 +143,16 @@ def test_force_replaces_nothing_but_exported_folders(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=message), whole_folder(Path(name), replace=True):
             pass
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
+
+
+@pytest.mark.parametrize("limit", [1_000, 35_000])
+def test_a_full_disk_leaves_nothing(runs, tmp_path, limit):
+    """1,000 bytes hold no weights, 35,000 no tokenizer.json: each library hides the system's error in its own way."""
+    pretrained = load_pretrained(runs / "amos")
+    said = r"out cannot be written \(File too large\): make room"
+    with full_disk(limit), pytest.raises(UserError, match=said):
+        export(pretrained, tmp_path / "out", check=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_export_left_goes_with_the_next(tmp_path):

@@ -2,9 +2,6 @@
 
 import errno
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from full_disk import full_disk
 
 from amos_fairseq.compat import atomic_checkpoints
 from amos_fairseq.compat.atomic_checkpoints import (
@@ -29,17 +27,6 @@ def checkpoint(updates: int, size: int = 100) -> dict[str, Any]:
     return {"model": {"weight": torch.full((size,), float(updates))}, "optimizer_history": [{"num_updates": updates}]}
 
 
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process can grow beyond LIMIT bytes: writes fail with EFBIG, as they do with ENOSPC."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def content(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
@@ -49,7 +36,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path: Path
     checkpoint_utils.torch_persistent_save(checkpoint(1), path)
     before = content(tmp_path)
     with (
-        full_disk(),
+        full_disk(LIMIT),
         pytest.raises(UserError, match=r"checkpoint_last\.pt cannot be written \(File too large\).*make room"),
     ):
         checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), path)
@@ -63,7 +50,7 @@ def test_a_full_disk_does_not_cut_a_copy_short(tmp_path: Path) -> None:
     checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), new)
     checkpoint_utils.torch_persistent_save(checkpoint(1), last)
     before = content(tmp_path)
-    with full_disk(), pytest.raises(UserError, match="older checkpoints are whole"):
+    with full_disk(LIMIT), pytest.raises(UserError, match="older checkpoints are whole"):
         PathManager.copy(new, last, overwrite=True)
     assert content(tmp_path) == before
     assert PathManager.copy(new, last, overwrite=True)  # fairseq asserts a true answer
@@ -74,11 +61,11 @@ def test_what_stock_fairseq_leaves_on_a_full_disk(tmp_path: Path, monkeypatch: p
     new, last = str(tmp_path / "checkpoint_1_2.pt"), str(tmp_path / "checkpoint_last.pt")
     torch.save(checkpoint(2, size=LIMIT), new)
     torch.save(checkpoint(1), last)
-    with full_disk(), pytest.raises(OSError, match="File too large"):
+    with full_disk(LIMIT), pytest.raises(OSError, match="File too large"):
         PathManager.copy.__wrapped__(new, last, overwrite=True)
     assert len(Path(last).read_bytes()) <= LIMIT < len(Path(new).read_bytes())
     monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda seconds: None)  # between its three tries
-    with full_disk(), pytest.raises((OSError, RuntimeError)):
+    with full_disk(LIMIT), pytest.raises((OSError, RuntimeError)):
         checkpoint_utils.torch_persistent_save.__wrapped__(checkpoint(2, size=LIMIT), str(tmp_path / "other.pt"))
     assert (tmp_path / "other.pt.tmp").exists()
 
