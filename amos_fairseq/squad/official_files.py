@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,8 @@ def read_null_odds(path: Path) -> Dict[str, float]:
     """``{question id: number}``, the higher the likelier without an answer; :class:`UserError` for anything else."""
     content = read_json(path)
     if isinstance(content, dict) and all(
-        isinstance(odds, (int, float)) and not isinstance(odds, bool) for odds in content.values()
+        isinstance(odds, (int, float)) and not isinstance(odds, bool) and math.isfinite(odds)
+        for odds in content.values()
     ):
         return {name: float(odds) for name, odds in content.items()}
     raise UserError(f"{path} holds no null odds: expected one JSON object of question ids and numbers")

@@ -72,6 +72,9 @@ def test_files_of_another_kind_are_refused(place, tmp_path, capsys):
     assert "absent.json: no such file" in refused(capsys, "--evaluate", tmp_path / "absent.json", data)
     assert "has not SQuAD's layout" in refused(capsys, "--evaluate", good, good)
     assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", listed)
+    undefined = tmp_path / "undefined.json"
+    undefined.write_text('{"p0q0": NaN}')  # Python reads it; no threshold can be compared with it
+    assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", undefined)
     assert "--null-threshold needs --null-odds" in refused(capsys, "--evaluate", good, data, "--null-threshold", 1)
 
 
