@@ -89,8 +89,13 @@ def paper_results() -> list[dict[str, Any]]:
 def paper_row(paper: dict[str, Any], tasks: Sequence[str]) -> list[str]:
     scores, deviations = paper["scores"], paper.get("deviations", {})
     cells = [_paper_cell(scores.get(task), deviations.get(task)) for task in tasks]
-    squad = paper["squad"]
-    return [paper["name"], *cells, number(paper["average"]), number(squad["em"]), number(squad["f1"])]
+    return [paper["name"], *cells, number(paper["average"]), *paper_squad_cells(paper, ("em", "f1"))]
+
+
+def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]:
+    """Of SQuAD 2.0; a dash for a score that the paper does not give."""
+    squad, deviations = paper["squad"], paper.get("deviations", {})
+    return [number(squad.get(name), deviations.get(name)) for name in scores]
 
 
 def _paper_cell(value: Any, deviation: Any) -> str:

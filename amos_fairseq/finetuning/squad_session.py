@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from amos_fairseq.finetuning.glue_table import paper_results
+from amos_fairseq.finetuning.glue_table import paper_results, paper_squad_cells
 from amos_fairseq.finetuning.plan import claim_out
 from amos_fairseq.finetuning.results import read_results
 from amos_fairseq.finetuning.runner import Failure
@@ -66,8 +66,7 @@ def squad_table(row_name: str, summaries: Mapping[str, TaskSummary], with_paper:
         rows.append([f"{task}: {row_name}", *cells])
     if with_paper:
         for paper in paper_results():
-            cells = [number(paper["squad"].get(name)) for name in shown]
-            rows.append([f"SQuAD2.0: {paper['name']}", *cells])
+            rows.append([f"SQuAD2.0: {paper['name']}", *paper_squad_cells(paper, shown)])
     columns = ["", *(COLUMNS[name] for name in shown)]
     return Table("SQuAD dev: median ± standard deviation over seeds", columns, rows, notes)
 

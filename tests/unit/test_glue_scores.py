@@ -142,6 +142,7 @@ def test_papers_rows_stand_beside_and_are_never_mixed_with_ours():
         "70.7 ± 1.5",
         "88.6",
     )
+    assert (amos["SQuAD2.0 EM"], amos["SQuAD2.0 F1"]) == ("84.2 ± 0.2", "87.2 ± 0.3"), "Table 6, first row"
 
 
 def test_the_terminal_shows_every_number_whole():
