@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,14 @@ from typing import Any, Optional, Union
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, BaseFairseqModel, build_model
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    BaseFairseqModel,
+    build_model,
+)
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
@@ -20,6 +28,7 @@ from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 CheckpointPath = Union[str, os.PathLike]
@@ -97,6 +106,8 @@ def read_state(file: Path) -> dict[str, Any]:
     parts = ("cfg", "model", "optimizer_history")
     if not isinstance(state, dict) or not all(state.get(part) for part in parts):
         raise UserError(f"{file} is no checkpoint of fairseq-train: one of {', '.join(parts)} is missing in it")
+    if "num_updates" not in state["optimizer_history"][-1]:
+        raise UserError(f"{file} does not say after how many updates it was saved: give a checkpoint as it was saved")
     if not all(state["cfg"].get(section) for section in ("model", "task")):
         raise UserError(
             f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
@@ -131,6 +142,7 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
     """Build the model from the settings in the checkpoint and fill it; half-precision weights become float32."""
     settings = state["cfg"]["model"]
     settings = settings if isinstance(settings, argparse.Namespace) else with_defaults(settings)
+    check_is_ours(file, settings)
     # A model of this package asks its task for the dictionary, and whether it masks blocks.
     task = SimpleNamespace(source_dictionary=dictionary)
     if not FineTunedModel.wrote(state["model"]):
@@ -141,11 +153,23 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
             model.register_heads_of(state["model"])
         model.load_state_dict(state["model"], strict=True, model_cfg=settings)
     except (AssertionError, AttributeError, KeyError, RuntimeError) as error:
+        reason = textwrap.shorten(str(error), width=300, placeholder=" ...")
         raise UserError(
-            f"{file} holds no model of this package ({str(error).splitlines()[0]}): give a checkpoint that "
-            "fairseq-train --user-dir amos_fairseq wrote"
+            f"{file} holds no model of this package ({reason}): give a checkpoint that fairseq-train --user-dir amos_fairseq "
+            "wrote"
         ) from error
     return model
+
+
+def check_is_ours(file: Path, settings: argparse.Namespace | DictConfig) -> None:
+    """:class:`UserError` for another model of fairseq's, before it is built with the settings of a task that is not here."""
+    name = getattr(settings, "_name", None) or getattr(settings, "arch", None)
+    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
+    if not issubclass(model_class, PretrainingModel):
+        raise UserError(
+            f"{file} holds a model of the architecture {name!r}, which is none of this package: give a checkpoint that "
+            "fairseq-train --user-dir amos_fairseq wrote"
+        )
 
 
 def with_defaults(settings: dict[str, Any]) -> DictConfig:

@@ -114,3 +114,27 @@ def test_weights_of_another_model_are_refused(save_dir, tokenizer):
     write_checkpoint(save_dir, tokenizer, model=state["model"])
     with pytest.raises(UserError, match=r"checkpoint_last\.pt holds no model of this package"):
         load_pretrained(save_dir)
+
+
+def test_another_architecture_of_fairseq_is_refused_by_its_name(save_dir):
+    """It would be built with the settings of its own task, which are not here."""
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    foreign = state["cfg"] | {"model": {"_name": "transformer_lm"}}
+    torch.save(state | {"cfg": foreign}, save_dir / "other.pt")
+    with pytest.raises(UserError, match=r"architecture 'transformer_lm', which is none of this package"):
+        load_pretrained(save_dir / "other.pt")
+
+
+def test_a_checkpoint_that_counts_no_updates_is_refused(save_dir):
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    torch.save(state | {"optimizer_history": [{}]}, save_dir / "other.pt")
+    with pytest.raises(UserError, match=r"does not say after how many updates"):
+        load_pretrained(save_dir / "other.pt")
+
+
+def test_a_missing_layer_is_named(save_dir):
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    deeper = state["cfg"] | {"model": state["cfg"]["model"] | {"encoder_layers": 3}}
+    torch.save(state | {"cfg": deeper}, save_dir / "other.pt")
+    with pytest.raises(UserError, match=r"Missing key.*discriminator\.layers\.2"):
+        load_pretrained(save_dir / "other.pt")
