@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
 
+from amos_fairseq.data.epoch_order import EpochOrder
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
@@ -21,7 +22,7 @@ def num_masked_positions(mask_prob: float, length: int) -> int:
     return math.ceil(Fraction(str(mask_prob)) * length)
 
 
-class MaskedBlockDataset(FairseqDataset):
+class MaskedBlockDataset(EpochOrder, FairseqDataset):
     """Blocks with ``<s>`` in front and k(L) masked positions each, L the real tokens of the block.
 
     Args:
@@ -130,20 +131,6 @@ class MaskedBlockDataset(FairseqDataset):
                 "masked_weights": weights,
             },
         }
-
-    def ordered_indices(self) -> np.ndarray:
-        """Block indices [N] int64: a permutation from (seed, epoch) for training, ascending for validation."""
-        if not self.training:
-            return np.arange(len(self), dtype=np.int64)
-        return keyed_generator(Purpose.BLOCK_ORDER, self.seed, self.epoch, 0).permutation(len(self))
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: an iterator that fairseq kept would repeat the first epoch's order."""
-        return False
 
     def num_tokens(self, index: int) -> int:
         """T for every block: what it costs, since shorter blocks are padded."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
 
-from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.data.epoch_order import EpochOrder
 from amos_fairseq.data.squad_files import SquadSplit
 from amos_fairseq.data.squad_windows import SPECIAL_TOKENS, WindowLimits, context_ranges
 
@@ -25,7 +25,7 @@ class Window(NamedTuple):
     offset: int
 
 
-class SquadWindowDataset(FairseqDataset):
+class SquadWindowDataset(EpochOrder, FairseqDataset):
     """All windows of a split.
 
     A window that holds the whole answer is labelled with the positions of its first and last token; every other one, of
@@ -129,20 +129,6 @@ class SquadWindowDataset(FairseqDataset):
                 "span_targets": (starts, ends),
             },
         }
-
-    def ordered_indices(self) -> np.ndarray:
-        """Window indices [N] int64: a permutation from (seed, epoch) for training, ascending otherwise."""
-        if not self.training:
-            return np.arange(len(self), dtype=np.int64)
-        return keyed_generator(Purpose.BLOCK_ORDER, self.seed, self.epoch, 0).permutation(len(self))
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: an iterator that fairseq kept would repeat the first epoch's order."""
-        return False
 
     def num_tokens(self, index: int) -> int:
         return int(self.sizes[index])

@@ -3,16 +3,14 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
-from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.squad_dataset import SquadWindowDataset
 from amos_fairseq.data.squad_files import SquadSplit, read_manifest
 from amos_fairseq.data.squad_windows import WindowLimits
@@ -20,6 +18,7 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.span_heads import SPAN_HEADS
 from amos_fairseq.ranks import on_first_rank
+from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class SquadConfig(FairseqDataclass):
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(FairseqTask):
+class SquadTask(MicroBatchNoise, FairseqTask):
     """Every window over every context is a training example (see ``data.squad_dataset``). ``amos squad`` decodes answers
     and scores them; validation here is by loss and by accuracy of positions.
     """
@@ -152,19 +151,6 @@ class SquadTask(FairseqTask):
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
         on_first_rank(lambda: self.vocabulary.copy_into(self.cfg.save_dir))
-
-    def train_step(
-        self,
-        sample: Dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
-        update_num: int,
-        ignore_grad: bool = False,
-    ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
-        """fairseq's step with dropout of its own for each micro-batch, as in pretraining."""
-        torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Compare a checkpoint's vocabulary with this task's; :class:`UserError` where they differ."""

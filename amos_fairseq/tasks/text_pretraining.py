@@ -18,6 +18,7 @@ from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.ranks import on_first_rank
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
+from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class TextPretrainingConfig(FairseqDataclass):
 
 
 @register_task("text_pretraining", dataclass=TextPretrainingConfig)
-class TextPretrainingTask(FairseqTask):
+class TextPretrainingTask(MicroBatchNoise, FairseqTask):
     """Epoch e reads shard (e - 1) mod n. What is drawn at random depends on (seed, epoch, block) or (seed, update,
     block) alone: see :mod:`amos_fairseq.data.seeding`. A checkpoint's ``task_state`` names the vocabulary by sha256.
     """
@@ -202,23 +203,6 @@ class TextPretrainingTask(FairseqTask):
         target = self.vocabulary.copy_into(self.cfg.save_dir)
         if self.vocabulary.tokenizer_directory is None:
             logger.info(f"the corpus came without a tokenizer: {target} holds the dictionary alone")
-
-    def train_step(
-        self,
-        sample: Dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
-        update_num: int,
-        ignore_grad: bool = False,
-    ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
-        """fairseq's step with noise of its own for each micro-batch.
-
-        fairseq seeds all ranks alike once per update, so that they would share dropout and Gumbel noise, and a
-        micro-batch would see other noise when it comes second on one rank than when it comes first on another.
-        """
-        torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(
         self, sample: Dict[str, Any], model: Any, criterion: Any

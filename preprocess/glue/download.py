@@ -7,15 +7,12 @@ import argparse
 import contextlib
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional
 
-from tqdm import tqdm
-
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import NO_ROOM
+from preprocess.common.command import ending_in_one_line, progress_bar, say
 from preprocess.common.locking import take_lock
 from preprocess.glue.archives import extract_tables
 from preprocess.glue.fetching import check_hash, fetch
@@ -23,6 +20,7 @@ from preprocess.glue.mrpc import build_mrpc
 from preprocess.glue.remote_files import BASE_URL, MRPC_DEV_IDS, REMOTE_FILES, RemoteFile
 from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
 
+COMMAND = "download"
 BASE_URL_VARIABLE = "GLUE_BASE_URL"
 _HIDDEN = ".download"
 _DESCRIPTION = f"""Fetch GLUE's official files, laid out as prepare.sh takes them.
@@ -51,14 +49,14 @@ def download(out: Path, tasks: List[GlueTask], source: Source) -> None:
         for task in tasks:
             target = out / _folder(task)
             if _is_there(target, task):
-                say(f"{task.name} is there already: left alone")
+                say(f"{task.name} is there already: left alone", COMMAND)
             elif target.exists():
                 raise UserError(
                     f"{target} exists, but lacks official files of {task.name}: remove it or give another OUT"
                 )
             else:
                 _download_task(task, target, room, source)
-                say(f"{task.name}: {', '.join(sorted(path.name for path in target.iterdir()))}")
+                say(f"{task.name}: {', '.join(sorted(path.name for path in target.iterdir()))}", COMMAND)
 
 
 @contextlib.contextmanager
@@ -103,8 +101,7 @@ def _fetch(file: RemoteFile, room: Path, source: Source) -> Path:
         if known is not None:
             check_hash(target, known, url)
         return target
-    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file keeps every line
-    with tqdm(total=file.bytes, desc=file.name, unit="B", unit_scale=True, mininterval=seconds, file=sys.stderr) as bar:
+    with progress_bar(file.bytes, file.name, "B") as bar:
         fetch(url, target, known, lambda size: bar.update(size - bar.n))
     return target
 
@@ -151,14 +148,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def say(line: str) -> None:
-    print(f"download: {line}", file=sys.stderr, flush=True)
-
-
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
     """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    try:
+    with ending_in_one_line("it goes on where it stopped", COMMAND):
         given = build_parser().parse_intermixed_args(arguments)  # OUT --flag X TASK
         tasks = parse_tasks(",".join(given.tasks) or "ALL")
         if not given.base_url.startswith(("https://", "http://")):
@@ -167,14 +160,6 @@ def main(arguments: Optional[List[str]] = None) -> None:
             raise UserError(f"--mrpc-dev-ids {given.mrpc_dev_ids}: no such file")
         source = Source(given.base_url.rstrip("/"), not given.accept_other_hashes, given.mrpc_dev_ids)
         download(given.out, tasks, source)
-    except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        if error.errno in NO_ROOM:
-            raise UserError(f"no space left ({error.strerror}{place}): make room and repeat the command") from error
-        raise UserError(f"{error.strerror or error}{place}") from error
-    except KeyboardInterrupt:
-        say("interrupted: repeat the command, it goes on where it stopped")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

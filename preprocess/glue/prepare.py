@@ -3,19 +3,15 @@
 for each task: read the tables -> encode -> fairseq-preprocess -> publish
 """
 
-import os
 import random
-import sys
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from tqdm import tqdm
-
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import NO_ROOM
+from amos_fairseq.errors import report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer
+from preprocess.common.command import ending_in_one_line, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, process_pool
 from preprocess.glue.arguments import Settings, build_parser, read_arguments
 from preprocess.glue.encoding import USUAL_MAX_POSITIONS, Counts, encode_rows, start_encoding_process
@@ -66,7 +62,7 @@ def _prepare_task(
     if "train" in tables and settings.max_train_rows is not None:
         tables["train"].rows = _sample(tables["train"].rows, settings)
     counts, encoded = {}, {}
-    with _progress(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row") as bar:
+    with progress_bar(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row", delay=2) as bar:
         for split, table in tables.items():
             encoded[split] = [directory / f"{split}.{number}.pieces" for number in range(len(task.texts))]
             counts[split] = encode_rows(table.rows, encoded[split], pool, workers, bar.update)
@@ -87,7 +83,7 @@ def _prepare_task(
 
 
 def _read(task: GlueTask, sources: Dict[str, Path]) -> Dict[str, Table]:
-    with _progress(sum(path.stat().st_size for path in sources.values()), f"{task.name}: read", "B") as bar:
+    with progress_bar(sum(path.stat().st_size for path in sources.values()), f"{task.name}: read", "B", delay=2) as bar:
         return {split: read_table(path, task, split, bar.update) for split, path in sources.items()}
 
 
@@ -111,7 +107,7 @@ def _binarize(
     from preprocess.glue import binarizing  # fairseq: seconds to import
 
     rows = {split: table.rows for split, table in tables.items()}
-    with _progress(binarizing.expected_ids(counts), f"{task.name}: binarize", "token") as bar:
+    with progress_bar(binarizing.expected_ids(counts), f"{task.name}: binarize", "token", delay=2) as bar:
         binarizing.binarize_texts(directory, encoded, counts, dictionary, workers, bar.update)
         binarizing.binarize_labels(directory, task, rows, workers, bar.update)
     binarizing.check_task(directory, task, rows, counts)
@@ -171,33 +167,14 @@ def _sizes(directory: Path) -> Dict[str, int]:
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in paths}
 
 
-def _progress(total: int, name: str, unit: str) -> tqdm:
-    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file keeps every line
-    # Most tables are done before anybody wonders: delay shows a bar only for those that take longer.
-    return tqdm(total=total, desc=name, unit=unit, unit_scale=True, mininterval=seconds, delay=2, file=sys.stderr)
-
-
-def say(line: str) -> None:
-    print(f"prepare: {line}", file=sys.stderr, flush=True)
-
-
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
     """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    try:
+    with ending_in_one_line("finished tasks are left alone"):
         given = read_arguments(build_parser().parse_args(arguments))
         if given.absent:
             say(f"not in {given.glue}, so not prepared: {', '.join(given.absent)}")
         prepare(given.glue, given.tasks, given.tokenizer, given.out, given.settings, given.workers)
-    except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
-        if error.errno in NO_ROOM:
-            raise UserError(f"no space left ({error.strerror}{place}): make room and repeat the command") from error
-        raise UserError(f"{error.strerror or error}{place}") from error
-    except KeyboardInterrupt:
-        say("interrupted: repeat the command, finished tasks are left alone")
-        sys.stderr.flush()
-        os._exit(130)  # at once: the processes of the pool end with this one
 
 
 if __name__ == "__main__":

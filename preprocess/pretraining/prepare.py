@@ -3,24 +3,18 @@
 split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode, fairseq-preprocess -> publish
 """
 
-import errno
-import os
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from tqdm import tqdm
-
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from preprocess.common.command import ending_in_one_line, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
 from preprocess.pretraining import encoding, manifest
 from preprocess.pretraining.arguments import Settings, build_parser, read_arguments
 from preprocess.pretraining.splitting import Split, group_into_shards, split_corpus
 from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.pretraining.workspace import Workspace
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare(inputs: List[Path], out: Path, settings: Settings, workers: int, tokenizer: Optional[Tokenizer]) -> None:
@@ -65,7 +59,7 @@ def _run_stages(
 
 def _split(work: Workspace, inputs: List[Path], settings: Settings) -> Split:
     directory = work.unfinished(work.text)
-    with _progress(sum(path.stat().st_size for path in inputs), "read") as bar:
+    with progress_bar(sum(path.stat().st_size for path in inputs), "read", "B") as bar:
         split = split_corpus(inputs, directory, settings.split, bar.update)
     work.save_split(directory, split)
     work.finish(directory)
@@ -104,10 +98,10 @@ def _shard(
     size = sum(path.stat().st_size for paths in files.values() for path in paths)
     encoded = {name: directory / f"{name}.pieces" for name in files}
     place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
-    with _progress(size, f"encode{place}") as bar:
+    with progress_bar(size, f"encode{place}", "B") as bar:
         counts = {name: encoding.encode_files(files[name], encoded[name], pool, workers, bar.update) for name in files}
     _refuse_nothing(counts)
-    with _progress(size, f"binarize{place}") as bar:
+    with progress_bar(size, f"binarize{place}", "B") as bar:
         ids = sum(count.pieces + count.lines for count in counts.values())
         dictionary = work.tokenizer / "dict.txt"
         binarize_shard(
@@ -143,36 +137,16 @@ def _identify(path: Path) -> List[Any]:
     return [str(path.absolute()), status.st_size, status.st_mtime_ns]
 
 
-def _progress(total: int, name: str) -> tqdm:
-    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file keeps every line
-    return tqdm(total=total, desc=name, unit="B", unit_scale=True, mininterval=seconds, file=sys.stderr)
-
-
 def _task_data(out: Path) -> str:
     return manifest.read_manifest(out)["task_data"]
-
-
-def say(line: str) -> None:
-    print(f"prepare: {line}", file=sys.stderr, flush=True)
 
 
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
     """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    try:
+    with ending_in_one_line("it goes on from the last finished part"):
         given = read_arguments(build_parser().parse_args(arguments))
         prepare(given.inputs, given.out, given.settings, given.workers, given.tokenizer)
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise UserError(
-                f"no space left ({error.strerror}{f': {error.filename}' if error.filename else ''}): make room and "
-                "repeat the command, it goes on from the last finished part"
-            ) from error
-        raise UserError(f"{error.filename or 'a file'}: {error.strerror or error}") from error
-    except KeyboardInterrupt:
-        say("interrupted: repeat the command, it goes on from the last finished part")
-        sys.stderr.flush()
-        os._exit(130)  # at once: the processes of the pool end with this one
 
 
 if __name__ == "__main__":

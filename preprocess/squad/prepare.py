@@ -9,18 +9,15 @@ import json
 import os
 import random
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
-
-from tqdm import tqdm
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad_files import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import NO_ROOM
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from amos_fairseq.squad.official_files import Paragraph, SquadFile, read_squad
+from preprocess.common.command import ending_in_one_line, progress_bar, say
 from preprocess.squad.arguments import Settings, build_parser, read_settings
 
 
@@ -96,7 +93,7 @@ def _write(
     facts = {}
     for split, file in files.items():
         total = sum(len(paragraph.questions) for paragraph in paragraphs[split])
-        with _progress(total, split) as bar:
+        with progress_bar(total, f"{split}: encode", "question", delay=2) as bar:
             counted = write_split(directory, split, paragraphs[split], tokenizer, dictionary, bar.update)
         in_file = {"version": file.version, "source_questions": sum(1 for _ in file.questions())}
         facts[split] = in_file | dataclasses.asdict(counted)
@@ -143,30 +140,13 @@ def _is_finished(out: Path, description: Dict[str, Any]) -> bool:
     return True
 
 
-def _progress(total: int, name: str) -> tqdm:
-    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file keeps every line
-    return tqdm(total=total, desc=f"{name}: encode", unit="question", mininterval=seconds, delay=2, file=sys.stderr)
-
-
-def say(line: str) -> None:
-    print(f"prepare: {line}", file=sys.stderr, flush=True)
-
-
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
     """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    try:
+    with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
         settings = read_settings(given)
         prepare(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, settings)
-    except OSError as error:
-        place = error.filename or "a file"
-        if error.errno in NO_ROOM:
-            raise UserError(f"no space left ({error.strerror}: {place}): make room and repeat the command") from error
-        raise UserError(f"{place}: {error.strerror or error}") from error
-    except KeyboardInterrupt:
-        say("interrupted: nothing was left; repeat the command")
-        sys.exit(130)
 
 
 if __name__ == "__main__":
