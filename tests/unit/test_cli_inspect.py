@@ -114,7 +114,9 @@ def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
     torch.save(state, save_dir / "fine_tuned.pt")
     with pytest.raises(SystemExit, match="1"):
         main(["inspect", str(save_dir / "fine_tuned.pt"), "--text", "the end"])
-    assert capsys.readouterr().err.endswith("holds a model without a generator: inspect needs a checkpoint of pretraining\n")
+    assert capsys.readouterr().err.endswith(
+        "holds a model without a generator: inspect needs a checkpoint of pretraining\n"
+    )
 
 
 def test_electra_proposes_from_its_one_depth(tmp_path):
