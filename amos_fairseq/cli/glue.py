@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning_flags.add_run_flags(parser, "what preprocess/glue/prepare.sh wrote")
     parser.add_argument(
         "--tasks", metavar="LIST", default="MNLI,QQP,QNLI,SST-2,CoLA,RTE,MRPC,STS-B",
-        help="with commas between; WNLI is known too and never counts in the average",
+        help="with commas between, or ALL for these; WNLI is known too and never counts in the average",
     )  # fmt: skip
     fine_tuning_flags.add_recipe_flags(parser)
     parser.add_argument(

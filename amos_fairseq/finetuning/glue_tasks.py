@@ -67,7 +67,13 @@ INTERMEDIATE_FOR = ("RTE", "STS-B", "MRPC")
 
 
 def parse_tasks(text: str) -> list[str]:
-    """ "CoLA,rte" -> ["CoLA", "RTE"], each once; raises :class:`UserError` for a name that is no task's."""
+    """ "CoLA,rte" -> ["CoLA", "RTE"], each once; "ALL" is the eight of the average.
+
+    Raises:
+        UserError: a name is no task's.
+    """
+    if text.strip().lower() == "all":
+        return list(AVERAGED)
     by_lower_case = {name.lower(): name for name in TASKS}
     chosen: dict[str, None] = {}
     for name in text.split(","):

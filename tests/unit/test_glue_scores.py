@@ -156,5 +156,6 @@ def test_the_terminal_shows_every_number_whole():
 
 def test_task_names():
     assert parse_tasks("cola, RTE,CoLA") == ["CoLA", "RTE"]
+    assert len(parse_tasks("ALL")) == 8
     with pytest.raises(UserError, match=r"unknown task 'SST'.*SST-2"):
         parse_tasks("CoLA,SST")
