@@ -61,7 +61,7 @@ def test_a_head_without_classifier_has_no_such_term():
 def test_means_over_batches_and_ranks():
     """Two logs of three windows each: every rate is a mean over six; right by hand are starts 3, ends 2, classes 2."""
     logs = [loss_of(OUTPUT)[2], loss_of(OUTPUT)[2]]
-    with metrics.aggregate("train") as aggregated:
+    with metrics.aggregate(new_root=True) as aggregated:  # a name would be shared with other tests
         SquadCriterion.reduce_metrics(logs)
     values = aggregated.get_smoothed_values()
     assert values["start_acc"] == 1.0
