@@ -160,7 +160,7 @@ class FineTunedModel(BaseFairseqModel):
                 there, wanted = (tuple(side[key].shape) if key in side else "absent" for side in (state_dict, here))
                 raise UserError(
                     f"the checkpoint holds another encoder than the flags describe: {key} is {there} in the checkpoint, "
-                    f"{wanted} here; {_advice(key)}"
+                    f"{wanted} here; {_advice(key, there, wanted)}"
                 )
 
 
@@ -169,11 +169,12 @@ def same_shape(key: str, *sides: dict[str, Tensor]) -> bool:
     return all(key in side for side in sides) and len({side[key].shape for side in sides}) == 1
 
 
-def _advice(key: str) -> str:
-    if "embed_positions" in key:
-        return "give the checkpoint's --max-positions"
+def _advice(key: str, there: tuple[int, ...] | str, wanted: tuple[int, ...] | str) -> str:
+    if there[-1] == wanted[-1]:  # of one width
+        if "embed_positions" in key:
+            return "give the checkpoint's --max-positions"
+        if key.startswith(EMBEDDING):
+            return "binarize the task with the tokenizer of the checkpoint (SAVE_DIR/tokenizer)"
     if "relative_position" in key:
         return "give the checkpoint's --relative-position-scheme and its sizes"
-    if key.startswith(EMBEDDING):
-        return "binarize the task with the tokenizer of the checkpoint (SAVE_DIR/tokenizer)"
     return "give the checkpoint's --arch and sizes"

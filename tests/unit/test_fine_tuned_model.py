@@ -89,6 +89,7 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
         ({"encoder_layers": 1}, "layers.1.* absent here.* --arch"),
         ({"relative_position_scheme": "none"}, "relative_position.* --relative-position-scheme"),
         ({"encoder_ffn_embed_dim": 32}, "ffn_in"),
+        ({"encoder_embed_dim": 32}, "embed_tokens.* --arch and sizes"),
     ],
 )
 def test_another_encoder_is_refused_by_name(change: dict, words: str) -> None:
