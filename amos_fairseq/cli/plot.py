@@ -40,12 +40,13 @@ def run(arguments: argparse.Namespace) -> None:
             "curves and scores go into different pictures: give logs, or the .json files of results, not both"
         )
     try:
-        for message in draw_results(arguments) if of_results else draw_curves(arguments):
-            print(message)
+        messages = draw_results(arguments) if of_results else draw_curves(arguments)
     except OSError as error:
         raise UserError(
             f"{arguments.out}: pictures cannot be written ({error.strerror}); choose another directory with --out"
         ) from error
+    for message in messages:
+        print(message)
 
 
 # matplotlib is imported where it draws: it takes a second that `amos --help` need not wait.
