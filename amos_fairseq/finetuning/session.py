@@ -55,7 +55,7 @@ class Session:
         }
 
     def claim(self, benchmark: Benchmark) -> None:
-        """Make OUT this session's; raises :class:`UserError` where it holds results of another."""
+        """Make OUT the place of these settings; raises :class:`UserError` where it holds results of another."""
         claim_out(self.out, benchmark.name, self.setup)
 
     def plan(self, tasks: Sequence[Task], intermediate: Path | None = None) -> list[Run]:
