@@ -1,27 +1,16 @@
 """The objective of AMOS."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import detection_loss, detection_sums
+from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
 from amos_fairseq.criterions.logging import depth_names, log_sums
 from amos_fairseq.functional.mixture import mixture_entropy
 
 
-@dataclass
-class AmosCriterionConfig(FairseqDataclass):
-    """Appendix B of AMOS."""
-
-    discriminator_loss_weight: float = field(
-        default=50.0, metadata={"help": "lambda, the weight of the detection loss"}
-    )
-
-
-@register_criterion("amos", dataclass=AmosCriterionConfig)
+@register_criterion("amos", dataclass=DetectionLossConfig)
 class AmosCriterion(FairseqCriterion):
     """L_GEN + lambda L_DISC (AMOS Eq. 1, 2 and 4).
 

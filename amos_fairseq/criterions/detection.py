@@ -1,13 +1,24 @@
 """How well replaced tokens are detected: sums in the batch, rates in the log. Positive class: "replaced"."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq import metrics
+from fairseq.dataclass import FairseqDataclass
 from fairseq.logging.meters import MetersDict
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from amos_fairseq.functional.detection import auc_from_histograms, logit_histogram
+
+
+@dataclass
+class DetectionLossConfig(FairseqDataclass):
+    """For objectives with a generator beside the detection (50: AMOS, Appendix B)."""
+
+    discriminator_loss_weight: float = field(
+        default=50.0, metadata={"help": "lambda, the weight of the detection loss"}
+    )
 
 
 def detection_loss(logits: Tensor, replaced: Tensor, is_real: Tensor) -> Tensor:

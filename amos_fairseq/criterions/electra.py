@@ -1,26 +1,15 @@
 """The objective of ELECTRA."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import detection_loss, detection_sums
+from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
 from amos_fairseq.criterions.logging import depth_names, log_sums
 
 
-@dataclass
-class ElectraCriterionConfig(FairseqDataclass):
-    """The weight is that of AMOS (Appendix B), which takes it from ELECTRA."""
-
-    discriminator_loss_weight: float = field(
-        default=50.0, metadata={"help": "lambda, the weight of the detection loss"}
-    )
-
-
-@register_criterion("electra", dataclass=ElectraCriterionConfig)
+@register_criterion("electra", dataclass=DetectionLossConfig)
 class ElectraCriterion(FairseqCriterion):
     """L_GEN + lambda L_DISC (thesis section 5.1.5: maximum likelihood for the generator, negative sampling for D').
 
