@@ -28,7 +28,8 @@ def add_run_flags(parser: argparse.ArgumentParser, data_help: str, required: boo
 def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     """Absent flags are absent in the namespace: the recipe decides."""
     add = parser.add_argument
-    add("--recipe", metavar="NAME", default="amos", help="amos, amos_grid, electra, teams, or the path of a YAML file")
+    add("--recipe", metavar="NAME", default="amos",
+        help="amos, amos_grid, electra, electric, mlm, teams, or the path of a YAML file")  # fmt: skip
     add("--size", choices=("small", "base", "large"), metavar="SIZE", default=argparse.SUPPRESS,
         help="small, base or large, where the recipe differs (default: by the encoder's width)")  # fmt: skip
     add("--lr", type=float, default=argparse.SUPPRESS, help="for every task (default: the recipe's)")

@@ -19,8 +19,8 @@ predictions in the official format, the n best answers and null odds lie with ea
 command continues. With --evaluate nothing is trained: it prints the official scores of a prediction file.
 """
 NEEDED = ("checkpoint", "data", "out")
-# The head of the paper; TEAMS does not name its own.
-HEAD_OF_RECIPE = {"electra": "joint"}
+# The head of the paper (thesis section 5.2.4); TEAMS does not name its own, nor the thesis that of its BERT.
+HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,7 +43,7 @@ def add_squad_flags(parser: argparse.ArgumentParser) -> None:
     """Absent flags are absent in the namespace: the recipe, or the length that the encoder reads, decides."""
     add = parser.add_argument
     add("--span-head", choices=("independent", "joint"), default=argparse.SUPPRESS,
-        help="start and end independently, or XLNet's joint head (default: joint for the recipe electra)")  # fmt: skip
+        help="start and end independently, or XLNet's joint head (default: joint for electra and electric)")  # fmt: skip
     add("--tokens-per-window", type=int, metavar="N", default=argparse.SUPPRESS,
         help="question and context (default: 512, or what the encoder reads)")  # fmt: skip
     add("--doc-stride", type=int, metavar="N", default=argparse.SUPPRESS,

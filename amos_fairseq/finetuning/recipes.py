@@ -7,6 +7,7 @@
     sizes: {small: {defaults: {...}, tasks: {...}}}    # what depends on the encoder's size
     tasks: {CoLA: {lr: 2.0e-5, epochs: 10}, ...}       # every task that the recipe knows
     grid: {lr: [...], ...}                             # a search: all combinations; a task may have its own
+    extends: electra                                   # a built-in recipe: its section, where this file has none
 
 Later layers win: defaults, the size's defaults, the task, the size's task. A value that stands in the task replaces the
 grid's values of that name.
@@ -25,7 +26,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.settings import Settings
 
 DIRECTORY = Path(__file__).with_name("recipes")
-SECTIONS = ("description", "defaults", "sizes", "tasks", "grid")
+SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 FIELDS = {field.name: field.type for field in dataclasses.fields(Settings)}
 # Widths of thesis Table 5.1; whatever lies between two of them takes the recipe of the larger.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
@@ -94,6 +95,11 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: the recipe cannot be read ({reason})") from error
+    if isinstance(content, dict) and "extends" in content:
+        base = str(content["extends"])
+        if base == name or base not in recipe_names():
+            raise UserError(f"{path}: extends names a built-in recipe, one of {', '.join(recipe_names())}, not {base}")
+        content = _read(DIRECTORY / f"{base}.yaml", base) | content
     if not isinstance(content, dict) or not content.get("tasks") or set(content) - set(SECTIONS):
         raise UserError(f"{path} is no recipe: it needs the section tasks and may have {', '.join(SECTIONS)}, no other")
     return content

@@ -47,9 +47,10 @@ def test_amos_grid_spans_the_ranges_of_appendix_b():
     assert min(p.lr for p in squad) == 2e-5
 
 
+@pytest.mark.parametrize("name", ["electra", "electric", "mlm"])
 @pytest.mark.parametrize(("size", "lr", "decay"), [("small", 3e-4, 0.8), ("base", 1e-4, 0.8), ("large", 5e-5, 0.9)])
-def test_electra_is_thesis_table_5_2(size, lr, decay):
-    recipe = load_recipe("electra", size)
+def test_those_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
+    recipe = load_recipe(name, size)
     for task in (*GLUE, "SQuAD"):
         settings = only(recipe, task)
         assert (settings.lr, settings.layer_wise_lr_decay) == (lr, decay)
@@ -122,6 +123,15 @@ def test_a_users_file_is_a_recipe(tmp_path):
         recipe.of("QNLI")
 
 
+def test_a_section_replaces_that_of_the_recipe_it_extends(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: teams\ntasks: {CoLA: {epochs: 7}}\n")
+    recipe, teams = load_recipe(str(file), "base"), load_recipe("teams", "base")
+    assert (only(recipe, "CoLA").epochs, only(teams, "CoLA").epochs) == (7, 5)
+    assert only(recipe, "CoLA").lr == only(teams, "CoLA").lr == 3e-5
+    assert list(recipe.points) == ["CoLA"]
+
+
 COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
 
 
@@ -142,6 +152,7 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{base: {{tasks: [1]}}}}", "tasks must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
+        ("extends: bert", "extends names a built-in recipe, one of amos, .* not bert"),
         ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
         ("tasks: {CoLA: {", "cannot be read"),
     ],
@@ -155,6 +166,6 @@ def test_mistakes_in_a_recipe_are_named(content, message, tmp_path):
 
 
 def test_unknown_recipe_lists_the_known():
-    with pytest.raises(UserError, match="amos, amos_grid, electra, teams"):
+    with pytest.raises(UserError, match="amos, amos_grid, electra, electric, mlm, teams"):
         load_recipe("bert", "base")
-    assert recipe_names() == ["amos", "amos_grid", "electra", "teams"]
+    assert recipe_names() == ["amos", "amos_grid", "electra", "electric", "mlm", "teams"]
