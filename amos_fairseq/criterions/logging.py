@@ -1,5 +1,7 @@
 """From summed outputs of the pretraining criterions to the keys of the log."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,16 +13,25 @@ from amos_fairseq.criterions.detection import log_detection
 PER_MASKED_POSITION = ("mlm_", "mixture_")
 
 
-def log_sums(logging_outputs: list[dict[str, Any]]) -> None:
-    """Log means over masked positions, the detection loss per real token, and the rates of detection."""
+def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Log means over masked positions, the terms of ``counted_by``, and, where there is a detector, its loss and rates.
+
+    Args:
+        logging_outputs: sums over a batch, one dictionary per rank and accumulated batch, all with the same keys.
+        counted_by: for a further term the key of the sum that it is divided by: ``{"mws_loss": "sample_size"}``.
+    """
     totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
     num_masked, num_tokens = float(totals["sample_size"]), float(totals["ntokens"])
     metrics.log_scalar("loss", mean(totals["loss"], num_masked), num_masked, round=3)
     for key in totals:
         if key.startswith(PER_MASKED_POSITION):
             metrics.log_scalar(key, mean(totals[key], num_masked), num_masked, round=4)
-    metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_tokens), num_tokens, round=4)
-    log_detection(totals, num_masked)
+    for key, counter in counted_by.items():
+        count = float(totals[counter])
+        metrics.log_scalar(key, mean(totals[key], count), count, round=4)
+    if "rtd_loss" in totals:
+        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_tokens), num_tokens, round=4)
+        log_detection(totals, num_masked)
 
 
 def depth_names(model: Any) -> list[str]:

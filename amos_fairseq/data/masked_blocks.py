@@ -12,6 +12,7 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset
 
 from amos_fairseq.data.epoch_order import EpochOrder
+from amos_fairseq.data.mask_treatment import TREATMENTS, MaskTreatment, treat_masked
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
@@ -32,6 +33,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         tokens_per_block: T, ``<s>`` included.
         mask_prob: share of a block's tokens that is masked, specials counted in L but never masked.
         seed: of the masks and of the order.
+        treatment: what the generator reads at masked positions.
         training: masks and order change with the epoch (``set_epoch``); otherwise masks depend on (seed, block)
             alone and blocks keep their order.
         source: where the blocks come from, for error messages.
@@ -49,6 +51,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         mask_prob: float,
         seed: int,
         training: bool,
+        treatment: MaskTreatment = TREATMENTS["mask"],
         source: str = "the corpus",
     ) -> None:
         super().__init__()
@@ -56,11 +59,13 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         self.tokens_per_block = tokens_per_block
         self.seed = seed
         self.training = training
+        self.treatment = treatment
         self.source = source
         self.epoch = 1
         self.bos, self.pad, self.mask = dictionary.bos(), dictionary.pad(), dictionary.index(MASK_SYMBOL)
         self._maskable = np.ones(len(dictionary), dtype=bool)
         self._maskable[special_ids(dictionary)] = False
+        self._drawable = np.flatnonzero(self._maskable)
         # num_masked[L] for every possible length, so that __getitem__ computes no fractions.
         self._num_masked = [num_masked_positions(mask_prob, length) for length in range(tokens_per_block + 1)]
 
@@ -73,15 +78,29 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         return len(self.blocks)
 
     def __getitem__(self, index: int) -> Dict[str, Any]:
-        """``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending."""
+        """``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending, and ``masked`` LongTensor of
+        the same shape: what the generator reads there."""
         index = int(index)
         block = self.blocks[index].numpy()[: self.tokens_per_block - 1]
         tokens = np.empty(len(block) + 1, dtype=np.int64)
         tokens[0], tokens[1:] = self.bos, block
-        positions = self._draw_positions(index, tokens)
-        return {"id": index, "tokens": torch.from_numpy(tokens), "positions": torch.from_numpy(positions)}
+        generator = self._generator(index)
+        positions = self._draw_positions(index, tokens, generator)
+        masked = treat_masked(tokens[positions], self.treatment, self.mask, self._drawable, generator)
+        return {
+            "id": index,
+            "tokens": torch.from_numpy(tokens),
+            "positions": torch.from_numpy(positions),
+            "masked": torch.from_numpy(masked),
+        }
 
-    def _draw_positions(self, index: int, ids: np.ndarray) -> np.ndarray:
+    def _generator(self, index: int) -> np.random.Generator:
+        """Of a block's masks: the same whenever and wherever the block is read in this epoch."""
+        if self.training:
+            return keyed_generator(Purpose.TRAINING_MASK, self.seed, self.epoch, index)
+        return keyed_generator(Purpose.VALIDATION_MASK, self.seed, 0, index)
+
+    def _draw_positions(self, index: int, ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Without replacement among the block's non-special tokens, from (seed, epoch, block) alone."""
         if ids.max() >= len(self._maskable) or ids.min() < 0:
             raise UserError(
@@ -90,10 +109,6 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             )
         candidates = np.flatnonzero(self._maskable[ids])
         count = min(self._num_masked[len(ids)], len(candidates))
-        if self.training:
-            generator = keyed_generator(Purpose.TRAINING_MASK, self.seed, self.epoch, index)
-        else:
-            generator = keyed_generator(Purpose.VALIDATION_MASK, self.seed, 0, index)
         return np.sort(generator.choice(candidates, size=count, replace=False)).astype(np.int64)
 
     def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
@@ -115,7 +130,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             length, count = len(sample["tokens"]), len(sample["positions"])
             tokens[row, :length] = sample["tokens"]
             masked_tokens[row, :length] = sample["tokens"]
-            masked_tokens[row, sample["positions"]] = self.mask
+            masked_tokens[row, sample["positions"]] = sample["masked"]
             positions[row, :count] = sample["positions"]
             weights[row, :count] = 1.0
         return {

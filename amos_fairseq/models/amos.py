@@ -12,15 +12,12 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from omegaconf import II
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
     EncoderConfig,
-    check_encoder,
     embedding_width,
     encoder_shape,
     register_sizes,
@@ -29,7 +26,6 @@ from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
-from amos_fairseq.modules.initialization import initialize, mark_undecayed
 from amos_fairseq.modules.mixture import STRATEGIES, MixtureWeights, parse_weights
 
 
@@ -81,17 +77,13 @@ class AmosModel(PretrainingModel):
     """
 
     def __init__(self, cfg: AmosConfig, rows: EmbeddingRows):
-        super().__init__()
-        check_encoder(cfg)
+        super().__init__(cfg, rows)
         check_settings(cfg)
-        self.cfg = cfg
-        self.rows = rows
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
         num_depths, width, embedded = len(self.depths), cfg.encoder_embed_dim, embedding_width(cfg)
         num_generators = num_depths if cfg.separate_generators else 1
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
 
-        self.embed_tokens = nn.Embedding(rows.num_rows, embedded, padding_idx=rows.pad)
         self.generators = nn.ModuleList(
             TransformerEncoder(encoder_shape(cfg, num_layers, with_dropout=False)) for num_layers in generator_layers
         )
@@ -103,10 +95,7 @@ class AmosModel(PretrainingModel):
         )
         self.discriminator = TransformerEncoder(encoder_shape(cfg))
         self.detection_head = DetectionHead(width)
-
-        initialize(self, cfg.init_std, cfg.linear_init_std)
-        mark_undecayed(self, also=("relative_position",))
-        self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
+        self.initialize()
 
     @property
     def encoder(self) -> TransformerEncoder:
@@ -132,10 +121,7 @@ class AmosModel(PretrainingModel):
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         originals = tokens.gather(1, masked_positions)
-        guesses = [
-            linear_cross_entropy(h, self.embed_tokens.weight, bias, originals)
-            for h, bias in zip(hidden, self.mlm_biases, strict=True)
-        ]
+        guesses = [self.guess(h, bias, originals) for h, bias in zip(hidden, self.mlm_biases, strict=True)]
         gamma = self.mixture(features)
         sampled, residual = self.sample(hidden, gamma)
         corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
@@ -205,7 +191,7 @@ class AmosModel(PretrainingModel):
         Takes the arguments of :meth:`forward`, for looking at a model, not for training one.
         """
         features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = [linear(h, self.embed_tokens.weight, b).float() for h, b in zip(hidden, self.mlm_biases, strict=True)]
+        logits = [self.logits(h, bias) for h, bias in zip(hidden, self.mlm_biases, strict=True)]
         return torch.stack(logits), self.mixture(features)
 
     @property

@@ -11,15 +11,12 @@ from typing import NamedTuple
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
     EncoderConfig,
-    check_encoder,
     embedding_width,
     encoder_shape,
     register_sizes,
@@ -28,7 +25,6 @@ from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, MlmHead
-from amos_fairseq.modules.initialization import initialize, mark_undecayed
 
 
 @dataclass
@@ -64,22 +60,15 @@ class ElectraModel(PretrainingModel):
     """
 
     def __init__(self, cfg: ElectraConfig, rows: EmbeddingRows):
-        super().__init__()
-        check_encoder(cfg)
-        self.cfg = cfg
-        self.rows = rows
+        super().__init__(cfg, rows)
         shape = generator_shape(cfg)
-        self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
         self.discriminator = TransformerEncoder(encoder_shape(cfg))
         self.generator = TransformerEncoder(shape)
         for shared in ("embed_positions", "embed_token_types", "embedding_norm"):
             setattr(self.generator, shared, getattr(self.discriminator, shared))
         self.mlm_head = MlmHead(shape.width, embedding_width(cfg), rows.num_rows, cfg.layer_norm_eps)
         self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
-
-        initialize(self, cfg.init_std, cfg.linear_init_std)
-        mark_undecayed(self, also=("relative_position",))
-        self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
+        self.initialize()
 
     @property
     def encoder(self) -> TransformerEncoder:
@@ -96,8 +85,7 @@ class ElectraModel(PretrainingModel):
         """Mask, guess, sample, corrupt, detect; the arguments are those of :meth:`AmosModel.forward`."""
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        originals = tokens.gather(1, masked_positions)
-        nll, correct = linear_cross_entropy(hidden, self.embed_tokens.weight, self.mlm_head.bias, originals)
+        nll, correct = self.guess(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions))
         sampled = self.sample(hidden)
         corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
         states = self.discriminator(self.embed_tokens(corrupted), padding_mask)[-1]
@@ -121,19 +109,17 @@ class ElectraModel(PretrainingModel):
     ) -> tuple[Tensor, Tensor]:
         """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
         hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = linear(hidden, self.embed_tokens.weight, self.mlm_head.bias).float()
+        logits = self.logits(hidden, self.mlm_head.bias)
         return logits[None], logits.new_ones(*masked_positions.shape, 1)
 
     @property
     def depth_names(self) -> list[str]:
-        """Suffix of the log keys: the generator's number of layers."""
         return [str(len(self.generator.layers))]
 
     @torch.no_grad()
     def sample(self, hidden: Tensor) -> Tensor:
         """Replacements [B,M] from the generator's softmax without special tokens and padding rows; no gradient passes."""
-        logits = linear(hidden, self.embed_tokens.weight, self.mlm_head.bias).float()
-        logits = logits.masked_fill(self.unsampled_rows, float("-inf"))
+        logits = self.sampling_logits(hidden, self.mlm_head.bias)
         return gumbel_max(logits, gumbel_noise(logits))
 
 

@@ -16,8 +16,8 @@ from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_h
 
 logger = logging.getLogger(__name__)
 
-# Where the kept encoder stands in a pretraining checkpoint, and where here.
-ENCODER_IN_PRETRAINING = "discriminator."
+# Where the kept encoder stands in a pretraining checkpoint (a discriminator, or MLM's only network), and where here.
+ENCODER_IN_PRETRAINING = ("discriminator.", "transformer.")
 ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
 HEADS = ("classification_heads.", "span_head.")
@@ -143,7 +143,7 @@ class FineTunedModel(BaseFairseqModel):
         dropped = set()
         for key in list(state_dict):
             if key.startswith(ENCODER_IN_PRETRAINING):
-                state_dict[ENCODER + key.removeprefix(ENCODER_IN_PRETRAINING)] = state_dict.pop(key)
+                state_dict[ENCODER + key.partition(".")[2]] = state_dict.pop(key)
             elif not key.startswith(EMBEDDING):
                 dropped.add(key.partition(".")[0])
                 del state_dict[key]

@@ -1,24 +1,42 @@
-"""What the models of all objectives share: how they are built, and the encoder that stays when pretraining is over."""
+"""What the models of all objectives share: how they are built, their vocabulary, and the encoder that stays when
+pretraining is over.
+
+Shapes: B sequences, T tokens, M masked positions a sequence, D width of the encoder, E of the token embeddings, V rows of
+the vocabulary.
+"""
 
 import abc
 from typing import Any
 
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.initialization import initialize, mark_undecayed
 
 
 class PretrainingModel(BaseFairseqModel, abc.ABC):
-    """A model that learns from masked blocks; its ``encoder`` reads ``embed_tokens`` and is what a user keeps."""
+    """A model that learns from masked blocks; its ``encoder`` reads ``embed_tokens`` and is what a user keeps.
 
-    cfg: EncoderConfig
-    rows: EmbeddingRows
-    embed_tokens: nn.Embedding
+    A subclass adds its parts and calls :meth:`initialize` when all are there.
+
+    Raises:
+        ValueError: the settings describe no encoder.
+    """
+
+    def __init__(self, cfg: EncoderConfig, rows: EmbeddingRows):
+        super().__init__()
+        check_encoder(cfg)
+        self.cfg = cfg
+        self.rows = rows
+        self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
+        self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
@@ -34,10 +52,36 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
 
+    def initialize(self) -> None:
+        """Initial values of all parts, and the marks of what is not decayed."""
+        initialize(self, self.cfg.init_std, self.cfg.linear_init_std)
+        mark_undecayed(self, also=("relative_position",))
+
     @property
     @abc.abstractmethod
     def encoder(self) -> TransformerEncoder:
         """The encoder to keep."""
+
+    @property
+    @abc.abstractmethod
+    def depth_names(self) -> list[str]:
+        """Suffixes of the log keys of what guesses masked tokens: its number of layers, one for each MLM head."""
+
+    def guess(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
+        """How well ``hidden`` [...,E], the output of an MLM head, tells the ``originals`` [...] int64.
+
+        Returns:
+            -log p(original) [...] float32 in nats, and whether it is the best guess [...] bool.
+        """
+        return linear_cross_entropy(hidden, self.embed_tokens.weight, bias, originals)
+
+    def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
+        """The output layer, tied to the token embeddings: [...,E] -> [...,V] float32."""
+        return linear(hidden, self.embed_tokens.weight, bias).float()
+
+    def sampling_logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
+        """As :meth:`logits`, with -inf where no generator may propose: special tokens and padding rows."""
+        return self.logits(hidden, bias).masked_fill(self.unsampled_rows, float("-inf"))
 
     def extract_features(self, tokens: Tensor) -> Tensor:
         """Hidden states of the last layer of the encoder: [B,T] int64 -> [B,T,D]."""

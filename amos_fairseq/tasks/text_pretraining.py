@@ -12,6 +12,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
+from amos_fairseq.data.mask_treatment import OF_OBJECTIVE, TREATMENTS, MaskTreatment
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
@@ -42,9 +43,18 @@ class TextPretrainingConfig(FairseqDataclass):
     mask_prob: float = field(
         default=0.15, metadata={"help": "share of a block's tokens that is masked (AMOS Appendix B: 15 %%)"}
     )
+    mask_treatment: ChoiceEnum(["default", *TREATMENTS]) = field(
+        default="default",
+        metadata={
+            "help": "what stands at masked positions: mask: <mask>; bert: 80 %% <mask>, 10 %% a random token, 10 %% the "
+            "original; electra: 85 %% <mask>, 15 %% the original; default: bert for the criterion mlm, electra for "
+            "electra, mask for all others"
+        },
+    )
     tokenizer_directory: Optional[str] = field(
         default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
     )
+    objective: str = II("criterion._name")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     train_subset: str = II("dataset.train_subset")
@@ -102,6 +112,12 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         """r = ceil(mask_prob * T) / T: puts sums over real tokens on the scale of sums over masked positions."""
         return self.masked_per_block(self.cfg.tokens_per_sample) / self.cfg.tokens_per_sample
 
+    @property
+    def mask_treatment(self) -> MaskTreatment:
+        """What the generator reads at masked positions."""
+        name = str(self.cfg.mask_treatment)
+        return TREATMENTS[OF_OBJECTIVE.get(self.cfg.objective, "mask") if name == "default" else name]
+
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
 
@@ -125,6 +141,7 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
             mask_prob=self.cfg.mask_prob,
             seed=self.cfg.seed,
             training=training,
+            treatment=self.mask_treatment,
             source=path,
         )
 

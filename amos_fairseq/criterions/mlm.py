@@ -1,0 +1,48 @@
+"""The objective of masked language models."""
+
+from typing import Any
+
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from torch import Tensor
+
+from amos_fairseq.criterions.logging import depth_names, log_sums
+
+
+@register_criterion("mlm", dataclass=FairseqDataclass)
+class MlmCriterion(FairseqCriterion):
+    """L_MLM = 1/|M| sum_{i in M} -log p(x_i | x_masked)   (BERT's; thesis section 5.1.1, TEAMS Eq. 1)
+
+    over the masked positions M of a batch, which is also what fairseq divides by. Shapes: B sequences, T tokens, M masked
+    positions a sequence.
+
+    Departures: none. Which tokens stand at masked positions (80 % ``<mask>``, 10 % random, 10 % unchanged by default) is
+    the task's ``--mask-treatment``.
+    """
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        net_input = sample["net_input"]
+        output = model(**net_input, has_padding=sample["ntokens"] < net_input["tokens"].numel())
+        is_masked = net_input["masked_weights"].float()  # [B,M]
+        loss = (output.mlm_nll * is_masked).sum()
+
+        (depth,) = depth_names(model)
+        logging_output = {
+            "loss": loss.detach(),
+            f"mlm_loss_{depth}": loss.detach(),
+            f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": sample["num_masked"],
+        }
+        return loss, sample["num_masked"], logging_output
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the contract's keys from sums over all ranks and accumulated batches."""
+        log_sums(logging_outputs)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
