@@ -19,6 +19,20 @@ def gumbel_max(logits: Tensor, noise: Tensor) -> Tensor:
     return (logits + noise).argmax(-1)
 
 
+def forbid_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
+    """A copy of ``logits`` [..., V] with -inf at ``tokens`` [...] int64, one of each row."""
+    return logits.scatter(-1, tokens.unsqueeze(-1), float("-inf"))
+
+
+def gumbel_top_k(logits: Tensor, noise: Tensor, k: int) -> Tensor:
+    """k different rows drawn one after another from softmax(logits), each from what is left: [..., V] -> [..., k] int64.
+
+    The largest of logits + Gumbel(0, 1) is a sample of the softmax, and given it the second largest is one of the softmax
+    over the other rows, and so on. At least k logits of a row must be above -inf.
+    """
+    return (logits + noise).topk(k, dim=-1).indices
+
+
 def adversarial_residual(logits: Tensor, noise: Tensor, temperature: float, embedding: Tensor) -> Tensor:
     """What Gumbel-Softmax adds to the embedding of the hard sample: the value 0, and the reversed gradient.
 

@@ -6,21 +6,28 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 
-class MlmHead(nn.Module):
-    """The projection before the tied output layer of a masked language model: dense, gelu, LayerNorm; and its bias.
+class EmbeddingHead(nn.Module):
+    """From a state to the space of the token embeddings, in which words are compared with it: dense, gelu, LayerNorm."""
+
+    def __init__(self, width: int, embedding_width: int, layer_norm_eps: float):
+        super().__init__()
+        self.dense = nn.Linear(width, embedding_width)
+        self.norm = LayerNorm(embedding_width, layer_norm_eps)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., D] -> [..., E], as wide as the token embeddings."""
+        return self.norm(gelu(self.dense(features)))
+
+
+class MlmHead(EmbeddingHead):
+    """The projection before the tied output layer of a masked language model, and that layer's bias.
 
     AMOS: f^(d) goes in, h^(d) comes out (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E.
     """
 
     def __init__(self, width: int, embedding_width: int, vocabulary_rows: int, layer_norm_eps: float):
-        super().__init__()
-        self.dense = nn.Linear(width, embedding_width)
-        self.norm = LayerNorm(embedding_width, layer_norm_eps)
+        super().__init__(width, embedding_width, layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary_rows))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[..., D] -> [..., E], as wide as the token embeddings."""
-        return self.norm(gelu(self.dense(features)))
 
 
 class DetectionHead(nn.Module):

@@ -1,5 +1,6 @@
 """Gumbel sampling: frequencies against softmax, straight-through gradient against torch.nn.functional.gumbel_softmax."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,13 @@ import torch
 from scipy import stats
 from small_models import gumbel, small_batch, small_model
 
-from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
+from amos_fairseq.functional.sampling import (
+    adversarial_residual,
+    forbid_tokens,
+    gumbel_max,
+    gumbel_noise,
+    gumbel_top_k,
+)
 
 # A chi-square test raises a false alarm once in a million runs; the seeds are fixed, so it either always or never does.
 FALSE_ALARM = 1e-6
@@ -125,3 +132,47 @@ def test_bfloat16_gradient_stays_near_the_float64_one():
         gradients.append(leaf.grad.double())
     exact, rounded = gradients
     assert (rounded - exact).norm() / exact.norm() < 2**-7
+
+
+def inclusion_by_enumeration(probabilities: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of drawing k rows one after another without replacement: how likely each row is drawn, and drawn as the second."""
+    included, second = torch.zeros_like(probabilities), torch.zeros_like(probabilities)
+    for order in itertools.permutations(range(len(probabilities)), k):
+        left, chance = 1.0, 1.0
+        for row in order:
+            chance *= float(probabilities[row]) / left
+            left -= float(probabilities[row])
+        included[list(order)] += chance
+        second[order[1]] += chance
+    return included, second
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_top_k_draws_without_replacement_from_what_is_left(k):
+    """100,000 draws of k of 6 words against all their orders, within 5 standard errors."""
+    torch.manual_seed(11)
+    logits = torch.tensor([1.5, -math.inf, 0.0, -1.0, 0.7, 2.0, -0.5])
+    draws = 100_000
+    rows = gumbel_top_k(logits.expand(draws, -1), gumbel_noise(logits.expand(draws, -1)), k)
+    assert rows.shape == (draws, k)
+    assert all((rows[:, i] != rows[:, j]).all() for i, j in itertools.combinations(range(k), 2))
+    included, second = inclusion_by_enumeration(logits.double().softmax(-1), k)
+    for seen, expected in ((rows.flatten(), included), (rows[:, 1], second)):
+        shares = torch.bincount(seen, minlength=len(logits)) / draws
+        error = (expected * (1 - expected) / draws).sqrt()
+        assert (shares - expected).abs().le(5 * error).all()
+    assert included[1] == 0
+    # Drawing with replacement, or each row of its own, would be seen.
+    alone = 1 - (1 - logits.double().softmax(-1)) ** k
+    assert (alone - included).abs().max() > 20 * error.max()
+
+
+def test_forbidden_tokens_are_one_of_each_row():
+    logits = torch.randn(2, 3, 10, generator=torch.Generator().manual_seed(12))
+    tokens = torch.tensor([[0, 4, 9], [5, 5, 1]])
+    got = forbid_tokens(logits, tokens)
+    for row in range(2):
+        for slot in range(3):
+            expected = logits[row, slot].tolist()
+            expected[int(tokens[row, slot])] = -math.inf
+            assert got[row, slot].tolist() == expected
