@@ -36,11 +36,12 @@ def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[st
     Args:
         logits: [B,T] float, positive for "replaced".
         replaced: [B,T] bool.
-        is_real: [B,T] bool, False at padding.
+        is_real: [B,T] bool, False at padding and at every other token that is not judged.
     """
     flagged = (logits > 0) & is_real
     replaced = replaced & is_real
     return {
+        "_judged": is_real.sum(),
         "_flagged": flagged.sum(),
         "_replaced": replaced.sum(),
         "_hits": (flagged & replaced).sum(),
@@ -52,16 +53,17 @@ def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[st
 def log_detection(totals: dict[str, Any], num_masked: float) -> None:
     """Log ``replaced``, ``rtd_acc``, ``rtd_recall``, ``rtd_precision`` and ``rtd_auc`` from summed ``totals``.
 
-    The sums themselves are kept under names that fairseq hides, so that rates over many updates are rates of sums.
+    The sums themselves are kept under names that fairseq hides, so that rates over many updates are rates of sums. Where
+    the label is not "differs from the original", ``_changed`` counts the tokens that do.
     """
-    for key in ("_flagged", "_replaced", "_hits"):
+    for key in ("_judged", "_flagged", "_replaced", "_hits"):
         metrics.log_scalar_sum(key, float(totals[key]))
-    metrics.log_scalar_sum("_tokens", float(totals["ntokens"]))
+    metrics.log_scalar_sum("_changed", float(totals.get("_changed", totals["_replaced"])))
     metrics.log_scalar_sum("_masked", num_masked)
     for key in ("_replaced_logits", "_original_logits"):
         metrics.log_scalar_sum(key, totals[key].cpu())
 
-    metrics.log_derived("replaced", lambda meters: ratio(meters, "_replaced", "_masked"))
+    metrics.log_derived("replaced", lambda meters: ratio(meters, "_changed", "_masked"))
     metrics.log_derived("rtd_acc", accuracy)
     metrics.log_derived("rtd_recall", lambda meters: ratio(meters, "_hits", "_replaced"))
     metrics.log_derived("rtd_precision", lambda meters: ratio(meters, "_hits", "_flagged"))
@@ -74,9 +76,9 @@ def ratio(meters: MetersDict, part: str, whole: str) -> float:
 
 
 def accuracy(meters: MetersDict) -> float:
-    """Share of real tokens judged rightly: all but the missed and the falsely flagged."""
+    """Share of the judged tokens judged rightly: all but the missed and the falsely flagged."""
     wrong = meters["_replaced"].sum + meters["_flagged"].sum - 2 * meters["_hits"].sum
-    return round(1 - wrong / meters["_tokens"].sum, 4) if meters["_tokens"].sum else 0.0
+    return round(1 - wrong / meters["_judged"].sum, 4) if meters["_judged"].sum else 0.0
 
 
 def area_under_curve(meters: MetersDict) -> float:

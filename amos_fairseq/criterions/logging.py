@@ -21,16 +21,17 @@ def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str
         counted_by: for a further term the key of the sum that it is divided by: ``{"mws_loss": "sample_size"}``.
     """
     totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-    num_masked, num_tokens = float(totals["sample_size"]), float(totals["ntokens"])
+    num_masked = float(totals["sample_size"])
     metrics.log_scalar("loss", mean(totals["loss"], num_masked), num_masked, round=3)
     for key in totals:
-        if key.startswith(PER_MASKED_POSITION):
+        if key.startswith(PER_MASKED_POSITION) and key not in counted_by:
             metrics.log_scalar(key, mean(totals[key], num_masked), num_masked, round=4)
     for key, counter in counted_by.items():
         count = float(totals[counter])
         metrics.log_scalar(key, mean(totals[key], count), count, round=4)
     if "rtd_loss" in totals:
-        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_tokens), num_tokens, round=4)
+        num_judged = float(totals["_judged"])
+        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_judged), num_judged, round=4)
         log_detection(totals, num_masked)
 
 

@@ -17,6 +17,7 @@ class EncoderShape:
     """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos.
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
+    ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself.
     """
 
     num_layers: int
@@ -33,6 +34,7 @@ class EncoderShape:
     position_max_distance: int
     embedding_width: int = 0
     num_token_types: int = 0
+    attends_to: str = "all"
 
 
 class TransformerLayer(nn.Module):
@@ -81,6 +83,12 @@ class TransformerEncoder(nn.Module):
         )
         self.layers = nn.ModuleList(TransformerLayer(shape) for _ in range(shape.num_layers))
 
+    def share_embeddings(self, other: "TransformerEncoder") -> None:
+        """Use the positions, token types and embedding LayerNorm of ``other`` in the place of its own."""
+        self.embed_positions = other.embed_positions
+        self.embed_token_types = other.embed_token_types
+        self.embedding_norm = other.embedding_norm
+
     def forward(
         self,
         embeddings: Tensor,
@@ -96,7 +104,7 @@ class TransformerEncoder(nn.Module):
             detach_after: layers (counted from 1) whose output the next layer reads without a gradient.
             token_types: [B,T] int64; None is type 0 for every token. An encoder without token types ignores them.
         """
-        bias = self.attention_bias(embeddings.size(1), padding_mask, embeddings.dtype)
+        bias = self.attention_bias(embeddings, padding_mask)
         states = self.embed(embeddings, token_types)
         outputs = []
         for depth, layer in enumerate(self.layers, start=1):
@@ -113,10 +121,23 @@ class TransformerEncoder(nn.Module):
         states = self.dropout(self.embedding_norm(embeddings))
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
-    def attention_bias(self, length: int, padding_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Relative positions [1,H,T,T], padding [B,1,1,T], their sum, or None when there is neither."""
+    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> Tensor | None:
+        """Relative positions [1,H,T,T] plus -inf at the forbidden pairs, or None where all attend to all alike."""
+        length = embeddings.size(1)
         bias = None if self.relative_position is None else self.relative_position(length).unsqueeze(0)
-        if padding_mask is None:
+        forbidden = self.forbidden_pairs(length, padding_mask, embeddings.device)
+        if forbidden is None:
             return bias
-        padding = torch.zeros_like(padding_mask, dtype=dtype).masked_fill(padding_mask, float("-inf"))[:, None, None, :]
-        return padding if bias is None else bias + padding
+        minus = torch.zeros_like(forbidden, dtype=embeddings.dtype).masked_fill(forbidden, float("-inf"))
+        return minus if bias is None else bias + minus
+
+    def forbidden_pairs(self, length: int, padding_mask: Tensor | None, device: torch.device) -> Tensor | None:
+        """True where a query (last dimension but one) must not see a key (last): [B or 1, 1, T or 1, T] bool, or None."""
+        padding = None if padding_mask is None else padding_mask[:, None, None, :]
+        if self.shape.attends_to == "all":
+            return padding
+        places = torch.arange(length, device=device)
+        ahead = places - places[:, None]  # [T,T], key position minus query position
+        wrong_side = (ahead > 0 if self.shape.attends_to == "past" else ahead < 0)[None, None]
+        # Padding behind a text has nothing else to see on its side than itself: no row may be empty, its softmax is NaN.
+        return wrong_side if padding is None else wrong_side | (padding & (ahead != 0))

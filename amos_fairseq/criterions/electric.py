@@ -1,0 +1,84 @@
+"""The objective of Electric, ELECTRA-TT and TwoTower."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.criterions import FairseqCriterion, register_criterion
+from omegaconf import II
+from torch import Tensor
+
+from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
+from amos_fairseq.criterions.logging import depth_names, log_sums
+
+
+@dataclass
+class ElectricLossConfig(DetectionLossConfig):
+    """The weight of the noise classifier, and the model's choice of tokens for the generator."""
+
+    generator_loss_tokens: str = II("model.generator_loss_tokens")
+
+
+@register_criterion("electric", dataclass=ElectricLossConfig)
+class ElectricCriterion(FairseqCriterion):
+    """L_GEN + lambda L_NCE (thesis section 5.1: Algorithm 2, and maximum likelihood for the generator, 5.1.5).
+
+        L_GEN = 1/|R| sum_{t in R} -log q(x_t | x without t)
+        L_NCE = 1/n sum_t -log D(x_noised)_t where t in R, -log(1 - D(x_noised)_t) elsewhere
+        D(x)_t = sigmoid(E(x)_t + log q(x_t | x without t) + log(p / (1 - p)))       (5.1.5, with k / n as in Algorithm 2)
+
+    over the sampled positions R and the n tokens of a batch; p is the task's mask_prob, and q has no gradient here.
+    ELECTRA-TT has D(x)_t = sigmoid(E(x)_t); TwoTower has L_GEN alone, over all tokens. Special tokens are in no sum.
+    The constant ceil(mask_prob T) / T puts sums over all tokens on the scale of sums over sampled positions, as in
+    :class:`AmosCriterion`. Shapes: B sequences, T tokens, M sampled positions a sequence.
+
+    Departures: Algorithm 2, step 4, prints its two cases exchanged. The odds k / (n - k) of a text are taken for
+    p / (1 - p); k counts special tokens and is rounded up, so that p is a little below the share of noise among the tokens
+    that are no special ones. A sampled token that equals the original is noise, here and in ELECTRA-TT, whose scores
+    (5.4.5) hold for these labels only.
+    """
+
+    def __init__(self, task, discriminator_loss_weight: float, generator_loss_tokens: str):
+        super().__init__(task)
+        self.discriminator_loss_weight = discriminator_loss_weight
+        self.all_tokens_train_generator = str(generator_loss_tokens) == "all"
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The summed loss (float32 scalar), the number of sampled positions, and the sums to log."""
+        tokens = sample["net_input"]["tokens"]  # [B,T]
+        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
+        masked_weights = sample["net_input"]["masked_weights"]  # [B,M]
+        is_guessed = (output.is_scored if self.all_tokens_train_generator else masked_weights).float()  # [B,M] or [B,T]
+
+        mlm_loss = (output.mlm_nll * is_guessed).sum()
+        loss = mlm_loss * self.task.masked_share if self.all_tokens_train_generator else mlm_loss
+        detection: dict[str, Tensor] = {}
+        if output.rtd_logits is not None:
+            rtd_loss = detection_loss(output.rtd_logits, output.is_noise, output.is_scored)
+            loss = loss + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
+            detection = {
+                "rtd_loss": rtd_loss.detach(),
+                **detection_sums(output.rtd_logits.detach(), output.is_noise, output.is_scored),
+                "_changed": output.replaced.sum(),
+            }
+
+        (depth,) = depth_names(model)
+        logging_output = {
+            "loss": loss.detach(),
+            f"mlm_loss_{depth}": mlm_loss.detach(),
+            f"mlm_acc_{depth}": (output.mlm_correct * is_guessed).sum(),
+            "_guessed": is_guessed.sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": sample["num_masked"],
+            **detection,
+        }
+        return loss, sample["num_masked"], logging_output
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the contract's keys from sums over all ranks and accumulated batches."""
+        log_sums(logging_outputs, {key: "_guessed" for key in logging_outputs[0] if key.startswith("mlm_")})
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
