@@ -81,10 +81,7 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         """Read the vocabulary; :class:`UserError` for paths, dictionaries or settings that cannot be used."""
         if OmegaConf.is_missing(cfg, "data"):
             raise UserError("no corpus is named: give the directory that prepare.sh wrote, as task.data=DIR")
-        if not 0.0 < cfg.mask_prob < 1.0:
-            raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
-        if cfg.tokens_per_sample < 2:
-            raise UserError(f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room beside <s>: give 2 or more")
+        check_settings(cfg)
         vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
@@ -134,15 +131,19 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
             _require_split(os.path.join(directory, split))
         path = os.path.join(directories[(epoch - 1) % len(directories)], split)
         tokens = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
-        self.datasets[split] = MaskedBlockDataset(
-            self._break_into_blocks(tokens, path),
+        self.datasets[split] = self.mask_blocks(self._break_into_blocks(tokens, path), training, path)
+
+    def mask_blocks(self, blocks: Any, training: bool, source: str) -> MaskedBlockDataset:
+        """Blocks as :class:`MaskedBlockDataset` takes them, masked by the settings of this task."""
+        return MaskedBlockDataset(
+            blocks,
             self.dictionary,
             tokens_per_block=self.cfg.tokens_per_sample,
             mask_prob=self.cfg.mask_prob,
             seed=self.cfg.seed,
             training=training,
             treatment=self.mask_treatment,
-            source=path,
+            source=source,
         )
 
     def _break_into_blocks(self, tokens: Any, path: str) -> TokenBlockDataset:
@@ -179,19 +180,7 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         Raises:
             UserError: no whole block fits, or the corpus is smaller than one global batch.
         """
-        length = self.cfg.tokens_per_sample
-        if max_positions is not None and max_positions < length:
-            raise UserError(
-                f"a block has --tokens-per-sample {length} tokens, but the model's --max-positions or --max-tokens "
-                f"allows {max_positions}"
-            )
-        limits = [limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None]
-        batch_size = min(limits)
-        if batch_size < 1:
-            raise UserError(
-                f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
-                f"--tokens-per-sample {length}: raise the smaller of the two"
-            )
+        batch_size = self.blocks_per_batch(max_tokens, max_sentences, max_positions)
         dataset.set_epoch(epoch)
         indices = dataset.ordered_indices()
         update_freq = 1
@@ -211,6 +200,24 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
             epoch=epoch,
             buffer_size=data_buffer_size,
         )
+
+    def blocks_per_batch(
+        self, max_tokens: Optional[int], max_sentences: Optional[int], max_positions: Optional[int]
+    ) -> int:
+        """``max_sentences`` blocks or what fits into ``max_tokens``; :class:`UserError` where no whole block fits."""
+        length = self.cfg.tokens_per_sample
+        if max_positions is not None and max_positions < length:
+            raise UserError(
+                f"a block has --tokens-per-sample {length} tokens, but the model's --max-positions or --max-tokens "
+                f"allows {max_positions}"
+            )
+        limits = [limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None]
+        if min(limits) < 1:
+            raise UserError(
+                f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
+                f"--tokens-per-sample {length}: raise the smaller of the two"
+            )
+        return min(limits)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
@@ -233,6 +240,14 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Compare a checkpoint's vocabulary with this task's; :class:`UserError` where they differ."""
         self.vocabulary.refuse_other(state_dict)
+
+
+def check_settings(cfg: TextPretrainingConfig) -> None:
+    """:class:`UserError` for numbers that describe no masked blocks."""
+    if not 0.0 < cfg.mask_prob < 1.0:
+        raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
+    if cfg.tokens_per_sample < 2:
+        raise UserError(f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room beside <s>: give 2 or more")
 
 
 def _require_split(path: str) -> None:

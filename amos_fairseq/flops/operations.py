@@ -1,0 +1,132 @@
+"""Count the operations on tensors that hold no numbers, by kind and by module."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+aten = torch.ops.aten
+
+# Operations per element of the result, for operators that are several operations in one; an exp or a random number is one
+# operation like an addition (thesis section 5.2.2).
+ELEMENTWISE = {
+    aten.gelu: 5,  # x / sqrt 2, erf, + 1, * x, / 2
+    aten._softmax: 5,  # maximum, subtract, exp, sum, divide
+    aten._safe_softmax: 5,
+    aten._log_softmax: 5,  # maximum, subtract, exp, sum, subtract
+    aten.native_layer_norm: 7,  # sum, subtract, square, sum, divide, scale, shift
+    aten.binary_cross_entropy_with_logits: 6,  # (1 - target) x + log(1 + exp(-x))
+    aten.bernoulli_: 2,  # a random number, a comparison; dropout's division and product are operators of their own
+    aten.exponential_: 3,  # a random number, its logarithm, a scale
+}
+ONE_PER_ENTRY = (aten.cumsum, aten.scatter_add, aten.index_add)  # of what goes in, like the reductions
+LOGSUMEXP = 4  # per entry that goes in: maximum, subtract, exp, sum
+NO_ARITHMETIC = (aten.clone, aten._to_copy, aten.copy_)  # PyTorch tags them as pointwise
+
+
+class Operations(NamedTuple):
+    """Floating point operations; a multiplication and an addition are two.
+
+    Attributes:
+        matmul: products of matrices and vectors.
+        look_up: what embeddings would cost as products with one-hot vectors, 2 V E a token.
+        elementwise: everything else that is arithmetic: biases, activations, softmax, LayerNorm, dropout, losses.
+    """
+
+    matmul: int = 0
+    look_up: int = 0
+    elementwise: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def count(call: Callable[[], Any]) -> dict[str, Operations]:
+    """The operations of ``call``, which runs twice: to see which operators it uses, and to count them.
+
+    Returns:
+        those of every module that ran, named as PyTorch's counter does (``AmosModel.discriminator``), with what ran inside
+        it; and of everything as ``Global``.
+    """
+    with _UsedOperators() as used:
+        call()
+    with FlopCounterMode(display=False, custom_mapping=used.formulas()) as counter:
+        call()
+    return {"Global": Operations()} | {name: _by_kind(of) for name, of in counter.get_flop_counts().items()}
+
+
+def count_matmuls(call: Callable[[], Any]) -> int:
+    """Operations in products of matrices and vectors, those of a backward pass included if ``call`` runs one."""
+    with FlopCounterMode(display=False, custom_mapping=MATMULS) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+class _UsedOperators(TorchDispatchMode):
+    """Which operators run, with the tags that PyTorch gives them: tables of all operators are no public part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: dict[Any, set[torch.Tag]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.tags.setdefault(func.overloadpacket, set()).update(func.tags)
+        return func(*args, **(kwargs or {}))
+
+    def formulas(self) -> dict[Any, Callable]:
+        """Operator -> its operations from the shapes of its arguments and result; PyTorch's counter knows most products."""
+        found = {operator: _elementwise_formula(operator, tags) for operator, tags in self.tags.items()}
+        counted = {
+            operator: formula for operator, formula in found.items() if formula and operator not in flop_registry
+        }
+        return counted | MATMULS | {aten.embedding: _look_up}
+
+
+def _elementwise_formula(operator: Any, tags: set[torch.Tag]) -> Callable | None:
+    """None for what only moves, compares shapes, or gathers."""
+    if operator in NO_ARITHMETIC:
+        return None
+    if operator in ELEMENTWISE:
+        return _per_result(ELEMENTWISE[operator])
+    if operator is aten.logsumexp:
+        return _per_entry(LOGSUMEXP)
+    if torch.Tag.reduction in tags or operator in ONE_PER_ENTRY:
+        return _per_entry(1)
+    return _per_result(1) if torch.Tag.pointwise in tags else None
+
+
+def _per_result(operations: int) -> Callable:
+    def formula(*arguments: Any, out_shape: Any, **keywords: Any) -> int:
+        return operations * math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])
+
+    return formula
+
+
+def _per_entry(operations: int) -> Callable:
+    def formula(entry_shape: torch.Size, *arguments: Any, **keywords: Any) -> int:
+        return operations * math.prod(entry_shape)
+
+    return formula
+
+
+def _look_up(table_shape: torch.Size, ids_shape: torch.Size, *arguments: Any, **keywords: Any) -> int:
+    return 2 * math.prod(table_shape) * math.prod(ids_shape)
+
+
+def _matrix_vector(matrix_shape: torch.Size, vector_shape: torch.Size, **keywords: Any) -> int:
+    return 2 * math.prod(matrix_shape)
+
+
+MATMULS = {aten.mv: _matrix_vector}  # beside those that PyTorch's counter knows
+
+
+def _by_kind(of_operators: dict[Any, int]) -> Operations:
+    kinds = {"matmul": 0, "look_up": 0, "elementwise": 0}
+    for operator, operations in of_operators.items():
+        is_matmul = operator in flop_registry or operator in MATMULS
+        kinds["matmul" if is_matmul else "look_up" if operator is aten.embedding else "elementwise"] += operations
+    return Operations(**kinds)
