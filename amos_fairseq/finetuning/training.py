@@ -166,11 +166,12 @@ def epoch_and_seconds(run: Run, checkpoint: Path) -> tuple[float, float]:
     updates = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"]
     epochs = updates / updates_per_epoch(run.task.rows, run.settings.batch_size)
     # fairseq counts on from the seconds of the checkpoint that training started from.
-    before = _training_seconds(run.start) if run.start is not None else 0.0
-    return round(epochs, 4), round(_training_seconds(run.directory / "checkpoint_last.pt") - before, 1)
+    before = training_seconds(run.start) if run.start is not None else 0.0
+    return round(epochs, 4), round(training_seconds(run.directory / "checkpoint_last.pt") - before, 1)
 
 
-def _training_seconds(checkpoint: Path) -> float:
+def training_seconds(checkpoint: Path) -> float:
+    """Seconds of the whole training at a checkpoint, all its parts together; validation and saving are in them."""
     return float(read_header(str(checkpoint)).get("extra_state", {}).get("previous_training_time", 0.0))
 
 
