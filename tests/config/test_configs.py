@@ -29,7 +29,10 @@ from amos_fairseq.errors import UserError
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
 # Hydra announces the end of what fairseq calls on every composition.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]
+NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
+ALL_NAMES = sorted(path.stem for path in (RECIPES / "config").glob("*.yaml"))
+VARIANTS = sorted(f"variants/{path.stem}" for path in (RECIPES / "config" / "variants").glob("*.yaml"))
+OF_THE_FAMILY = [name for name in ALL_NAMES if name not in NAMES]
 
 
 @cache
@@ -61,7 +64,7 @@ def build_on_meta(model_cfg: DictConfig, vocabulary_size: int) -> dict[str, torc
     """Names and shapes of the whole model in its real sizes; the meta device holds no numbers."""
     dictionary = Dictionary()
     for number in range(vocabulary_size - len(dictionary) - 1):
-        dictionary.add_symbol(f"piece{number}")
+        dictionary.add_symbol(f"piece{number}", n=vocabulary_size - number)  # counts: for a unigram generator
     dictionary.add_symbol("<mask>")
     with torch.device("meta"):
         model = models.build_model(model_cfg, SimpleNamespace(source_dictionary=dictionary, masked_share=0.15))
@@ -109,6 +112,9 @@ PRINTED = {
     "amos_base_pp": (1_950_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.98), 2.0, 0.1, (12, 768, 3072, 12)),
     "amos_small": (1_000_000, 5e-4, 128, 10_000, 128, 1e-6, (0.9, 0.999), 2.0, 0.1, (12, 256, 1024, 4)),
     "amos_large": (400_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.999), 2.0, 0.1, (24, 1024, 4096, 16)),
+    "mlm_small": (1_450_000, 5e-4, 128, 10_000, 128, 1e-6, (0.9, 0.999), 1.0, 0.1, (12, 256, 1024, 4)),
+    "mlm_base": (1_000_000, 2e-4, 256, 10_000, 512, 1e-6, (0.9, 0.999), 1.0, 0.1, (12, 768, 3072, 12)),
+    "mlm_large": (464_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.999), 1.0, 0.1, (24, 1024, 4096, 16)),
 }
 
 
@@ -129,20 +135,60 @@ def test_the_numbers_are_those_of_the_papers(name: str) -> None:
         cfg.model.dropout,
         tuple(cfg.model[size] for size in sizes),
     ) == PRINTED[name]
-    # Appendix B and section 4.
-    assert (cfg.task.mask_prob, cfg.model.gumbel_temperature) == (0.15, 0.3)
-    assert (cfg.criterion.discriminator_loss_weight, cfg.model.generator_depths) == (50, "4,6,8")
+    assert cfg.task.mask_prob == 0.15
+    if cfg.model._name == "amos":  # Appendix B and section 4
+        assert (cfg.criterion.discriminator_loss_weight, cfg.model.generator_depths) == (50, "4,6,8")
+        assert cfg.model.gumbel_temperature == 0.3
     assert cfg.lr_scheduler.total_num_update == cfg.optimization.max_update
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_THE_FAMILY)
+def test_the_yaml_builds_the_model_of_the_arch(name: str) -> None:
+    """``--arch NAME`` and what the YAML spells out have the same parameters."""
+    recipe = compose_recipe(name)
+    objective = name.partition("_")[0]
+    flags = ["DATA", "--arch", name, "--task", "text_pretraining", "--criterion", objective]
+    flags += ["--max-positions", str(recipe.model.max_positions)]
+    flags += ["--relative-position-scheme", str(recipe.model.relative_position_scheme)]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=flags)
+    cfg = OmegaConf.create(OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True))
+    assert recipe.model._name == recipe.criterion._name == objective
+    assert build_on_meta(cfg.model, 4096) == build_on_meta(recipe.model, 4096)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
+    """Composed through its defaults list it is a whole recipe, which saves to a place of its own."""
+    recipe = compose_recipe(name)
+    stated = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
+    assert recipe.task._name == "text_pretraining"
+    assert recipe.model._name == recipe.criterion._name
+    (base,) = [str(entry).lstrip("/").split("@")[0] for entry in stated.defaults if str(entry) != "_self_"]
+    original = compose_recipe(base)
+    differing = {
+        f"{group}.{key}"
+        for group in ("task", "model", "criterion", "optimization", "dataset")
+        for key in recipe[group]
+        if recipe[group][key] != original[group].get(key)
+    }
+    assert differing, "a variant without a difference"
+    for key in differing:
+        assert OmegaConf.select(stated, key) is not None, key
+    assert build_on_meta(recipe.model, 4096)
+    hydra_init(name)
+    with initialize_config_dir(str(RECIPES / "config"), version_base="1.1"):
+        cfg = compose(name, overrides=["task.data=DATA"], return_hydra_config=True)
+    assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name.removeprefix('variants/')}"
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_every_setting_of_ours_stands_in_the_yaml(name: str) -> None:
     """Hydra overrides only keys that a YAML holds; a field that is shared with another group is set there."""
     recipe = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
     dataclasses = {
         "task": TASK_DATACLASS_REGISTRY["text_pretraining"],
-        "model": MODEL_DATACLASS_REGISTRY["amos"],
-        "criterion": REGISTRIES["criterion"]["dataclass_registry"]["amos"],
+        "model": MODEL_DATACLASS_REGISTRY[recipe.model._name],
+        "criterion": REGISTRIES["criterion"]["dataclass_registry"][recipe.criterion._name],
         "optimizer": REGISTRIES["optimizer"]["dataclass_registry"]["grouped_adam"],
     }
     for group, dataclass in dataclasses.items():
@@ -204,7 +250,7 @@ def test_shards_are_named_without_quotes_and_no_data_is_a_clear_mistake() -> Non
         TASK_REGISTRY["text_pretraining"].setup_task(recipe.task)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None:
     """Where the same command finds the run again, and what lies there after a long run."""
     hydra_init(name)
