@@ -13,7 +13,9 @@ from small_checkpoint import small_tokenizer
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.interop.tokenizer import Tokenizer
 from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.mlm import MlmModel
 
 SIZES = {
     "encoder_layers": 2,
@@ -25,8 +27,12 @@ SIZES = {
     "init_std": 0.3,
     "linear_init_std": 0.3,
 }
-DEPTHS = "1,2,4"
-ELECTRA = {"embedding_dim": 8, "generator_size": 0.5}
+# Settings and model of an objective, and what it needs beside the sizes.
+OBJECTIVES = {
+    "amos": (AmosConfig, AmosModel, {"generator_depths": "1,2,4", "max_update": 30}),
+    "electra": (ElectraConfig, ElectraModel, {"embedding_dim": 8, "generator_size": 0.5}),
+    "mlm": (EncoderConfig, MlmModel, {}),
+}
 UPDATES = 7
 
 
@@ -42,13 +48,8 @@ def write_run(
     """``directory`` with a checkpoint and its tokenizer; a fine-tuned one where it has ``classes`` or a ``span_head``."""
     tokenizer = tokenizer or small_tokenizer()
     tokenizer.save(directory / "tokenizer")
-    if objective == "amos":
-        config, model_class = (
-            AmosConfig(**({"generator_depths": DEPTHS, "max_update": 30} | SIZES | settings)),
-            AmosModel,
-        )
-    else:
-        config, model_class = ElectraConfig(**(ELECTRA | SIZES | settings)), ElectraModel
+    config_class, model_class, own = OBJECTIVES[objective]
+    config = config_class(**(own | SIZES | settings))
     dictionary = Dictionary()
     for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
         dictionary.add_symbol(symbol)

@@ -7,10 +7,10 @@ from typing import Any
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without code of ours:
 model.safetensors, config.json, tokenizer.json with the very token ids of this package, and a model card. A fine-tuned
-checkpoint becomes a model for classification or question answering, a pretraining checkpoint its plain encoder (MPNetModel
-with t5 positions; ElectraModel or BertModel without relative positions). Only the positions of the released AMOS checkpoint
-need code, which then lies in the folder (trust_remote_code=True). OUT is loaded and compared with CHECKPOINT before it gets
-its name; nothing is left where they differ.
+checkpoint becomes a model for classification or question answering, an mlm a masked language model, any other pretraining
+checkpoint its plain encoder (MPNetModel with t5 positions; ElectraModel or BertModel without relative positions). Only the
+positions of the released AMOS checkpoint need code, which then lies in the folder (trust_remote_code=True). OUT is loaded
+and compared with CHECKPOINT before it gets its name; nothing is left where they differ.
 """
 
 
@@ -26,8 +26,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
     parser.add_argument(
-        "--part", choices=("encoder", "generator", "discriminator"), default=argparse.SUPPRESS,
-        help="what of the checkpoint (default: the fine-tuned head with its encoder, or the encoder of a pretraining run)",
+        "--part", choices=("encoder", "generator", "discriminator", "mlm"), default=argparse.SUPPRESS,
+        help="what of the checkpoint (default: the fine-tuned head with its encoder; of a pretraining run the encoder, of an "
+        "mlm with its head)",
     )  # fmt: skip
     parser.add_argument(
         "--depth", metavar="D", default=argparse.SUPPRESS, help="depth of the generator (default: the deepest)"

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 SOURCE becomes OUT.pt, a checkpoint for fairseq-train (to fine-tune, or to continue pretraining), `amos glue`, `amos squad`,
 `amos export` and amos_fairseq.load, with its tokenizer in the directory `tokenizer` beside it. SOURCE is a folder of an
-MPNet, ELECTRA (discriminator), BERT or RoBERTa model; or, with --from microsoft-amos, the checkpoint that the AMOS authors
-released, whose sp.model and dict.txt lie in the --tokenizer directory. No code of SOURCE is run. What SOURCE lacks starts
-from random values, what has no place here is left out; both are printed.
+MPNet, ELECTRA (discriminator), BERT or RoBERTa model, whose MLM head continues in an mlm_* architecture; or, with --from
+microsoft-amos, the checkpoint that the AMOS authors released, whose sp.model and dict.txt lie in the --tokenizer directory.
+No code of SOURCE is run. What SOURCE lacks starts from random values, what has no place here is left out; both are printed.
 """
 HUGGING_FACE, MICROSOFT_AMOS = "hugging-face", "microsoft-amos"
 
@@ -38,8 +38,8 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--arch", metavar="ARCH", default=argparse.SUPPRESS,
-        help="objective to continue with, such as electra_small; SOURCE decides the sizes (default: electra for ELECTRA, else "
-        "amos)",
+        help="objective to continue with, such as electra_small; SOURCE decides the sizes (default: electra for ELECTRA, mlm "
+        "where SOURCE has an MLM head, else amos)",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", metavar="DIR", type=Path, default=argparse.SUPPRESS,

@@ -40,7 +40,8 @@ def export(
     Args:
         pretrained: a checkpoint of ours.
         out: the folder to write; with ``force`` an exported one that exists is replaced.
-        part: encoder, generator or discriminator; without it a fine-tuned head, or the encoder of a pretraining run.
+        part: encoder, generator, discriminator or mlm; without it a fine-tuned head, MLM's network with its head, or the
+            encoder of another pretraining run.
         depth: of the generator; the deepest without it.
         family: mpnet, electra, bert or roberta, where several can hold the part.
         labels: names of the classes of a fine-tuned head.

@@ -147,7 +147,7 @@ def usage(part: Part, target: Target) -> str:
 def limits(pretrained: Pretrained, part: Part) -> str:
     treatment = "keeps upper case" if pretrained.tokenizer.cased else "lowers upper case"
     return (
-        f"{_LIMITS[part.kind]} Its vocabulary comes from the training text and {treatment}; other languages and "
+        f"{part.limits or _LIMITS[part.kind]} Its vocabulary comes from the training text and {treatment}; other languages and "
         f"characters that were rare there become unknown. It reads at most {part.shape.max_positions} tokens. A text that "
         "spells a special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
     )

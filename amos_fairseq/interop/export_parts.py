@@ -1,4 +1,5 @@
-"""What of a checkpoint is exported: the encoder, the generator up to a depth, the discriminator, or a fine-tuned head.
+"""What of a checkpoint is exported: the encoder, a masked language model (the generator up to a depth, or MLM's only
+network), the discriminator, or a fine-tuned head.
 
 Each part knows its weights under the names of :mod:`amos_fairseq.interop.hugging_face_tables` and what our own code makes of
 tokens, which is what the exported model is compared with.
@@ -27,12 +28,14 @@ from amos_fairseq.interop.hugging_face_tables import (
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from amos_fairseq.modules.heads import DenseDetectionHead, MlmHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
 
 # What --part names.
-PARTS = ("encoder", "generator", "discriminator")
+PARTS = ("encoder", "generator", "discriminator", "mlm")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Part:
         description: in words.
         settings: of its configuration: labels, kind of problem.
         activation: of the objective's classification heads, tanh or gelu, by which a family is chosen.
+        limits: what the model card says of it where that of its kind does not hold.
     """
 
     kind: str
@@ -57,6 +61,7 @@ class Part:
     description: str
     settings: dict[str, Any] = field(default_factory=dict)
     activation: str = "tanh"
+    limits: str = ""
 
 
 def choose_part(
@@ -65,7 +70,8 @@ def choose_part(
     depth: Optional[str] = None,
     labels: Optional[Sequence[str]] = None,
 ) -> Part:
-    """The part that ``name`` says; without it a fine-tuned checkpoint's head, or a pretrained one's encoder.
+    """The part that ``name`` says; without it a fine-tuned checkpoint's head, MLM's network with its head, or the encoder of
+    any other pretraining.
 
     Args:
         pretrained: a checkpoint of ours.
@@ -84,11 +90,23 @@ def choose_part(
         raise UserError("--labels names the classes of a fine-tuned classification head, which is not exported here")
     if isinstance(model, FineTunedModel):
         return _fine_tuned_part(pretrained, model, name, labels)
+    check_has_part(pretrained, name)
+    if name == "mlm" or (name is None and isinstance(model, MlmModel)):
+        return _mlm_part(pretrained, model)
     if name == "generator":
         return _generator_part(pretrained, depth)
     if name == "discriminator":
         return _discriminator_part(model)
     return _encoder_part(model)
+
+
+def check_has_part(pretrained: Pretrained, name: Optional[str]) -> None:
+    """:class:`UserError` where the objective of a pretrained model has no such part."""
+    is_mlm = isinstance(pretrained.model, MlmModel)
+    if is_mlm and name in ("generator", "discriminator"):
+        raise UserError(f"{pretrained.file} is a masked language model and has no {name}: give --part mlm or encoder")
+    if name == "mlm" and not is_mlm:
+        raise UserError(f"{pretrained.file} is no mlm: its masked language model is --part generator")
 
 
 def _encoder_part(model: nn.Module) -> Part:
@@ -106,6 +124,25 @@ def _generator_part(pretrained: Pretrained, depth: Optional[str]) -> Part:
         raise UserError(f"--depth {depth} is no depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]
     encoder, head, num_layers = _generator_at(model, model.depth_names.index(name))
+    return _masked_lm(pretrained, encoder, head, num_layers, f"the generator at depth {name}")
+
+
+def _mlm_part(pretrained: Pretrained, model: MlmModel) -> Part:
+    num_layers = len(model.transformer.layers)
+    limits = "It guesses masked words. Its encoder can be fine-tuned: AutoModel and its relatives read this folder too."
+    return _masked_lm(pretrained, model.transformer, model.mlm_head, num_layers, "the masked language model", limits)
+
+
+def _masked_lm(
+    pretrained: Pretrained,
+    encoder: TransformerEncoder,
+    head: MlmHead,
+    num_layers: int,
+    description: str,
+    limits: str = "",
+) -> Part:
+    """The first ``num_layers`` layers under an MLM head."""
+    model: PretrainingModel = pretrained.model
     num_tokens = len(pretrained.dictionary)
 
     def outputs(tokens: Tensor) -> Tensor:
@@ -114,8 +151,8 @@ def _generator_part(pretrained: Pretrained, depth: Optional[str]) -> Part:
 
     weights = _encoder_weights(model, encoder, num_layers) | _named("mlm_head.", head)
     shape = dataclasses.replace(encoder.shape, num_layers=num_layers)
-    description = f"the generator at depth {name}"
-    return Part(MASKED_LM, shape, weights, outputs, description, activation=str(model.cfg.pooler_activation_fn))
+    activation = str(model.cfg.pooler_activation_fn)
+    return Part(MASKED_LM, shape, weights, outputs, description, activation=activation, limits=limits)
 
 
 def _generator_at(model: AmosModel | ElectraModel, index: int) -> tuple[TransformerEncoder, MlmHead, int]:
@@ -147,7 +184,7 @@ def _discriminator_part(model: nn.Module) -> Part:
 def _fine_tuned_part(
     pretrained: Pretrained, model: FineTunedModel, name: Optional[str], labels: Optional[Sequence[str]]
 ) -> Part:
-    if name in ("generator", "discriminator"):
+    if name not in (None, "encoder"):
         raise UserError(f"{pretrained.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
     if name == "encoder" or not (model.classification_heads or model.span_head):
         return _encoder_part(model)

@@ -106,7 +106,8 @@ def from_hugging_face(family: str, weights: Weights, parts: Collection[str] = ()
         elif MASKED_LM in parts:
             raise UserError(
                 f"{names[copy]} differs from {names[source]}: the output layer of a masked language model is tied to "
-                "the token embeddings here, so this one cannot be held; import the encoder alone"
+                "the token embeddings here, so this one cannot be held; import the encoder alone (--arch amos_base, no "
+                "--generator)"
             )
     return Converted(converted, sorted(original for present, original in names.items() if present not in used))
 

@@ -10,15 +10,15 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.interop.hugging_face import Weights, from_hugging_face
 from amos_fairseq.interop.hugging_face_folder import Folder, encoder_settings, read_folder, read_tokenizer
 from amos_fairseq.interop.hugging_face_rows import ABSENT, embedding_symbols, row_map, rows_without_token, to_our_rows
-from amos_fairseq.interop.hugging_face_tables import DETECTION, MASKED_LM, PRETRAINING
+from amos_fairseq.interop.hugging_face_tables import DETECTION, FAMILIES, MASKED_LM, PRETRAINING
 from amos_fairseq.interop.imported_checkpoint import NEVER_PREDICTED, Imported, build, configuration, fill
 from amos_fairseq.models.configuration import SIZES
+from amos_fairseq.models.pretraining import PretrainingModel
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Ours in a pretraining model: the encoder to keep, and ELECTRA's second network.
-_KEPT, _GENERATOR = "discriminator.", "generator."
+_GENERATOR = "generator."  # ELECTRA's second network in our model
 _SHARED_BY_ELECTRA = ("embed_positions.", "embed_token_types.", "embedding_norm.")
 _DETECTION_LABELS = {0: "original", 1: "replaced"}
 # A generator of another number of layers, or with another eps, is none that ElectraModel builds.
@@ -33,7 +33,7 @@ def import_folder(
     Args:
         path: an MPNet, ELECTRA (discriminator), BERT or RoBERTa folder.
         arch: an architecture, such as amos_base; sizes come from the folder, what the folder does not say (generator,
-            depths) from the architecture. Without it ELECTRA becomes an ``electra``, the others an ``amos`` of like width.
+            depths) from the architecture. Without it the one of :func:`default_arch`.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
         tokenizer: its folder, if it is another.
         seed: of the initial values of what the folder lacks.
@@ -43,8 +43,8 @@ def import_folder(
     """
     folder = read_folder(path)
     arch = arch or default_arch(folder)
-    is_electra = arch.startswith("electra")
-    if generator is not None and not is_electra:
+    objective = arch.partition("_")[0]
+    if generator is not None and objective != "electra":
         raise UserError(
             f"--generator has no place in --arch {arch}: its generator is a fresh one; give --arch electra_base"
         )
@@ -60,7 +60,7 @@ def import_folder(
     except UserError as error:
         raise UserError(f"{error}; what the folder does not say comes from --arch, give one of another size") from error
 
-    head = detection_part(folder, is_electra)
+    head = head_to_keep(folder, objective)
     converted = from_hugging_face(folder.family, folder.weights, [head] if head else [])
     weights, leftover = converted.weights, converted.leftover
     if second is not None:
@@ -69,36 +69,50 @@ def import_folder(
         weights = {**weights, **generator_weights(other.weights)}
         leftover = leftover + [f"{generator}: {name}" for name in other.leftover]
     remarks = vocabulary_remarks(found.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
-    fresh = fill(model, placed(weights, ids, model.embed_tokens.weight))
-    check_encoder_is_whole(fresh, path)
+    prefix = encoder_prefix(model)
+    fresh = fill(model, placed(weights, ids, model.embed_tokens.weight, prefix))
+    check_encoder_is_whole(fresh, prefix, path)
     return Imported(config, model, found, folder.description, fresh, leftover, remarks)
 
 
-def check_encoder_is_whole(fresh: list[str], path: Path) -> None:
+def encoder_prefix(model: PretrainingModel) -> str:
+    """What the names of the encoder to keep begin with in the model, such as ``discriminator.``"""
+    return next(name for name, part in model.named_modules() if part is model.encoder) + "."
+
+
+def check_encoder_is_whole(fresh: list[str], prefix: str, path: Path) -> None:
     """:class:`UserError` where a part of the encoder to keep would start from random values."""
-    missing = [name for name in fresh if name.startswith(_KEPT)]
+    missing = [name for name in fresh if name.startswith(prefix)]
     if missing:
         raise UserError(
-            f"{path}: its configuration describes more than its weights hold ({missing[0].removeprefix(_KEPT)} is missing); "
+            f"{path}: its configuration describes more than its weights hold ({missing[0].removeprefix(prefix)} is missing); "
             "take both files from the same model"
         )
 
 
 def default_arch(folder: Folder) -> str:
-    """The objective that the family was trained with, or AMOS; the size whose encoder is as wide, else base."""
+    """The objective whose head the folder holds (ELECTRA, or MLM), else AMOS; the size whose encoder is as wide, else base."""
     width = folder.config.hidden_size
     size = next((size for size, numbers in SIZES.items() if numbers["encoder_embed_dim"] == width), "base")
-    return f"{'electra' if folder.family == 'electra' else 'amos'}_{size}"
+    if folder.family == "electra":
+        return f"electra_{size}"
+    return f"mlm_{size}" if holds(folder, MASKED_LM) else f"amos_{size}"
 
 
-def detection_part(folder: Folder, is_electra: bool) -> str | None:
-    """The head of the folder that is the discriminator's of the architecture, if it has it."""
-    if is_electra:
-        trained = any(name.startswith("discriminator_predictions.") for name in folder.weights)
-        return PRETRAINING if folder.family == "electra" and trained else None
+def head_to_keep(folder: Folder, objective: str) -> str | None:
+    """The head of the folder that the objective continues to train, if there is one."""
+    if objective == "mlm":
+        return MASKED_LM if holds(folder, MASKED_LM) else None
+    if objective == "electra":
+        return PRETRAINING if folder.family == "electra" and holds(folder, PRETRAINING) else None
     labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
-    is_detection = labels == _DETECTION_LABELS and "classifier.weight" in folder.weights
-    return DETECTION if is_detection else None
+    return DETECTION if objective == "amos" and labels == _DETECTION_LABELS and holds(folder, DETECTION) else None
+
+
+def holds(folder: Folder, part: str) -> bool:
+    """Whether the folder's weights have this head, or a part of it."""
+    stems = {str(row.theirs).removesuffix("*") for row in FAMILIES[folder.family].heads[part]}
+    return any(name.startswith(stem) for name in folder.weights for stem in stems)
 
 
 def read_generator(folder: Folder, path: Path) -> Folder:
@@ -154,14 +168,14 @@ def generator_weights(weights: Weights) -> Weights:
     }
 
 
-def placed(weights: Weights, ids: Tensor, fresh_embedding: Tensor) -> Weights:
-    """Names of a pretraining model, rows of the vocabulary in our order.
+def placed(weights: Weights, ids: Tensor, fresh_embedding: Tensor, prefix: str) -> Weights:
+    """Names of a pretraining model whose encoder stands under ``prefix``, rows of the vocabulary in our order.
 
-    Rows without a foreign one keep their initial values; in the generator's output layer they are never predicted, so that
-    its softmax is the imported one.
+    Rows without a foreign one keep their initial values; in the output layer of an MLM head they are never predicted, so
+    that its softmax is the imported one.
     """
     result: dict[str, Any] = {
-        _KEPT + name.removeprefix("encoder.") if name.startswith("encoder.") else name: tensor
+        prefix + name.removeprefix("encoder.") if name.startswith("encoder.") else name: tensor
         for name, tensor in weights.items()
     }
     result["embed_tokens.weight"] = to_our_rows(weights["embed_tokens.weight"], ids, fresh_embedding.detach())

@@ -1,58 +1,23 @@
-"""Every class that ``amos export`` writes, loaded with the Auto classes, against our own code.
-
-Tolerance: float32 on both sides, the same formulas in another order; 1e-5 of the largest output is some fifty roundings.
-"""
+"""Every class that ``amos export`` writes, loaded with the Auto classes, against our own code."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from exported_folders import LONGEST, assert_close, export, outputs, padded_tokens
 from hugging_face_folders import write_tokenizer
 from safetensors.torch import load_file
 from small_runs import write_run
-from torch import Tensor
 from torch.nn.functional import linear
 
-from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import Pretrained, load_pretrained
+from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.interop.tokenizer import load_tokenizer
-
-TOLERANCE = 1e-5
-LONGEST = 150
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def export(run: Path, out: Path, *flags: str, check: bool = False) -> None:
-    """Without --check, whose work these tests do in their own way."""
-    assert main(["export", str(run), str(out), *flags, *([] if check else ["--no-check"])]) == 0
-
-
-def padded_tokens(pretrained: Pretrained) -> Tensor:
-    """Random tokens in our ids, right-padded, of lengths 1 to the maximum."""
-    lengths = (1, 2, 3, 7, 40, 127, 128, 129, LONGEST - 1, LONGEST)
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.full((len(lengths), LONGEST), pretrained.dictionary.pad())
-    for row, length in enumerate(lengths):
-        tokens[row, :length] = torch.randint(3, len(pretrained.dictionary), (length,), generator=draw)
-    return tokens
-
-
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert ours.abs().max() > 0.1, "there is something to compare"
-    assert (ours - theirs).abs().max() < TOLERANCE * ours.abs().max()
-
-
-@torch.no_grad()
-def outputs(folder: Path, auto_class: str, tokens: Tensor, pad: int = 1, **settings) -> transformers.utils.ModelOutput:
-    model = getattr(transformers, auto_class).from_pretrained(folder, **settings).eval()
-    return model(input_ids=tokens, attention_mask=tokens.ne(pad).long())
 
 
 ENCODERS = {
