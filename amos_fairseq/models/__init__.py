@@ -1,3 +1,3 @@
 """One file per paper; importing this package registers every model with fairseq."""
 
-from amos_fairseq.models import amos, electra, electric, mlm  # noqa: F401
+from amos_fairseq.models import amos, electra, electric, mlm, teams  # noqa: F401

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width, encoder_shape
 from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
@@ -37,11 +37,16 @@ class FineTunedModel(BaseFairseqModel):
         self.rows = rows
         self.end_of_text = rows.end
         self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
-        self.encoder = TransformerEncoder(encoder_shape(cfg))
+        self.encoder = TransformerEncoder(self.kept_shape(cfg))
         self.classification_heads = nn.ModuleDict()
         self.span_head: nn.Module | None = None
         self._prepare(self)
         mark_layer_depths(self)
+
+    @staticmethod
+    def kept_shape(cfg: EncoderConfig) -> EncoderShape:
+        """The shape of the encoder that pretraining leaves."""
+        return encoder_shape(cfg)
 
     def _prepare(self, part: nn.Module) -> None:
         initialize(part, self.cfg.init_std, self.cfg.linear_init_std)
@@ -120,7 +125,7 @@ class FineTunedModel(BaseFairseqModel):
         Raises:
             UserError: its encoder has another shape.
         """
-        self._take_encoder(state_dict)
+        self.take_encoder(state_dict)
         here = self.state_dict()
         self._check_shapes(state_dict, here)
         unused = [key for key in state_dict if key.startswith(HEADS) and not same_shape(key, state_dict, here)]
@@ -135,8 +140,7 @@ class FineTunedModel(BaseFairseqModel):
         if fresh:
             logger.info(f"the checkpoint has no head for this task; these start from random values: {', '.join(fresh)}")
 
-    @staticmethod
-    def _take_encoder(state_dict: dict[str, Tensor]) -> None:
+    def take_encoder(self, state_dict: dict[str, Tensor]) -> None:
         """Rename a pretraining model's encoder; its generator and heads are left behind."""
         if not any(key.startswith(ENCODER_IN_PRETRAINING) for key in state_dict):
             return

@@ -30,6 +30,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         ValueError: the settings describe no encoder.
     """
 
+    # What other tasks get of it.
+    fine_tuned_model: type[FineTunedModel] = FineTunedModel
+
     def __init__(self, cfg: EncoderConfig, rows: EmbeddingRows):
         super().__init__()
         check_encoder(cfg)
@@ -48,7 +51,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         rows = EmbeddingRows.of(task.source_dictionary)
         try:
             # Only a task that masks blocks knows which share of a block it masks.
-            return cls(cfg, rows) if hasattr(task, "masked_share") else FineTunedModel(cfg, rows)
+            return cls(cfg, rows) if hasattr(task, "masked_share") else cls.fine_tuned_model(cfg, rows)
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
 
@@ -67,17 +70,22 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def depth_names(self) -> list[str]:
         """Suffixes of the log keys of what guesses masked tokens: its number of layers, one for each MLM head."""
 
+    @property
+    def generator_embedding(self) -> nn.Embedding:
+        """What guesses masked tokens reads these token embeddings, and its output layer is tied to them."""
+        return self.embed_tokens
+
     def guess(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """How well ``hidden`` [...,E], the output of an MLM head, tells the ``originals`` [...] int64.
 
         Returns:
             -log p(original) [...] float32 in nats, and whether it is the best guess [...] bool.
         """
-        return linear_cross_entropy(hidden, self.embed_tokens.weight, bias, originals)
+        return linear_cross_entropy(hidden, self.generator_embedding.weight, bias, originals)
 
     def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """The output layer, tied to the token embeddings: [...,E] -> [...,V] float32."""
-        return linear(hidden, self.embed_tokens.weight, bias).float()
+        return linear(hidden, self.generator_embedding.weight, bias).float()
 
     def sampling_logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """As :meth:`logits`, with -inf where no generator may propose: special tokens and padding rows."""

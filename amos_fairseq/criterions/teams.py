@@ -1,0 +1,100 @@
+"""The objective of TEAMS."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
+from torch import Tensor
+
+from amos_fairseq.criterions.detection import detection_loss, detection_sums
+from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.errors import UserError
+
+
+@dataclass
+class TeamsCriterionConfig(FairseqDataclass):
+    """The model knows the other two weights, since 0 leaves a branch out."""
+
+    mlm_loss_weight: float = field(default=1.0, metadata={"help": "weight of the generator's loss (1: TEAMS Eq. 9)"})
+    rtd_loss_weight: float = II("model.rtd_loss_weight")
+    mws_loss_weight: float = II("model.mws_loss_weight")
+
+
+@register_criterion("teams", dataclass=TeamsCriterionConfig)
+class TeamsCriterion(FairseqCriterion):
+    """L_MLM + lambda_1 L_RTD + lambda_2 L_MWS (TEAMS Eq. 9).
+
+        L_MLM = 1/|M| sum_{i in M} -log P_G(x_i | x^M)                                                            (Eq. 1)
+        L_RTD = 1/n sum_{i: x_i^R = x_i} -log P_D(x_i^R = x_i) + 1/n sum_{i: x_i^R != x_i} -log(1 - P_D(x_i^R = x_i))
+                with P_D(x_i^R = x_i) = sigmoid(-logit_i)                                                   (Eq. 4 and 6)
+        L_MWS = 1/|M| sum_{i in M} -log P_D(x_i | x^R, S_i)                                                       (Eq. 8)
+                with P_D(x_i | x^R, S_i) = softmax over S_i of e(x') . h_MWS(x^R)_i at x' = x_i                   (Eq. 7)
+
+    over the masked positions M and the n real tokens of a batch; S_i holds x_i and K other words. Shapes: B sequences, T
+    tokens, M masked positions a sequence, K negatives.
+
+    Departures: Eq. 1, 4 and 8 are sums over a text; here each is the mean over its own positions, under which the weights 1,
+    5 and 2 put them on one scale as Appendix B says. Labels, signs and the constant that puts the detection sum on the scale
+    of masked positions are those of :class:`AmosCriterion`. A term of weight 0 is not computed.
+
+    Raises:
+        UserError: the generator's loss has no weight: what it then proposes would stay noise.
+    """
+
+    def __init__(self, task, mlm_loss_weight: float, rtd_loss_weight: float, mws_loss_weight: float):
+        super().__init__(task)
+        if not mlm_loss_weight > 0:
+            raise UserError(
+                f"--mlm-loss-weight {mlm_loss_weight:g} leaves the generator untrained: give a number above 0 (1 in TEAMS)"
+            )
+        self.mlm_loss_weight = mlm_loss_weight
+        self.rtd_loss_weight = rtd_loss_weight
+        self.mws_loss_weight = mws_loss_weight
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        tokens = sample["net_input"]["tokens"]  # [B,T]
+        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
+        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
+        is_real = tokens.ne(self.padding_idx)  # [B,T]
+
+        mlm_loss = (output.mlm_nll * is_masked).sum()
+        loss = self.mlm_loss_weight * mlm_loss
+        (depth,) = depth_names(model)
+        sums = {f"mlm_loss_{depth}": mlm_loss.detach(), f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum()}
+        if self.rtd_loss_weight:
+            rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
+            loss = loss + self.rtd_loss_weight * self.task.masked_share * rtd_loss
+            sums["rtd_loss"] = rtd_loss.detach()
+            sums |= detection_sums(output.rtd_logits.detach(), output.replaced, is_real)
+        if self.mws_loss_weight:
+            mws_loss = selection_loss(output.mws_logits, is_masked)
+            loss = loss + self.mws_loss_weight * mws_loss
+            sums["mws_loss"] = mws_loss.detach()
+            sums["mws_acc"] = (output.mws_logits.argmax(-1).eq(0) * is_masked).sum()
+
+        num_masked = sample["num_masked"]
+        counts = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_masked}
+        return loss, num_masked, {"loss": loss.detach(), **sums, **counts}
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the contract's keys from sums over all ranks and accumulated batches."""
+        has_selection = "mws_loss" in logging_outputs[0]
+        log_sums(logging_outputs, {"mws_loss": "sample_size", "mws_acc": "sample_size"} if has_selection else {})
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+def selection_loss(logits: Tensor, is_masked: Tensor) -> Tensor:
+    """-log P_D(x_i | x^R, S_i), summed over the masked positions, nats (TEAMS Eq. 7 and 8).
+
+    Args:
+        logits: [B,M,1+K] float32 of the candidates, the original first.
+        is_masked: [B,M] float, 0 for a padded slot.
+    """
+    return -(logits.log_softmax(-1)[..., 0] * is_masked).sum()
