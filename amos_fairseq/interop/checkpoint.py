@@ -45,6 +45,7 @@ class Pretrained:
         tokenizer: the one that binarized the corpus.
         task: settings of the task, plain values.
         num_updates: optimizer steps until the checkpoint.
+        criterion: settings of the criterion, plain values.
     """
 
     file: Path
@@ -53,6 +54,7 @@ class Pretrained:
     tokenizer: Tokenizer
     task: dict[str, Any]
     num_updates: int
+    criterion: dict[str, Any]
 
     def tokens(self, text: str) -> Tensor:
         """``<s>``, the pieces of each line and ``</s>`` after it, as the corpus was binarized: LongTensor [L].
@@ -89,7 +91,8 @@ def load_pretrained(checkpoint: CheckpointPath, tokenizer: Optional[CheckpointPa
     model = restore_model(file, state, dictionary)
     num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
-    return Pretrained(file, model.eval(), dictionary, found, state["cfg"]["task"], num_updates)
+    criterion = state["cfg"].get("criterion") or {}
+    return Pretrained(file, model.eval(), dictionary, found, state["cfg"]["task"], num_updates, criterion)
 
 
 def checkpoint_file(path: Path) -> Path:

@@ -1,12 +1,13 @@
 """A fine-tuned model reads a split: windows in batches, answers out."""
 
 from collections import defaultdict
-from typing import Callable, Dict, Iterator, List
+from typing import Callable, Dict, List
 
 import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 
+from amos_fairseq.data.length_batches import batches_by_length
 from amos_fairseq.data.squad_dataset import SquadWindowDataset
 from amos_fairseq.data.squad_windows import window_of_most_context
 from amos_fairseq.errors import UserError
@@ -39,7 +40,7 @@ def predict(
     owners = owners_of_tokens(windows)
     spans: Dict[int, List[ScoredSpan]] = defaultdict(list)
     null_scores: Dict[int, List[float]] = defaultdict(list)
-    for batch in batches_by_length(windows):
+    for batch in batches_by_length(windows.sizes, TOKENS_PER_BATCH):
         net_input = windows.collater([windows[index] for index in batch])["net_input"]
         with torch.inference_mode():
             output = model(net_input["src_tokens"].to(device), answer_mask=net_input["answer_mask"].to(device))
@@ -67,13 +68,3 @@ def owners_of_tokens(windows: SquadWindowDataset) -> Dict[int, np.ndarray]:
         window = windows.window(index)
         ranges[window.example].append((window.begin, window.end))
     return {example: window_of_most_context(found) for example, found in ranges.items()}
-
-
-def batches_by_length(windows: SquadWindowDataset) -> Iterator[List[int]]:
-    """Windows of similar length together, the longest first, about ``TOKENS_PER_BATCH`` tokens with padding."""
-    order = np.argsort(-windows.sizes, kind="stable")
-    first = 0
-    while first < len(order):
-        count = max(1, TOKENS_PER_BATCH // int(windows.sizes[order[first]]))
-        yield order[first : first + count].tolist()
-        first += count

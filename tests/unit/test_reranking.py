@@ -1,0 +1,98 @@
+"""Re-ranking on made-up lists whose winners follow from hand numbers; and what a file of lists may not be."""
+
+import json
+
+import pytest
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.scoring.nbest import read_nbest
+from amos_fairseq.scoring.reranking import LAMBDAS, choose_lambda, error_rates, winners
+
+# With f + lambda PLL: "a b" wins from lambda 0.25 on (-1 - 8 l against -2 - 4 l).
+FIRST = {
+    "reference": "a b",
+    "hypotheses": [{"text": "a x", "score": -1}, {"text": "a b", "score": -2}, {"text": "x", "score": -9.5}],
+}
+# The recogniser is right; "d" wins above lambda 0.6 (-1 - 6 l against -4 - l).
+SECOND = {"reference": "c c c", "hypotheses": [{"text": "c c c", "score": -1}, {"text": "d", "score": -4.0}]}
+PLLS = {"a x": -8.0, "a b": -4.0, "x": -3.0, "c c c": -6.0, "d": -1.0}
+
+
+@pytest.fixture
+def utterances(tmp_path):
+    return read(tmp_path, {"first": FIRST, "second": SECOND})
+
+
+def read(tmp_path, content):
+    file = tmp_path / "nbest.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return read_nbest(file)
+
+
+def test_winners_change_where_the_sums_cross(utterances):
+    def texts(weight):
+        return [winner["text"] for winner in winners(utterances, PLLS, weight).values()]
+
+    assert texts(0.0) == ["a x", "c c c"]
+    assert texts(0.2) == ["a x", "c c c"]
+    assert texts(0.3) == ["a b", "c c c"]
+    assert texts(0.55) == ["a b", "c c c"]
+    assert texts(0.65) == ["a b", "d"]
+    assert winners(utterances, PLLS, 0.3)["first"] == {
+        "text": "a b", "place": 2, "score": -2.0, "pll": -4.0, "word_errors": 0,
+    }  # fmt: skip
+
+
+def test_equal_sums_keep_the_recognisers_order(utterances):
+    assert winners(utterances, PLLS, 0.25)["first"]["place"] == 1
+
+
+def test_lambda_has_the_fewest_errors_and_is_the_smallest_of_them(utterances):
+    weight, rates = choose_lambda(utterances, PLLS)
+    assert pytest.approx([0.05 * step for step in range(1, 21)]) == LAMBDAS
+    assert weight == 0.3
+    assert rates["0.25"] == 20.0  # 1 of 5 words
+    assert rates["0.30"] == rates["0.60"] == 0.0
+    assert rates["0.65"] == rates["1.00"] == 60.0  # "d" for "c c c": 3 of 5
+
+
+def test_error_rates_before_after_and_oracle(utterances):
+    rates = error_rates(utterances, PLLS, 1.0)
+    assert rates == {"utterances": 2, "words": 5, "wer_before": 20.0, "wer_after": 60.0, "wer_oracle": 0.0}
+
+
+def test_oracle_may_lie_above_zero(tmp_path):
+    (utterance,) = read(
+        tmp_path, {"u": {"reference": "p q", "hypotheses": [{"text": "r s", "score": 0}, {"text": "p", "score": -9}]}}
+    )
+    assert error_rates([utterance], {"r s": 0.0, "p": -5.0}, 0.5)["wer_oracle"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "expected an object"),
+        ("{}", "expected an object"),
+        ("{", "no JSON of n-best lists"),
+        ({"u": {"hypotheses": []}}, "utterance 'u' needs a text 'reference'"),
+        ({"u": "a b"}, "utterance 'u' needs a text 'reference'"),
+        ({"u": {"reference": "a", "hypotheses": []}}, "utterance 'u' needs a list 'hypotheses' of one or more"),
+        ({"u": {"reference": "a", "hypotheses": [{"text": "a"}]}}, "hypothesis 1 of 'u' needs a 'text' and a finite"),
+        ({"u": {"reference": "a", "hypotheses": [{"text": "a", "score": True}]}}, "hypothesis 1 of 'u'"),
+        (
+            '{"u": {"reference": "a", "hypotheses": [{"text": "a", "score": 1}, {"text": "b", "score": NaN}]}}',
+            "hypothesis 2",
+        ),
+        ({"u": {"reference": " ", "hypotheses": [{"text": "a", "score": 1}]}}, "all references are empty"),
+        ('{"u": {"reference": "a"}, "u": {"reference": "b"}}', "'u' stands 2 times"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    with pytest.raises(UserError, match=message) as error:
+        read(tmp_path, content)
+    assert str(tmp_path / "nbest.json") in str(error.value)
+
+
+def test_absent_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"absent.json: the n-best lists cannot be read \(No such file"):
+        read_nbest(tmp_path / "absent.json")

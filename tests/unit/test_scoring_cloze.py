@@ -1,0 +1,112 @@
+"""Log-probabilities of tokens against loops that read one sequence at a time, and against sums over a whole vocabulary."""
+
+import pytest
+import torch
+from tiny_words import SIZES, pretrained, sequences
+
+from amos_fairseq.data.length_batches import batches_by_length
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.scoring.choice import cloze_of
+
+NUM_WORDS = 5
+LENGTHS = (4, 1, 6, 0, 4, 2)
+# Padding and batch change the order of sums in float32.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+ELECTRIC = {
+    "electric": {"generator_size": 0.5},
+    "electra_tt": {"generator_size": 0.5},
+    "two_tower": {"generator_size": 1.0, "generator_loss_tokens": "all"},
+}
+
+
+def mlm(**settings):
+    return pretrained(MlmModel, EncoderConfig(**(SIZES | settings)), NUM_WORDS)
+
+
+def electric(variant):
+    config = ElectricConfig(**SIZES, electric_variant=variant, mask_prob=0.15, **ELECTRIC[variant])
+    return pretrained(ElectricModel, config, NUM_WORDS)
+
+
+@torch.no_grad()
+def logits_where_masked(model, tokens, position):
+    """What the MLM says at one masked position of one sequence [L], all its rows [V] in float64."""
+    masked = tokens.clone()
+    masked[position] = 4 + NUM_WORDS  # <mask> stands behind the words
+    states = model.transformer(model.embed_tokens(masked[None]))[-1]
+    hidden = model.mlm_head(states)[0, position]
+    return hidden.double() @ model.embed_tokens.weight.double().T + model.mlm_head.bias.double()
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 20, 4096])
+@pytest.mark.parametrize("settings", [{}, {"relative_position_scheme": "t5"}], ids=["absolute", "t5"])
+def test_mlm_masks_one_token_at_a_time(tokens_per_batch, settings):
+    loaded = mlm(**settings)
+    texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
+    found = cloze_of(loaded, tokens_per_batch).log_probs(texts)
+    for tokens, values in zip(texts, found, strict=True):
+        assert values[0] == values[-1] == 0, "<s> and </s> have no score"
+        for position in range(1, len(tokens) - 1):
+            expected = logits_where_masked(loaded.model, tokens, position).log_softmax(-1)[tokens[position]]
+            torch.testing.assert_close(values[position].double(), expected, **CLOSE)
+
+
+def test_mlm_is_normalised_over_all_words_in_a_place():
+    """exp of the scores of every word in one context, and what the softmax gives to rows that are no words, sum to 1."""
+    loaded = mlm()
+    (tokens,) = sequences(loaded.dictionary, (4,), NUM_WORDS)
+    cloze = cloze_of(loaded, 4096)
+    for position in range(1, 5):
+        replaced = [tokens.clone().index_fill_(0, torch.tensor(position), word) for word in range(4, 4 + NUM_WORDS)]
+        words = sum(values[position].double().exp() for values in cloze.log_probs(replaced))
+        others = logits_where_masked(loaded.model, tokens, position).softmax(-1)
+        others[4 : 4 + NUM_WORDS] = 0
+        assert 0.01 < words < 0.99
+        assert float(words + others.sum()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("variant", ELECTRIC)
+@pytest.mark.parametrize("tokens_per_batch", [1, 20, 4096])
+def test_one_pass_models_say_the_same_alone_and_in_batches(variant, tokens_per_batch):
+    loaded = electric(variant)
+    texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
+    for tokens, values in zip(texts, cloze_of(loaded, tokens_per_batch).log_probs(texts), strict=True):
+        alone = loaded.model.token_log_probs(tokens[None])[0]
+        torch.testing.assert_close(values, alone, **CLOSE)
+        assert values[0] == values[-1] == 0
+        assert bool((values[1:-1] != 0).all())
+
+
+def test_unknown_tokens_have_no_score():
+    loaded = mlm()
+    unknown = loaded.dictionary.unk()
+    tokens = torch.tensor([0, 5, unknown, 6, 2])
+    cloze = cloze_of(loaded, 4096)
+    assert cloze.scored(tokens).tolist() == [False, True, False, True, False]
+    assert cloze.num_passes(tokens) == 2
+    (values,) = cloze.log_probs([tokens])
+    assert values[2] == 0
+    assert bool((values[[1, 3]] < 0).all())
+
+
+def test_models_without_probabilities_are_refused():
+    loaded = pretrained(AmosModel, AmosConfig(**SIZES, generator_depths="1,2"), NUM_WORDS)
+    with pytest.raises(UserError, match=r"tiny\.pt holds a AmosModel, .*objectives mlm, electra and electric"):
+        cloze_of(loaded, 4096)
+
+
+def test_a_formula_of_electra_is_refused_for_others():
+    with pytest.raises(UserError, match=r"--electra-formula has no meaning for tiny\.pt"):
+        cloze_of(mlm(), 4096, "thesis")
+
+
+def test_batches_hold_like_lengths_within_the_limit():
+    lengths = [3, 9, 4, 9, 1, 30, 4]
+    batches = list(batches_by_length(lengths, 20))
+    assert batches == [[5], [1, 3], [2, 6, 0, 4]]
+    assert all(len(batch) * max(lengths[i] for i in batch) <= 20 for batch in batches[1:])
+    assert list(batches_by_length([], 20)) == []
