@@ -163,8 +163,9 @@ def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
     stated = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
     assert recipe.task._name == "text_pretraining"
     assert recipe.model._name == recipe.criterion._name
-    (base,) = [str(entry).lstrip("/").split("@")[0] for entry in stated.defaults if str(entry) != "_self_"]
-    original = compose_recipe(base)
+    fairseqs_own, base, own = stated.defaults
+    assert (fairseqs_own, own) == ("/fairseq/defaults@_global_", "_self_")
+    original = compose_recipe(base.lstrip("/"))
     differing = {
         f"{group}.{key}"
         for group in ("task", "model", "criterion", "optimization", "dataset")
