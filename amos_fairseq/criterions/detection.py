@@ -21,13 +21,17 @@ class DetectionLossConfig(FairseqDataclass):
     )
 
 
-def detection_loss(logits: Tensor, replaced: Tensor, is_real: Tensor) -> Tensor:
-    """Summed over the real tokens, nats; arguments as for :func:`detection_sums`.
+def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:
+    """Elementwise, nats: any shape of float logits, positive for "replaced", and bool labels.
 
     -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i)  (AMOS Eq. 1, thesis section 5.1.5)
     """
-    losses = binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
-    return (losses * is_real).sum()
+    return binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
+
+
+def detection_loss(logits: Tensor, replaced: Tensor, is_real: Tensor) -> Tensor:
+    """:func:`detection_losses` summed over the real tokens; arguments as for :func:`detection_sums`."""
+    return (detection_losses(logits, replaced) * is_real).sum()
 
 
 def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[str, Tensor]:

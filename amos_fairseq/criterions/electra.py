@@ -1,15 +1,48 @@
-"""The objective of ELECTRA."""
+"""The objective of ELECTRA, and those of its variants."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
+from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_losses, detection_sums
 from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional.positions import mark_positions, random_positions
+from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
+from amos_fairseq.models.electra import ElectraOutput
+
+# Terms of the variants in the log, and the sum that each is divided by.
+COUNTED_BY = {
+    "policy_loss": "sample_size",
+    "baseline_loss": "sample_size",
+    "reward": "sample_size",
+    "main_loss": "_predicted",
+    "main_acc": "_predicted",
+    "copy_prob": "_predicted",
+    "replaced": "sample_size",  # where no detector logs it
+}
 
 
-@register_criterion("electra", dataclass=DetectionLossConfig)
+@dataclass
+class ElectraCriterionConfig(DetectionLossConfig):
+    detection_positions: ChoiceEnum(["all", "masked", "random"]) = field(
+        default="all",
+        metadata={
+            "help": "which tokens the detection loss is a mean of: all, those at masked positions, or as many drawn at "
+            "random (ELECTRA 15 %%, thesis section 5.4.3)"
+        },
+    )
+    # 1: both are means of nats over guessed tokens, and train the same token embeddings; no paper names a number.
+    main_loss_weight: float = field(
+        default=1.0,
+        metadata={"help": "weight of the main network's loss with --main-objective replace_mlm or all_tokens_mlm"},
+    )
+
+
+@register_criterion("electra", dataclass=ElectraCriterionConfig)
 class ElectraCriterion(FairseqCriterion):
     """L_GEN + lambda L_DISC (thesis section 5.1.5: maximum likelihood for the generator, negative sampling for D').
 
@@ -19,42 +52,125 @@ class ElectraCriterion(FairseqCriterion):
     over the masked positions M and the n real tokens of a batch. Labels, signs and the constant that puts the detection sum
     on the scale of masked positions are those of :class:`AmosCriterion`. Shapes: B sequences, T tokens, M masked positions.
 
+    The variants change one of both terms:
+
+        L_GEN  = 0 for a frozen generator, and for one that reads nothing (5.3.2, 5.3.3)
+        L_GEN  = 1/|M| sum_{i in M} -(R_i - b_i) log q(sample_i) + BCE(sigmoid(w h_i), exp(-R_i))                  (5.3.4)
+                 with R_i = -log(1 - D'_i) if sample_i is the original, else -log D'_i, and b_i = -log sigmoid(w h_i)
+        L_DISC = the mean over M, or over |M| tokens drawn at random (ELECTRA 15 %, 5.4.3)
+        L_MAIN = 1/|M| sum_{i in M} -log p(x_i | x_replaced) instead of L_DISC (Replace MLM, 5.4.3), or
+                 1/n sum_t -log(C_t [x_t = x_t^replaced] + (1 - C_t) p(x_t | x_replaced)) over all tokens that are not
+                 special (All-Tokens MLM), C the probability of copying; its weight is ``--main-loss-weight``
+
     Departures: a sampled token that equals the original counts as original, as in ELECTRA's released code; Algorithm 2 of
-    the thesis would call it noise.
+    the thesis would call it noise. 5.3.4 writes D for the probability of "original", here it is 1 - D'; it does not say
+    how the baseline's loss is weighed, which matters to no other parameter. All-Tokens MLM divides by special tokens too.
     """
 
-    def __init__(self, task, discriminator_loss_weight: float):
+    def __init__(
+        self,
+        task,
+        discriminator_loss_weight: float,
+        detection_positions: str = "all",
+        main_loss_weight: float = 1.0,
+    ):
         super().__init__(task)
         self.discriminator_loss_weight = discriminator_loss_weight
+        self.detection_positions = str(detection_positions)
+        self.main_loss_weight = main_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        """The summed loss (float32 scalar), the number of masked positions, and the sums to log.
+
+        Raises:
+            UserError: ``--detection-positions`` for a model that detects nothing.
+        """
         tokens = sample["net_input"]["tokens"]  # [B,T]
         output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
-        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
-        is_real = tokens.ne(self.padding_idx)  # [B,T]
-
-        mlm_loss = (output.mlm_nll * is_masked).sum()
-        rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
-        loss = mlm_loss + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
-
         (depth,) = depth_names(model)
+        generator_loss, generator_log = self.generator_loss(output, sample, depth)
+        main_loss, main_log = self.main_loss(output, sample)
+        loss = generator_loss + main_loss
         logging_output = {
             "loss": loss.detach(),
-            "rtd_loss": rtd_loss.detach(),
-            f"mlm_loss_{depth}": mlm_loss.detach(),
-            f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum(),
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
             "sample_size": sample["num_masked"],
-            **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
+            **generator_log,
+            **main_log,
         }
         return loss, sample["num_masked"], logging_output
+
+    def generator_loss(self, output: ElectraOutput, sample: dict, depth: str) -> tuple[Tensor | float, dict[str, Any]]:
+        """|M| L_GEN and what is logged of it; ``depth`` names the generator."""
+        if output.mlm_nll is None:
+            return 0.0, {}
+        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
+        mlm_loss = (output.mlm_nll * is_masked).sum()
+        log = {f"mlm_loss_{depth}": mlm_loss.detach(), f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum()}
+        if output.learns_by_likelihood:
+            return mlm_loss, log
+        if output.sampled_log_probs is None:
+            return 0.0, log
+        rewards = self.rewards(output, sample)  # [B,M]
+        policy_loss = (policy_losses(output.sampled_log_probs, rewards, output.baseline_logits) * is_masked).sum()
+        baseline_loss = (baseline_losses(output.baseline_logits, rewards) * is_masked).sum()
+        log |= {"policy_loss": policy_loss.detach(), "baseline_loss": baseline_loss.detach()}
+        return policy_loss + baseline_loss, log | {"reward": (rewards * is_masked).sum()}
+
+    @staticmethod
+    def rewards(output: ElectraOutput, sample: dict) -> Tensor:
+        """R: the detection loss at each masked position, which the generator tries to raise: [B,M] float32."""
+        positions = sample["net_input"]["masked_positions"]
+        logits, replaced = output.rtd_logits.detach().gather(1, positions), output.replaced.gather(1, positions)
+        return detection_losses(logits, replaced)
+
+    def main_loss(self, output: ElectraOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
+        """|M| lambda L_DISC, or the weighed |M| L_MAIN, and what is logged of it."""
+        if output.predictions is not None:
+            return self.prediction_loss(output, sample)
+        is_real = sample["net_input"]["tokens"].ne(self.padding_idx)  # [B,T]
+        judged = self.choose_positions(sample["net_input"], is_real)
+        rtd_loss = detection_loss(output.rtd_logits, output.replaced, judged)
+        log = {"rtd_loss": rtd_loss.detach(), "_changed": (output.replaced & is_real).sum()}
+        log |= detection_sums(output.rtd_logits.detach(), output.replaced, judged)
+        # As many tokens as are masked are already on the scale of sums over masked positions.
+        share = self.task.masked_share if self.detection_positions == "all" else 1.0
+        return self.discriminator_loss_weight * share * rtd_loss, log
+
+    def choose_positions(self, net_input: dict[str, Tensor], is_real: Tensor) -> Tensor:
+        """The tokens that the detection loss is a mean of: [B,T] bool; all, or as many of a sequence as are masked."""
+        if self.detection_positions == "all":
+            return is_real
+        positions, weights = net_input["masked_positions"], net_input["masked_weights"]
+        if self.detection_positions == "masked":
+            return mark_positions(positions, weights, is_real.size(1))
+        return random_positions(is_real, weights.sum(1))
+
+    def prediction_loss(self, output: ElectraOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
+        if self.detection_positions != "all":
+            raise UserError(
+                f"--detection-positions {self.detection_positions} has no meaning with a --main-objective other than "
+                "detection: leave one of them out"
+            )
+        predictions = output.predictions
+        main_loss = (predictions.nll * predictions.weights).sum()
+        replaced = output.replaced & sample["net_input"]["tokens"].ne(self.padding_idx)
+        log = {
+            "main_loss": main_loss.detach(),
+            "main_acc": (predictions.correct * predictions.weights).sum(),
+            "_predicted": predictions.weights.sum(),
+            "replaced": replaced.sum(),
+        }
+        if predictions.copy_probs is None:  # over masked positions, as sample_size is
+            return self.main_loss_weight * main_loss, log
+        log["copy_prob"] = (predictions.copy_probs * predictions.weights).sum()
+        return self.main_loss_weight * self.task.masked_share * main_loss, log
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the contract's keys from sums over all ranks and accumulated batches."""
-        log_sums(logging_outputs)
+        log_sums(logging_outputs, {key: by for key, by in COUNTED_BY.items() if key in logging_outputs[0]})
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -4,6 +4,7 @@ Shapes: B sequences, T tokens, M masked positions, D width. Padded slots hold po
 ``<s>``, which is never masked, so a padded slot can be read and written back without touching a real masked position.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -25,3 +26,20 @@ def add_at_positions(states: Tensor, positions: Tensor, values: Tensor, weights:
     """``states`` [B,T,D] plus ``weights`` [B,M] * ``values`` [B,M,D] at ``positions`` [B,M]."""
     weighted = values * weights.unsqueeze(-1).to(values.dtype)
     return states.scatter_add(1, positions.unsqueeze(-1).expand_as(weighted), weighted.to(states.dtype))
+
+
+def mark_positions(positions: Tensor, weights: Tensor, num_tokens: int) -> Tensor:
+    """``positions`` [B,M] of weight other than 0 as a mask: [B,T] bool."""
+    marks = weights.new_zeros(len(positions), num_tokens)
+    return marks.scatter_add(1, positions, weights) != 0
+
+
+def random_positions(candidates: Tensor, counts: Tensor) -> Tensor:
+    """``counts`` [B] of each sequence's ``candidates`` [B,T] bool, drawn without replacement: [B,T] bool.
+
+    From PyTorch's default generator of the device; every set of that size is as likely as any other. A sequence must have
+    as many candidates as are drawn.
+    """
+    scores = torch.rand(candidates.shape, device=candidates.device).masked_fill(~candidates, 2.0)
+    ranks = scores.argsort(1).argsort(1)  # 0 for the smallest score
+    return ranks < counts.unsqueeze(1)

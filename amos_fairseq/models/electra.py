@@ -1,74 +1,94 @@
 """ELECTRA: a small generator and a discriminator of replaced tokens (Clark, thesis 2021, sections 5.1 and 5.3.1).
 
-Shapes: B sequences, T tokens, M masked positions a sequence, D width of the encoder, E of the token embeddings, V rows of
-the vocabulary.
+The thesis's variants are settings of the same model: what is shared (5.3.1), generators that read nothing (5.3.2), a
+frozen one (5.3.3), one that learns by reward (5.3.4), other objectives of the main network (5.4.3), a temperature and
+forbidden originals (5.5).
+
+Shapes: B sequences, T tokens, M masked positions a sequence, D width of the encoder, V rows of the vocabulary.
 """
 
-import dataclasses
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
-from amos_fairseq.models.configuration import (
-    EncoderConfig,
-    embedding_width,
-    encoder_shape,
-    register_sizes,
-)
+from amos_fairseq.models.configuration import embedding_width, encoder_shape, register_sizes
+from amos_fairseq.models.electra_config import ElectraConfig, check_settings
+from amos_fairseq.models.electra_generator import GeneratorModel
 from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, MlmHead
-
-
-@dataclass
-class ElectraConfig(EncoderConfig):
-    """ELECTRA-base (thesis Table 5.1)."""
-
-    pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
-        default="gelu", metadata={"help": "activation of a classification head"}
-    )
-    generator_size: float = field(
-        default=1 / 3,
-        metadata={"help": "width, FFN width and attention heads of the generator, as a part of the encoder's"},
-    )
+from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.heads import DenseDetectionHead
+from amos_fairseq.modules.token_prediction import TokenPrediction, TokenPredictions
 
 
 class ElectraOutput(NamedTuple):
-    """Everything that the criterion and the log read."""
+    """Everything that the criterion and the log read; None where a variant has no such part."""
 
-    mlm_nll: Tensor  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor  # [B,M] bool, the generator's best guess is the original
+    mlm_nll: Tensor | None  # [B,M] float32, -log p(original), nats
+    mlm_correct: Tensor | None  # [B,M] bool, the generator's best guess is the original
     sampled_tokens: Tensor  # [B,M] int64
     corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
     replaced: Tensor  # [B,T] bool, differs from the original
-    rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
+    rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
+    predictions: TokenPredictions | None = None  # of a main network that tells the originals instead of detecting
+    learns_by_likelihood: bool = True  # False: mlm_nll is for the log alone
+    sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
+    baseline_logits: Tensor | None = None  # [B,M] float32, with it
 
 
 @register_model("electra", dataclass=ElectraConfig)
-class ElectraModel(PretrainingModel):
+class ElectraModel(GeneratorModel):
     """A generator that is narrower than the discriminator; both read the same embeddings (section 5.3.1).
 
     Token and position embeddings, token types and their LayerNorm are shared; the generator projects them to its width, and
-    its output layer is tied to the token embeddings.
+    its output layer is tied to the token embeddings. With ``--share-weights none`` it has all of them for itself, with
+    ``all`` it is the discriminator. ``mlm_head`` is the generator's.
+
+    Raises:
+        ValueError: the settings describe no model, or exclude one another.
     """
 
     def __init__(self, cfg: ElectraConfig, rows: EmbeddingRows):
         super().__init__(cfg, rows)
-        shape = generator_shape(cfg)
+        check_settings(cfg)
         self.discriminator = TransformerEncoder(encoder_shape(cfg))
-        self.generator = TransformerEncoder(shape)
-        for shared in ("embed_positions", "embed_token_types", "embedding_norm"):
-            setattr(self.generator, shared, getattr(self.discriminator, shared))
-        self.mlm_head = MlmHead(shape.width, embedding_width(cfg), rows.num_rows, cfg.layer_norm_eps)
-        self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
+        self.add_generator()
+        self.add_main_head()
         self.initialize()
+        # What has to be loaded or counted before an update makes sense.
+        self.missing = ""
+        if cfg.frozen_generator:
+            self.freeze_generator()
+            self.missing = (
+                "--frozen-generator has no trained generator: give an mlm checkpoint as --finetune-from-model"
+            )
+        elif str(cfg.generator) == "unigram":
+            self.missing = "--generator unigram needs --task text_pretraining, which counts the tokens of its text"
+
+    def add_main_head(self) -> None:
+        cfg, width, objective = self.cfg, self.cfg.encoder_embed_dim, str(self.cfg.main_objective)
+        if objective == "detection":
+            self.detection_head = DenseDetectionHead(width)
+        else:
+            self.token_prediction = TokenPrediction(
+                width,
+                embedding_width(cfg),
+                self.rows.num_rows,
+                cfg.layer_norm_eps,
+                copies=objective == "all_tokens_mlm",
+            )
+
+    @property
+    def awaits_token_counts(self) -> bool:
+        """Whether :meth:`set_token_counts` has to be called before the first update."""
+        return str(self.cfg.generator) == "unigram" and bool(self.missing)
+
+    def set_token_counts(self, counts: Tensor) -> None:
+        """How often each token stands in the training text: [tokens] int64, in the order of the dictionary."""
+        self.token_noise.set_counts(counts)
+        self.missing = ""
 
     @property
     def encoder(self) -> TransformerEncoder:
@@ -84,60 +104,63 @@ class ElectraModel(PretrainingModel):
     ) -> ElectraOutput:
         """Mask, guess, sample, corrupt, detect; the arguments are those of :meth:`AmosModel.forward`."""
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
-        hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        nll, correct = self.guess(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions))
-        sampled = self.sample(hidden)
+        originals = tokens.gather(1, masked_positions)
+        features = hidden = nll = correct = log_probs = baseline_logits = None
+        if self.generator is not None:
+            features = self.read_masked(masked_tokens, masked_positions, padding_mask)
+            hidden = self.mlm_head(features)
+            nll, correct = self.guess_originals(hidden, originals)
+        logits = self.noise_logits(hidden, originals)
+        sampled = self.sample(logits)
+        if self.cfg.adversarial:
+            log_probs, baseline_logits = self.estimate_reward(features, logits, sampled)
         corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
         states = self.discriminator(self.embed_tokens(corrupted), padding_mask)[-1]
+        detects = str(self.cfg.main_objective) == "detection"
         return ElectraOutput(
             mlm_nll=nll,
             mlm_correct=correct,
             sampled_tokens=sampled,
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
-            rtd_logits=self.detection_head(states),
+            rtd_logits=self.detection_head(states) if detects else None,
+            predictions=None if detects else self.predict(states, corrupted, tokens, masked_positions, masked_weights),
+            learns_by_likelihood=self.learns_by_likelihood,
+            sampled_log_probs=log_probs,
+            baseline_logits=baseline_logits,
         )
 
-    def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The generator after its MLM head, at the masked positions: [B,M,E]."""
-        states = self.generator(self.embed_tokens(masked_tokens), padding_mask)[-1]
-        return self.mlm_head(gather_positions(states, masked_positions))
+    def predict(
+        self, states: Tensor, corrupted: Tensor, tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> TokenPredictions:
+        """Originals of the tokens at masked positions, or of all that are neither special nor padding (section 5.4.3)."""
+        if str(self.cfg.main_objective) == "all_tokens_mlm":
+            weights = ~self.unsampled_rows[tokens]
+        else:
+            states, weights = gather_positions(states, masked_positions), masked_weights
+            tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)
+        return self.token_prediction(states, self.embed_tokens.weight, corrupted, tokens, weights)
 
-    @torch.no_grad()
-    def propose(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
-        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = self.logits(hidden, self.mlm_head.bias)
-        return logits[None], logits.new_ones(*masked_positions.shape, 1)
+    def set_num_updates(self, num_updates: int) -> None:
+        """Called before every update.
 
-    @property
-    def depth_names(self) -> list[str]:
-        return [str(len(self.generator.layers))]
+        Raises:
+            UserError: the generator's weights or counts were never loaded.
+        """
+        super().set_num_updates(num_updates)
+        if self.missing:
+            raise UserError(self.missing)
 
-    @torch.no_grad()
-    def sample(self, hidden: Tensor) -> Tensor:
-        """Replacements [B,M] from the generator's softmax without special tokens and padding rows; no gradient passes."""
-        logits = self.sampling_logits(hidden, self.mlm_head.bias)
-        return gumbel_max(logits, gumbel_noise(logits))
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Called before weights are loaded; a frozen generator also takes those of an ``mlm`` model.
 
-
-def generator_shape(cfg: ElectraConfig) -> EncoderShape:
-    """The encoder's shape with ``generator_size`` of its width, FFN width and heads.
-
-    Raises:
-        ValueError: the part is not above 0, or leaves no whole number of heads.
-    """
-    shape, width = encoder_shape(cfg), embedding_width(cfg)
-    sizes = {name: getattr(shape, name) * cfg.generator_size for name in ("width", "ffn_width", "num_heads")}
-    whole = {name: round(size) for name, size in sizes.items()}
-    if any(size < 1 or abs(size - whole[name]) > 1e-6 * size for name, size in sizes.items()):
-        raise ValueError(
-            f"--generator-size {cfg.generator_size:g} leaves no whole width, FFN width or number of attention heads: "
-            f"it must divide {shape.width}, {shape.ffn_width} and {shape.num_heads}"
-        )
-    return dataclasses.replace(shape, **whole, embedding_width=width)
+        Raises:
+            UserError: that model has other sizes.
+        """
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.cfg.frozen_generator and any(key.startswith("transformer.") for key in state_dict):
+            self.begin_second_stage(state_dict)
+        self.missing = ""
 
 
 register_sizes(

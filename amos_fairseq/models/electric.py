@@ -19,7 +19,7 @@ from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
-from amos_fairseq.models.electra import generator_shape
+from amos_fairseq.models.electra_config import generator_shape
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder

@@ -15,6 +15,7 @@ from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, 
 from amos_fairseq.data.mask_treatment import OF_OBJECTIVE, TREATMENTS, MaskTreatment
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions
 from amos_fairseq.data.seeding import Purpose, noise_seed
+from amos_fairseq.data.token_counts import count_tokens
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.ranks import on_first_rank
@@ -118,6 +119,23 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
 
+    def count_training_tokens(self) -> torch.Tensor:
+        """How often each token of the dictionary stands in the training text, all shards together: int64 [tokens].
+
+        Raises:
+            UserError: the training text is missing or empty, or holds no token that a generator may propose.
+        """
+        paths = [os.path.join(directory, self.cfg.train_subset) for directory in shard_directories(self.cfg.data)]
+        for path in paths:
+            _require_split(path)
+        logger.info(f"counting the tokens of {', '.join(paths)}")
+        texts = (data_utils.load_indexed_dataset(path, self.dictionary, combine=True) for path in paths)
+        counts = count_tokens(texts, len(self.dictionary))
+        counts[self.special_ids] = 0
+        if not counts.any():
+            raise UserError(f"{paths[0]} holds no token that is not special: binarize a text that is not empty")
+        return counts
+
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Blocks of one shard's ``split``; with ``combine`` also of ``split1``, ``split2``, ...
 
@@ -220,8 +238,12 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         return min(limits)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
+        """Before the first update: the vocabulary lies in ``SAVE_DIR/tokenizer``, and a model that samples by frequencies
+        has them (from its checkpoint, when it is continued).
+        """
         on_first_rank(self._keep_vocabulary)
+        if getattr(model, "awaits_token_counts", False):
+            model.set_token_counts(self.count_training_tokens())
 
     def _keep_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)

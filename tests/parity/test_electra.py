@@ -62,7 +62,7 @@ def test_loss_and_gradients_are_those_of_hugging_face() -> None:
     inputs = batch["net_input"]
     draw = torch.Generator().manual_seed(3)
     sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
-    model.sample = lambda hidden: sampled
+    model.sample = lambda logits: sampled
     loss, sample_size, _ = ElectraCriterion(small_task(), 50.0)(model, batch)
     loss.backward()
 
@@ -118,7 +118,9 @@ def test_samples_follow_the_generators_softmax() -> None:
     model = small_electra()
     hidden = torch.randn(1, 1, EMBEDDING) * 0.5
     draws = 20_000
-    sampled = model.sample(hidden.expand(1, draws, EMBEDDING)).flatten()
+    sampled = model.sample(
+        model.noise_logits(hidden.expand(1, draws, EMBEDDING), torch.zeros(1, draws).long())
+    ).flatten()
     logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias)
     logits[model.unsampled_rows] = float("-inf")
     expected = logits.softmax(-1)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
-from amos_fairseq.models.electra import ElectraConfig, ElectraModel, generator_shape
+from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.models.electra_config import ElectraConfig, generator_shape
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 
 ROWS = EmbeddingRows(32_768, pad=1, end=2, special=(0, 1, 2, 3))
