@@ -24,7 +24,8 @@ def cloze_of(pretrained: Pretrained, tokens_per_batch: int, electra_formula: str
         return OnePassCloze(pretrained, tokens_per_batch)
     if isinstance(model, MlmModel):
         return MaskedCloze(pretrained, tokens_per_batch)
+    name = type(model).__name__
     raise UserError(
-        f"{pretrained.file} holds a {type(model).__name__}, which gives no probability of a token: amos score reads "
+        f"{pretrained.file} holds a model of the class {name}, which gives no probability of a token: amos score reads "
         "checkpoints of pretraining with the objectives mlm, electra and electric"
     )

@@ -26,7 +26,7 @@ class WordErrors:
 
     @property
     def rate(self) -> float:
-        """In percent of the references' words, as in thesis Table 5.9, to four decimals; surplus words can take it above 100."""
+        """In percent of the references' words, as in thesis Table 5.9; surplus words can take it above 100."""
         return round(100 * self.errors / self.words, 4)
 
 

@@ -1,0 +1,289 @@
+"""``amos score`` on untrained models: what stands where in its files, what a stop leaves, what mistakes say."""
+
+import json
+import math
+import re
+import shutil
+
+import pytest
+import torch
+from full_disk import full_disk
+from small_runs import write_run
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.scoring.cloze import MaskedCloze
+from amos_fairseq.scoring.jobs import score_file
+from amos_fairseq.scoring.lines import windows
+from amos_fairseq.scoring.pseudo_likelihood import Scorer
+
+LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
+TOO_LONG = 5
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run"), "mlm")
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes("\r\n".join(LINES).encode())  # the last line has no end
+    return file
+
+
+def table(output: str) -> list[list[str]]:
+    head, *rows = (line.split("\t") for line in output.splitlines())
+    assert head == ["line", "pll", "num_pieces", "num_unknown", "pieces", "log_probs"]
+    return rows
+
+
+def test_a_row_for_each_line_in_its_order(run, text, capsys):
+    assert main(["score", str(run), str(text), "--batch-tokens", "64"]) == 0
+    captured = capsys.readouterr()
+    rows = table(captured.out)
+    assert [row[0] for row in rows] == [str(number) for number in range(1, 8)]
+    loaded = load_pretrained(run)
+    for line, (_, pll, num_pieces, num_unknown, pieces, log_probs) in zip(LINES, rows, strict=True):
+        assert pieces.split() == loaded.tokenizer.encode(line)
+        assert int(num_pieces) == len(pieces.split())
+        if len(pieces.split()) > 148:
+            assert (pll, log_probs) == ("", "")
+            continue
+        values = log_probs.split()
+        assert [value == "-" for value in values] == [piece not in loaded.dictionary for piece in pieces.split()]
+        assert values.count("-") == int(num_unknown)
+        # Six decimals each.
+        assert float(pll) == pytest.approx(
+            math.fsum(float(v) for v in values if v != "-"), abs=1e-6 * (len(values) + 1)
+        )
+    assert [row[1] for row in rows if not row[4]] == ["0.000000"] * 2, "lines 2 and 6 are empty"
+    assert int(rows[3][3]) > 0, "capitals are unknown"
+    assert "longer than the 150 tokens that the model reads: 1, the first is line 5\n" in captured.err
+    assert f"unknown to the vocabulary: {rows[3][3]}\n" in captured.err
+
+
+def test_numbers_are_those_of_the_model(run, text, capsys):
+    """One line by hand: the loss of the model's own forward pass, one masked position after the other."""
+    main(["score", str(run), str(text)])
+    values = [float(value) for value in table(capsys.readouterr().out)[2][5].split()]
+    loaded = load_pretrained(run)
+    tokens = loaded.tokens(LINES[2])[None]
+    for position, value in enumerate(values, start=1):
+        masked = tokens.index_fill(1, torch.tensor(position), loaded.dictionary.index("<mask>"))
+        with torch.no_grad():
+            nll = loaded.model(tokens, masked, torch.tensor([[position]]), torch.ones(1, 1)).mlm_nll
+        assert value == pytest.approx(-nll.item(), abs=2e-4)  # batches change the order of float32 sums
+
+
+def test_json_lines_say_the_same(run, text, tmp_path, capsys):
+    main(["score", str(run), str(text)])
+    rows = table(capsys.readouterr().out)
+    out = tmp_path / "scores.jsonl"
+    main(["score", str(run), str(text), "--format", "jsonl", "--out", str(out)])
+    assert capsys.readouterr().out == f"scores: {out}\n"
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [record["text"] for record in records] == LINES
+    for record, row in zip(records, rows, strict=True):
+        assert [str(record["line"]), str(record["num_unknown"]), " ".join(record["pieces"])] == [row[0], row[3], row[4]]
+        assert (record["pll"] is None) == (record["log_probs"] is None) == (row[1] == "")
+        if record["pll"] is not None:
+            assert record["pll"] == pytest.approx(float(row[1]), abs=1e-6)
+            assert ["-" if v is None else f"{v:.6f}" for v in record["log_probs"]] == row[5].split()
+    assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name] == []
+
+
+def test_electra_takes_a_formula(tmp_path, text, capsys):
+    run = write_run(tmp_path / "electra", "electra")
+    outputs = {}
+    for formula in ("exact", "thesis"):
+        main(["score", str(run), str(text), "--electra-formula", formula])
+        outputs[formula] = [float(row[1]) for row in table(capsys.readouterr().out) if row[5].strip("- ")]
+    main(["score", str(run), str(text)])
+    assert [float(row[1]) for row in table(capsys.readouterr().out) if row[5].strip("- ")] == outputs["exact"]
+    # p q / (o (1 - p + p q) + p q) is below p q / (o (1 - p)).
+    assert all(exact < thesis for exact, thesis in zip(*outputs.values(), strict=True))
+
+
+@pytest.fixture
+def long_text(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("the quick brown fox\na lazy dog\n" * 20, encoding="utf-8")
+    return file
+
+
+def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypatch):
+    """Stopped after the second window, and the last row that it kept cut in two: the result is that of one run."""
+    command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out"]
+    main([*command, str(tmp_path / "whole.tsv")])
+    calls, log_probs = [], MaskedCloze.log_probs
+
+    def interrupted(self, sequences):
+        calls.append(len(sequences))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return log_probs(self, sequences)
+
+    monkeypatch.setattr(MaskedCloze, "log_probs", interrupted)
+    assert main([*command, str(tmp_path / "scores.tsv")]) == 130
+    assert not (tmp_path / "scores.tsv").exists()
+    kept = tmp_path / "scores.tsv.unfinished"
+    assert len(kept.read_text(encoding="utf-8").splitlines()) == 1 + sum(calls[:2])
+    kept.write_bytes(kept.read_bytes()[:-9])
+    monkeypatch.setattr(
+        MaskedCloze, "log_probs", lambda self, given: calls.append(len(given)) or log_probs(self, given)
+    )
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "scores.tsv")]) == 0
+    assert f"{sum(calls[:2]) - 1} of 40 lines are scored already" in capsys.readouterr().err
+    assert sum(calls[3:]) == 40 - (sum(calls[:2]) - 1), "nothing is scored twice but the cut line"
+    assert not kept.exists()
+    whole, continued = ((tmp_path / name).read_text(encoding="utf-8") for name in ("whole.tsv", "scores.tsv"))
+    for a, b in zip(table(whole), table(continued), strict=True):
+        assert (a[0], a[2:5]) == (b[0], b[2:5])
+        assert float(a[1]) == pytest.approx(float(b[1]), abs=1e-3)  # other windows, other batches
+
+
+def test_rows_of_another_text_are_not_continued(run, long_text, text, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "scores.tsv"
+    monkeypatch.setattr("amos_fairseq.scoring.jobs.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    main(["score", str(run), str(long_text), "--out", str(out)])
+    monkeypatch.undo()
+    main(["score", str(run), str(text), "--out", str(out)])
+    assert "was of another text, checkpoint or format: begun anew" in capsys.readouterr().err
+    assert len(table(out.read_text(encoding="utf-8"))) == len(LINES)
+
+
+def test_no_more_lines_are_read_than_a_window_needs(run):
+    """So memory does not grow with the file: 32 batches of work, 4,096 lines at most."""
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield "the quick brown fox"
+
+    scorer = Scorer(load_pretrained(run), tokens_per_batch=64)
+    first = next(scorer.windows(endless()))
+    passes = len(first[0].line.pieces)
+    assert len(first) == math.ceil(32 * 64 / (passes * (passes + 2)))
+    assert taken <= len(first) + 256
+    assert len(next(windows(iter(lambda: first[0].line, None), cost=lambda line: 0, limit=10))) == 4096
+
+
+def test_reranking_with_known_answer(run, tmp_path, capsys):
+    """Scores that put each crossing of f + lambda PLL where it is wanted, from PLLs of the command itself."""
+    texts = ["the quick fox", "a dog", "over the end"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    main(["score", str(run), str(tmp_path / "texts.txt")])
+    pll = {line: float(row[1]) for line, row in zip(texts, table(capsys.readouterr().out), strict=True)}
+    worse, better = sorted(texts[:2], key=pll.get)
+
+    def lists(name, reference, crossing):
+        """``better`` overtakes ``worse`` at lambda = ``crossing``."""
+        score = -1.0 - crossing * (pll[better] - pll[worse])
+        hypotheses = [
+            {"text": worse, "score": -1.0},
+            {"text": better, "score": score},
+            {"text": texts[2], "score": -1e6},
+        ]
+        file = tmp_path / name
+        file.write_text(json.dumps({"u": {"reference": reference, "hypotheses": hypotheses}}), encoding="utf-8")
+        return str(file)
+
+    nbest, dev = lists("nbest.json", better, 0.32), lists("dev.json", better, 0.42)
+    out = tmp_path / "out.json"
+    assert main(["score", str(run), "--rerank", nbest, "--dev", dev, "--out", str(out)]) == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["lambda"] == 0.45
+    assert (
+        found["dev"]["wer_of_lambda"]["0.40"] > found["dev"]["wer_of_lambda"]["0.45"] == found["dev"]["wer_after"] == 0
+    )
+    assert found["nbest"]["wer_before"] > found["nbest"]["wer_after"] == found["nbest"]["wer_oracle"] == 0
+    winner = found["reranked"]["u"]
+    assert (winner["text"], winner["place"], winner["word_errors"]) == (better, 2, 0)
+    assert winner["pll"] == pytest.approx(pll[better], abs=1e-3)
+    capsys.readouterr()
+    main(["score", str(run), "--rerank", nbest, "--lambda", "0.3"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["lambda"], found["reranked"]["u"]["text"]) == (0.3, worse)
+    assert "dev" not in found
+    assert not list(tmp_path.glob("*unfinished*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent", "text.txt"], "absent/checkpoint_last.pt is missing|absent is missing"),
+        (["run", "absent.txt"], r"absent.txt: the text cannot be read \(No such file"),
+        (["run", "latin1.txt"], "latin1.txt, line 2: not UTF-8 at byte 1"),
+        (
+            ["run", "text.txt", "--out", "absent/scores.tsv"],
+            r"absent/scores.tsv.unfinished cannot be written \(No such",
+        ),
+        (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the text itself"),
+        (["run", "text.txt", "--batch-tokens", "0"], "--batch-tokens 0 must be 1 or more"),
+        (["run", "text.txt", "--device", "abacus"], "device abacus cannot be used"),
+        (["run", "text.txt", "--electra-formula", "thesis"], "--electra-formula has no meaning"),
+        (["amos", "text.txt"], "AmosModel, which gives no probability of a token: .*mlm, electra and electric"),
+        (["nan", "text.txt"], "no finite score for .* in line 1"),
+        (["run", "--rerank", "nbest.json", "--lambda", "-1"], "--lambda -1.0 must be a number from 0 on"),
+        (["run", "--rerank", "nbest.json", "--lambda", "1"], r"'the fox the fox.*\.\.\. has 402 tokens, more than"),
+    ],
+)
+def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, message):
+    directory = text.parent
+    monkeypatch.chdir(directory)
+    shutil.copytree(run, directory / "run")
+    (directory / "latin1.txt").write_bytes("a\nbé".encode("latin-1"))
+    hypotheses = [{"text": LINES[TOO_LONG - 1], "score": 0.0}]
+    (directory / "nbest.json").write_text(json.dumps({"u": {"reference": "a", "hypotheses": hypotheses}}))
+    if arguments[0] == "amos":
+        write_run(directory / "amos", "amos")
+    if arguments[0] == "nan":
+        shutil.copytree(run, directory / "nan")
+        state = torch.load(directory / "nan" / "checkpoint_last.pt", weights_only=True)
+        state["model"]["mlm_head.bias"].fill_(math.nan)
+        torch.save(state, directory / "nan" / "checkpoint_last.pt")
+    with pytest.raises(SystemExit) as exit_info:
+        main(["score", *arguments])
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 1
+    assert error.count("\n") == 1
+    assert error.startswith("amos_fairseq: error: ")
+    assert re.search(message, error)
+    assert [path.name for path in directory.iterdir() if path.name.startswith("scores")] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["run", "text.txt", "--rerank", "nbest.json", "--lambda", "1"],
+        ["run", "--rerank", "nbest.json"],
+        ["run", "--rerank", "nbest.json", "--lambda", "1", "--dev", "dev.json"],
+        ["run", "--rerank", "nbest.json", "--lambda", "1", "--format", "tsv"],
+        ["run", "text.txt", "--dev", "dev.json"],
+        ["run", "text.txt", "--lambda", "1"],
+    ],
+)
+def test_flags_that_do_not_go_together_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["score", *arguments])
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: amos score")
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
+    out = tmp_path / "scores.tsv"
+    out.write_text("old", encoding="utf-8")
+    scorer = Scorer(load_pretrained(run), tokens_per_batch=4096)
+    assert scorer.pretrained.tokenizer.sha256  # known from here on; it needs files of its own
+    with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv.unfinished cannot be written \(File too large\)"):
+        score_file(scorer, long_text, "tsv", out)
+    assert out.read_text(encoding="utf-8") == "old"
+    score_file(scorer, long_text, "tsv", out)  # there is room again: the same call goes on
+    assert len(table(out.read_text(encoding="utf-8"))) == 40
