@@ -15,7 +15,9 @@ from amos_fairseq.interop.tokenizer import Tokenizer
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 SIZES = {
     "encoder_layers": 2,
@@ -32,6 +34,8 @@ OBJECTIVES = {
     "amos": (AmosConfig, AmosModel, {"generator_depths": "1,2,4", "max_update": 30}),
     "electra": (ElectraConfig, ElectraModel, {"embedding_dim": 8, "generator_size": 0.5}),
     "mlm": (EncoderConfig, MlmModel, {}),
+    "electric": (ElectricConfig, ElectricModel, {"embedding_dim": 8, "generator_size": 0.5, "mask_prob": 0.15}),
+    "teams": (TeamsConfig, TeamsModel, {"generator_layers": 2}),
 }
 UPDATES = 7
 

@@ -9,8 +9,10 @@ from amos_fairseq.errors import UserError
 DESCRIPTION = """\
 Mask a text as pretraining does and show, for each masked token, the original, what each depth of the generator proposes
 with its probability, the mixture weights and the sampled token, and how the discriminator judged every token (compare
-Table 9 of the AMOS paper). Special symbols are never sampled and left out of the proposals; probabilities are those of
-the whole softmax. The same goes into one HTML page without external parts.
+Table 9 of the AMOS paper). Shown is what the objective has: of an mlm the proposals alone, of TEAMS also the candidates of
+multi-word selection, of Electric, which masks nothing, the probability of noise and log p (the negative energy) of each
+token. Every masked token reads <mask>, whatever --mask-treatment the run had. Special symbols are never sampled and left
+out of the proposals; probabilities are those of the whole softmax. The same goes into one HTML page without external parts.
 """
 LARGEST_SEED = 2**63 - 1  # 63 bits, as seeds of noise in training
 
@@ -18,7 +20,7 @@ LARGEST_SEED = 2**63 - 1  # 63 bits, as seeds of noise in training
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "inspect",
-        help="what generator and discriminator make of a text",
+        help="what a pretrained model makes of a text, token by token",
         description=DESCRIPTION,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -7,7 +7,7 @@ words. Everything that comes from the text or the vocabulary is escaped.
 from html import escape
 
 from amos_fairseq.cli.colours import depth_colours, suspicion_colour
-from amos_fairseq.cli.inspection import Inspection, MaskedToken, Token, printable
+from amos_fairseq.cli.inspected import Inspection, MaskedToken, Token, best_of, printable, told_lines
 
 STYLE = """
 body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
@@ -39,14 +39,22 @@ def render_page(inspection: Inspection) -> str:
     """The whole page."""
     colours = depth_colours(len(inspection.depth_names))
     summary = "".join(f"<p class=note>{escape(line)}</p>" for line in inspection.summary())
-    sections = (alternatives_section, judgement_section, table_section)
+    sections = [alternatives_section, judgement_section, table_section]
+    if not (inspection.positive or inspection.has_log_probs):
+        sections.remove(judgement_section)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width"><title>amos inspect</title>'
-        f"<style>{STYLE}</style></head>\n<body><h1>One text, seen by generator and discriminator</h1>{summary}\n"
+        f"<style>{STYLE}</style></head>\n<body><h1>One text, seen by {readers(inspection)}</h1>{summary}\n"
         + "\n".join(section(inspection, colours) for section in sections)
         + "\n</body></html>\n"
     )
+
+
+def readers(inspection: Inspection) -> str:
+    if inspection.positive:
+        return "generator and discriminator"
+    return "a generator and a network that undoes it" if inspection.is_corrupted else "a cloze model"
 
 
 def alternatives_section(inspection: Inspection, colours: list[str]) -> str:
@@ -59,7 +67,7 @@ def alternatives_section(inspection: Inspection, colours: list[str]) -> str:
     parts = []
     for position, token in enumerate(inspection.tokens):
         if token.special:
-            parts.append(special_token(token))
+            parts.append(special_token(token, inspection))
         elif position in guesses:
             parts.append(
                 with_space_outside(token.original_surface, "masked") + alternatives(guesses[position], colours)
@@ -67,7 +75,8 @@ def alternatives_section(inspection: Inspection, colours: list[str]) -> str:
         else:
             parts.append(escape(token.original_surface))
     return (
-        "<h2>The text, and what each depth would write</h2><p class=note>Underlined tokens were masked. In brackets the "
+        "<h2>The text, and what each depth would write</h2><p class=note>"
+        f"Underlined tokens were {inspection.chosen}. In brackets the "
         f'likeliest proposal of each depth: <span class="alternatives">({names})</span>.</p>'
         f'<div class="text">{"".join(parts)}</div>'
     )
@@ -82,42 +91,66 @@ def alternatives(masked: MaskedToken, colours: list[str]) -> str:
 
 
 def judgement_section(inspection: Inspection, colours: list[str]) -> str:
-    """The corrupted text on a background that tells the probability of replacement."""
-    parts = [special_token(token) if token.special else judged_token(token) for token in inspection.tokens]
+    """The text as the main network read it, on a background that tells the probability of the positive class."""
+    parts = [
+        special_token(token, inspection) if token.special else judged_token(token, inspection)
+        for token in inspection.tokens
+    ]
+    heading, note = judgement_words(inspection)
+    return f'<h2>{heading}</h2><p class=note>{note}</p><div class="text">{"".join(parts)}</div>'
+
+
+def judgement_words(inspection: Inspection) -> tuple[str, str]:
+    log_probs = " log p(token | the rest) is in nats." if inspection.has_log_probs else ""
+    pointed = "Each token tells its numbers when pointed at." + log_probs
+    if not inspection.positive:
+        return "What it thinks of every token", f"Underlined tokens were {inspection.chosen}. {pointed}"
     steps = "".join(f'<span style="background:{suspicion_colour(step / 4)}">{step / 4:.2f}</span>' for step in range(5))
     return (
-        "<h2>What the discriminator read, and how it judged</h2><p class=note>Background: its probability that the token "
-        f'was replaced, <span class="scale">{steps}</span>; a dashed frame: above 0.5. Underlined tokens were masked, '
-        "the original stands raised where the sample differs. Each token tells its numbers when pointed at.</p>"
-        f'<div class="text">{"".join(parts)}</div>'
+        "What the discriminator read, and how it judged",
+        f'Background: its probability of "{inspection.positive}", <span class="scale">{steps}</span>; a dashed frame: above '
+        f"0.5. Underlined tokens were {inspection.chosen}, the original stands raised where the sample differs. {pointed}",
     )
 
 
-def judged_token(token: Token) -> str:
+def judged_token(token: Token, inspection: Inspection) -> str:
     classes = "token" + " masked" * token.masked + " accused" * token.accused
     original = token.original_surface.strip() or token.original
     was = f'<span class="was">{escape(original)}</span>' if token.replaced else ""
-    style = f"background:{suspicion_colour(token.replaced_probability)}"
-    return with_space_outside(token.surface, classes, style, title_of(token)) + was
+    return with_space_outside(token.surface, classes, background(token), title_of(token, inspection)) + was
 
 
-def special_token(token: Token) -> str:
-    style = f"background:{suspicion_colour(token.replaced_probability)}"
+def special_token(token: Token, inspection: Inspection) -> str:
     line_end = "\n" if token.original == "</s>" else ""
-    return f'<span class="special" style="{style}" title="{title_of(token)}">{show(token.original)}</span>{line_end}'
+    marks = attributes(background(token), title_of(token, inspection))
+    return f'<span class="special"{marks}>{show(token.original)}</span>{line_end}'
 
 
-def title_of(token: Token) -> str:
+def background(token: Token) -> str:
+    return "" if token.flagged_probability is None else f"background:{suspicion_colour(token.flagged_probability)}"
+
+
+def title_of(token: Token, inspection: Inspection) -> str:
     """What pointing at a token tells."""
-    origin = f"original {token.original}, sampled {token.read}; " if token.masked else f"{token.original}; "
-    return escape(f"{printable(origin)}P(replaced) {token.replaced_probability:.3f}: {token.verdict}")
+    sampled = token.masked and inspection.is_corrupted
+    facts = [printable(f"original {token.original}, sampled {token.read}" if sampled else token.original)]
+    if inspection.positive:
+        facts.append(f"P({inspection.positive}) {token.flagged_probability:.3f}: {token.verdict}")
+    if inspection.has_log_probs and not token.special:
+        facts.append(f"log p {token.log_prob:.2f}")
+    return escape("; ".join(facts))
+
+
+def attributes(style: str, title: str) -> str:
+    return "".join(f' {name}="{value}"' for name, value in (("style", style), ("title", title)) if value)
 
 
 def with_space_outside(surface: str, classes: str, style: str = "", title: str = "") -> str:
     """A marked part of the text; the space before a word stays unmarked."""
     body = surface.lstrip(" ")
-    attributes = "".join(f' {name}="{value}"' for name, value in (("style", style), ("title", title)) if value)
-    return f'{surface[: len(surface) - len(body)]}<span class="{classes}"{attributes}>{escape(body)}</span>'
+    return (
+        f'{surface[: len(surface) - len(body)]}<span class="{classes}"{attributes(style, title)}>{escape(body)}</span>'
+    )
 
 
 def table_section(inspection: Inspection, colours: list[str]) -> str:
@@ -126,36 +159,74 @@ def table_section(inspection: Inspection, colours: list[str]) -> str:
         f'<th style="border-bottom-color:{colour}">depth {escape(name)}</th>'
         for name, colour in zip(inspection.depth_names, colours, strict=True)
     )
-    rows = "".join(table_row(inspection.tokens[masked.position], masked, colours) for masked in inspection.masked)
+    heads += "<th>selection</th>" * inspection.has_candidates + "<th>sampled</th>" * inspection.is_corrupted
+    heads += "<th>main network</th>" * inspection.tells_originals
+    if inspection.positive:
+        heads += f"<th class=number>P({inspection.positive})</th><th>discriminator</th>"
+    heads += "<th class=number>log p</th>" * inspection.has_log_probs
+    rows = "".join(table_row(inspection, masked, colours) for masked in inspection.masked)
     return (
-        "<h2>Every masked token</h2><p class=note>Probability of each proposal; the original is underlined, and stands "
-        "last where it is not among the first. Special symbols are never sampled and left out, but have their part of the "
-        "probability. The weight is that of the depth in the mixture from which the replacement is sampled. Pieces are "
-        "spelled as in the vocabulary (SentencePiece writes a space as \u2581).</p>"
-        f"<table><thead><tr><th class=number>position</th><th>original</th>{heads}<th>sampled</th>"
-        f"<th class=number>P(replaced)</th><th>discriminator</th></tr></thead><tbody>{rows}</tbody></table>"
+        f"<h2>Every token {inspection.chosen}</h2><p class=note>{table_words(inspection)}</p><table><thead><tr>"
+        f"<th class=number>position</th><th>original</th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     )
 
 
-def table_row(token: Token, masked: MaskedToken, colours: list[str]) -> str:
-    depths = "".join(f"<td>{depth_cell(token, masked, depth, colour)}</td>" for depth, colour in enumerate(colours))
-    background = f"background:{suspicion_colour(token.replaced_probability)}"
-    return (
-        f"<tr><td class=number>{masked.position}</td><td><b class=piece>{show(token.original)}</b></td>{depths}"
-        f"<td class=piece>{show(token.read)}</td>"
-        f'<td class=number style="{background}">{token.replaced_probability:.3f}</td><td>{token.verdict}</td></tr>'
+def table_words(inspection: Inspection) -> str:
+    words = [
+        "Probability of each proposal; the original is underlined, and stands last where it is not among the first. Special "
+        "symbols are left out, but have their part of the probability."
+    ]
+    if inspection.mixes:
+        words.append("The weight is that of the depth in the mixture from which the replacement is sampled.")
+    if inspection.has_candidates:
+        words.append("Selection: how the discriminator shares its probability among the original and its rivals.")
+    words.append("Pieces are spelled as in the vocabulary (SentencePiece writes a space as \u2581).")
+    return " ".join(words)
+
+
+def table_row(inspection: Inspection, masked: MaskedToken, colours: list[str]) -> str:
+    token = inspection.tokens[masked.position]
+    cells = [f"<td class=number>{masked.position}</td><td><b class=piece>{show(token.original)}</b></td>"]
+    cells += [f"<td>{depth_cell(inspection, masked, depth, colour)}</td>" for depth, colour in enumerate(colours)]
+    if inspection.has_candidates:
+        cells.append(f"<td>{selection_cell(masked)}</td>")
+    if inspection.is_corrupted:
+        cells.append(f"<td class=piece>{show(token.read)}</td>")
+    if inspection.tells_originals:
+        cells.append(f"<td>{'<br>'.join(map(escape, told_lines(masked)))}</td>")
+    if inspection.positive:
+        cells.append(f'<td class=number style="{background(token)}">{token.flagged_probability:.3f}</td>')
+        cells.append(f"<td>{token.verdict}</td>")
+    if inspection.has_log_probs:
+        cells.append(f"<td class=number>{token.log_prob:.2f}</td>")
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def selection_cell(masked: MaskedToken) -> str:
+    """The original first, underlined; the likeliest is marked as chosen."""
+    best = best_of(masked.candidates)
+    return "".join(
+        proposal_line(candidate.piece, candidate.probability, number == 0, "#999", " (chosen)" * (candidate is best))
+        for number, candidate in enumerate(masked.candidates)
     )
 
 
-def depth_cell(token: Token, masked: MaskedToken, depth: int, colour: str) -> str:
+def depth_cell(inspection: Inspection, masked: MaskedToken, depth: int, colour: str) -> str:
+    original = inspection.tokens[masked.position].original
     shown = [(proposal.piece, proposal.probability) for proposal in masked.proposals[depth]]
-    if all(piece != token.original for piece, _ in shown):
-        shown.append((token.original, masked.original_probabilities[depth]))
-    weight = f'<div class="weight">weight {masked.weights[depth]:.3f} {bar(masked.weights[depth], "#999")}</div>'
+    if all(piece != original for piece, _ in shown):
+        shown.append((original, masked.original_probabilities[depth]))
+    share = masked.weights[depth]
+    weight = f'<div class="weight">weight {share:.3f} {bar(share, "#999")}</div>' if inspection.mixes else ""
     return weight + "".join(
-        f'<div class="proposal{" original" * (piece == token.original)}"><span class="p">{probability:.3f}</span>'
-        f'<span class="piece">{show(piece)}</span> {bar(probability, colour)}</div>'
-        for piece, probability in shown
+        proposal_line(piece, probability, piece == original, colour) for piece, probability in shown
+    )
+
+
+def proposal_line(piece: str, probability: float, is_original: bool, colour: str, mark: str = "") -> str:
+    return (
+        f'<div class="proposal{" original" * is_original}"><span class="p">{probability:.3f}</span>'
+        f'<span class="piece">{show(piece)}</span>{mark} {bar(probability, colour)}</div>'
     )
 
 

@@ -3,96 +3,27 @@
 T tokens, M masked positions, K depths, V rows of the vocabulary.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from amos_fairseq.cli.inspected import Inspection, MaskedToken, Proposal, Token, printable
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Proposal:
-    piece: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token as the discriminator read it. ``surface`` is its part of the readable text, spaces included."""
-
-    original: str
-    read: str
-    surface: str
-    original_surface: str
-    masked: bool
-    special: bool
-    replaced_probability: float
-
-    @property
-    def replaced(self) -> bool:
-        return self.read != self.original
-
-    @property
-    def accused(self) -> bool:
-        """The discriminator's answer at the threshold that the logged accuracy uses."""
-        return self.replaced_probability > 0.5
-
-    @property
-    def verdict(self) -> str:
-        if self.replaced:
-            return "detected" if self.accused else "missed"
-        return "false alarm" if self.accused else "trusted"
-
-
-@dataclass(frozen=True)
-class MaskedToken:
-    """What the generator proposes for one masked token; lists of K, by depth."""
-
-    position: int
-    weights: list[float]
-    proposals: list[list[Proposal]]
-    original_probabilities: list[float]
-
-
-@dataclass(frozen=True)
-class Inspection:
-    file: str
-    num_updates: int
-    seed: int
-    mask_prob: float
-    depth_names: list[str]
-    tokens: list[Token]
-    masked: list[MaskedToken]
-    num_left_out: int
-
-    def summary(self) -> list[str]:
-        """What happened, in sentences with numbers."""
-        replaced = [token for token in self.tokens if token.replaced]
-        kept = [token for token in self.tokens if not token.replaced]
-        detected, alarms = sum(token.accused for token in replaced), sum(token.accused for token in kept)
-        lines = [
-            f"{self.file}, {self.num_updates} updates; seed {self.seed}, mask probability {self.mask_prob:g}",
-            f"{len(self.masked)} of {len(self.tokens)} tokens masked, {len(replaced)} replaced; {detected} of "
-            f"{len(replaced)} replaced tokens detected, {alarms} false alarms on {len(kept)} original tokens",
-        ]
-        if self.num_left_out:
-            lines.append(f"the last {self.num_left_out} tokens of the text are left out: the model reads no more")
-        return lines
-
-
 @torch.no_grad()
 def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float | None, top: int) -> Inspection:
     """Mask, propose, sample and judge one text.
 
-    Masks are drawn as for a validation block, from ``seed``; so is the noise of the sample. ``mask_prob`` None is that of
-    the run.
+    Masks are drawn as for a validation block, from ``seed``, and stand at every drawn position, whatever the run's
+    treatment; so is the noise of the sample. ``mask_prob`` None is that of the run.
 
     Raises:
-        UserError: the model has no generator, or the text is empty or has no token that may be masked.
+        UserError: the model does not guess masked tokens, or the text is empty or has no token that may be masked.
     """
     model = pretrained.model
     if not hasattr(model, "propose"):
@@ -111,19 +42,32 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         torch.manual_seed(seed)  # a mixture that is drawn is drawn alike
         output = model(**batch["net_input"])
     positions = batch["net_input"]["masked_positions"][0]
+    is_noise = part_of(output, "is_noise")
     return Inspection(
         file=str(pretrained.file),
         num_updates=pretrained.num_updates,
         seed=seed,
         mask_prob=mask_prob,
         depth_names=model.depth_names,
-        tokens=judged_tokens(pretrained, kept, output.corrupted_tokens[0], positions, output.rtd_logits[0]),
+        tokens=read_tokens(pretrained, kept, positions, output),
         masked=[
-            masked_token(pretrained, int(position), int(kept[position]), logits[:, 0, i], weights[0, i], top)
+            masked_token(
+                pretrained, int(position), int(kept[position]), logits[:, 0, i], weights[0, i], top,
+                candidates=candidates_of(pretrained, output, i), **told_by_main_network(output, i, int(position)),
+            )
             for i, position in enumerate(positions)
         ],
         num_left_out=len(tokens) - len(kept),
+        positive="" if part_of(output, "rtd_logits") is None else "replaced" if is_noise is None else "noise",
+        is_corrupted=part_of(output, "corrupted_tokens") is not None,
+        is_masked=not hasattr(model, "token_log_probs"),  # a model that tells all tokens at once must see their neighbours
     )  # fmt: skip
+
+
+def part_of(output: Any, name: str) -> Tensor | None:
+    """A part of a model's output for the one text, None where the objective has none."""
+    part = getattr(output, name, None)
+    return None if part is None else part[0]
 
 
 def mask_block(pretrained: Pretrained, tokens: Tensor, seed: int, mask_prob: float) -> dict:
@@ -142,15 +86,17 @@ def mask_block(pretrained: Pretrained, tokens: Tensor, seed: int, mask_prob: flo
     return batch
 
 
-def judged_tokens(
-    pretrained: Pretrained, original: Tensor, read: Tensor, positions: Tensor, rtd_logits: Tensor
-) -> list[Token]:
-    """Every token [T] with the probability that the discriminator gives to "replaced"."""
+def read_tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, output: Any) -> list[Token]:
+    """Every token [T] as the main network read it, with what it says of the token."""
     dictionary = pretrained.dictionary
+    corrupted, rtd_logits, is_noise = (part_of(output, name) for name in ("corrupted_tokens", "rtd_logits", "is_noise"))
+    read = original if corrupted is None else corrupted
     original_pieces, read_pieces = ([dictionary[i] for i in ids.tolist()] for ids in (original, read))
     special = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
     is_special = [i in special for i in original.tolist()]
     masked = set(positions.tolist())
+    nothing = [None] * len(original)
+    tells_all = getattr(pretrained.model, "token_log_probs", None)
     columns = (
         original_pieces,
         read_pieces,
@@ -158,18 +104,48 @@ def judged_tokens(
         surfaces(pretrained.tokenizer, original_pieces, is_special),
         [position in masked for position in range(len(original))],
         is_special,
-        rtd_logits.sigmoid().tolist(),
+        nothing if rtd_logits is None else rtd_logits.sigmoid().tolist(),
+        (read.ne(original) if is_noise is None else is_noise).tolist(),
+        nothing if tells_all is None else tells_all(read[None])[0].tolist(),
     )
     return [Token(*values) for values in zip(*columns, strict=True)]
 
 
+def candidates_of(pretrained: Pretrained, output: Any, index: int) -> list[Proposal]:
+    """Multi-word selection at one masked token: the original, its rivals, and the softmax over them."""
+    candidates, logits = part_of(output, "candidates"), part_of(output, "mws_logits")
+    if candidates is None or logits is None:
+        return []
+    pairs = zip(candidates[index].tolist(), logits[index].softmax(-1).tolist(), strict=True)
+    return [Proposal(pretrained.dictionary[token], probability) for token, probability in pairs]
+
+
+def told_by_main_network(output: Any, index: int, position: int) -> dict[str, float]:
+    """What a main network that tells originals gives to one masked token; nothing for one that detects."""
+    predictions = getattr(output, "predictions", None)
+    if predictions is None:
+        return {}
+    of_all_tokens = predictions.nll.size(1) == output.corrupted_tokens.size(1)
+    place = (0, position if of_all_tokens else index)
+    told = {"told_probability": float((-predictions.nll[place]).exp())}
+    if predictions.copy_probs is not None:
+        told["copy_probability"] = float(predictions.copy_probs[place])
+    return told
+
+
 def masked_token(
-    pretrained: Pretrained, position: int, original: int, logits: Tensor, weights: Tensor, top: int
+    pretrained: Pretrained,
+    position: int,
+    original: int,
+    logits: Tensor,
+    weights: Tensor,
+    top: int,
+    **others: Any,
 ) -> MaskedToken:
     """The ``top`` proposals of each depth from its logits [K,V], and its probability of the original token.
 
     Rows that the generator never samples (special symbols, padding rows) are no proposals, but have their part in the
-    softmax, as in training.
+    softmax, as in training. ``others`` are further fields of :class:`MaskedToken`.
     """
     probabilities = logits.softmax(-1)
     unsampled = pretrained.model.unsampled_rows
@@ -183,6 +159,7 @@ def masked_token(
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
         original_probabilities=probabilities[:, original].tolist(),
+        **others,
     )
 
 
@@ -203,8 +180,3 @@ def surfaces(tokenizer: Tokenizer, pieces: list[str], is_special: list[bool]) ->
         parts.append(printable(longer[len(text) :] if longer.startswith(text) else piece))
         text = longer
     return parts
-
-
-def printable(text: str) -> str:
-    """Control characters could steer a terminal; they become U+FFFD."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)

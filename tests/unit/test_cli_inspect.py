@@ -63,7 +63,7 @@ def test_numbers_are_those_of_the_forward_pass(pretrained):
     read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
     with torch.no_grad():
         judged = model.detection_head(model.extract_features(read)).sigmoid()[0].tolist()
-    assert [token.replaced_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
+    assert [token.flagged_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
 
 
 def test_proposals_are_the_rows_that_can_be_sampled(pretrained):
@@ -193,7 +193,7 @@ def test_page_is_self_contained_and_escaped(pretrained):
         assert line in reader.text
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]
-        for shown in (token.original, token.read, f"{token.replaced_probability:.3f}", token.verdict):
+        for shown in (token.original, token.read, f"{token.flagged_probability:.3f}", token.verdict):
             assert shown in reader.text
         for probability in masked.original_probabilities:
             assert f"{probability:.3f}" in reader.text
@@ -211,7 +211,7 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
         assert re.search(
             rf"^ +{masked.position} +{re.escape(token.original)} .*weight.*weight.*weight", out, re.MULTILINE
         )
-        assert f"[{token.original}>{token.read}]{100 * token.replaced_probability:.0f}" in out
+        assert f"[{token.original}>{token.read}]{100 * token.flagged_probability:.0f}" in out
     assert "7 updates; seed 1, mask probability 0.15" in out
     assert out.endswith(f"page: {page}\n")
     assert "\x1b" not in out, "no escape sequences where nobody sees colours"
