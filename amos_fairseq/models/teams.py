@@ -88,7 +88,7 @@ class TeamsModel(PretrainingModel):
 
     def __init__(self, cfg: TeamsConfig, rows: EmbeddingRows):
         super().__init__(cfg, rows)
-        check_settings(cfg, num_words=int((~self.unsampled_rows).sum()))
+        check_settings(cfg, num_words=rows.num_tokens - len(rows.special))
         self.tasks = tasks(cfg)
         shape, width, embedded = kept_shape(cfg), cfg.encoder_embed_dim, embedding_width(cfg)
         self.discriminator = TransformerEncoder(shape)

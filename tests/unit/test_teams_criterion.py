@@ -1,0 +1,137 @@
+"""TEAMS's loss (Eq. 9), every gradient and what is logged, against a reference in float64 over lists."""
+
+import math
+
+import pytest
+import torch
+from fairseq import metrics
+from reference_teams import ReferenceTeams
+from small_models import small_batch, small_task
+from small_teams import ONLY_MWS, ONLY_RTD, small_teams, teams_criterion
+
+from amos_fairseq.criterions.teams import TeamsCriterion, selection_loss
+from amos_fairseq.errors import UserError
+
+# Up to seven layers in float32 against float64.
+CLOSE = {"rtol": 2e-4, "atol": 5e-5}
+
+
+def drawn(batch: dict, num_negatives: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replacements, of which some equal the original, and candidates, the original first."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens, positions = (batch["net_input"][name] for name in ("tokens", "masked_positions"))
+    originals = tokens.gather(1, positions)
+    sampled = torch.randint(4, 44, positions.shape, generator=draw)
+    sampled[:, 0] = originals[:, 0]
+    candidates = torch.empty(*positions.shape, 1 + num_negatives, dtype=torch.int64)
+    for row in range(len(tokens)):
+        for slot in range(positions.size(1)):
+            others = (4 + torch.randperm(40, generator=draw)).tolist()
+            others = [word for word in others if word != int(originals[row, slot])]
+            candidates[row, slot] = torch.tensor([int(originals[row, slot]), *others[:num_negatives]])
+    return sampled, candidates
+
+
+@pytest.mark.parametrize("lengths", [(12, 12), (12, 7, 12, 10)], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"task_heads": "extra_layer", "relative_position_scheme": "t5"},
+        {"task_heads": "ffn", "embedding_dim": 8},
+        {"share_layers": "all", "relative_position_scheme": "t5", "embedding_dim": 8},
+        {"share_layers": "none", "generator_layers": 1, "representation": "rtd"},
+        {"rtd_loss_weight": 3.5, "mws_loss_weight": 0.25, "negative_samples": 1},
+        ONLY_MWS,
+        ONLY_RTD,
+    ],
+    ids=str,
+)
+def test_loss_and_every_gradient(settings: dict, lengths: tuple[int, ...], monkeypatch) -> None:
+    model, batch = small_teams(**settings), small_batch(lengths)
+    sampled, candidates = drawn(batch, model.cfg.negative_samples)
+    monkeypatch.setattr(model, "sample", lambda hidden, originals: (sampled, candidates))
+    reference = ReferenceTeams(model)
+    loss, sample_size, log = teams_criterion(model, mlm_loss_weight=1.5)(model, batch)
+    loss.backward()
+
+    expected = reference.losses(batch, sampled, candidates)
+    weights = {
+        "mlm": 1.5,
+        "rtd": model.cfg.rtd_loss_weight * small_task().masked_share,
+        "mws": model.cfg.mws_loss_weight,
+    }
+    total = sum(weights[name] * expected[name] for name in expected)
+    total.backward()
+    assert sample_size == batch["num_masked"]
+    torch.testing.assert_close(loss.double(), total, **CLOSE)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad.double(), reference.p[name].grad, **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    torch.testing.assert_close(log[f"mlm_loss_{model.depth_names[0]}"].double(), expected["mlm"], **CLOSE)
+    for task in ("rtd", "mws"):
+        assert (f"{task}_loss" in log) == (task in model.tasks)
+        if task in model.tasks:
+            torch.testing.assert_close(log[f"{task}_loss"].double(), expected[task], **CLOSE)
+
+
+def test_half_the_draws_of_the_test_above_are_no_replacement() -> None:
+    """So the label of a replacement that equals the original takes part in it."""
+    batch = small_batch()
+    sampled, _ = drawn(batch, 3)
+    same = sampled.eq(batch["net_input"]["tokens"].gather(1, batch["net_input"]["masked_positions"]))
+    assert same[:, 0].all()
+    assert not same.all()
+
+
+def test_selection_loss_by_hand() -> None:
+    """Logits of odds 1 : 2 : 1 give -log(1/4); the second slot is padded."""
+    logits = torch.tensor([[[0.0, math.log(2), 0.0], [5.0, 0.0, 0.0]]])
+    loss = selection_loss(logits, torch.tensor([[1.0, 0.0]]))
+    assert float(loss) == pytest.approx(math.log(4), rel=1e-6)
+
+
+def test_what_is_logged_are_means_over_all_batches() -> None:
+    """Two batches of unlike size: selection by masked positions, detection by tokens, accuracy by counting."""
+    model, batches = small_teams().eval(), [small_batch(), small_batch((9, 12), seed=5)]
+    logs, losses, right, masked, tokens, detection = [], 0.0, 0, 0, 0, 0.0
+    for seed, batch in enumerate(batches):
+        criterion = teams_criterion(model)
+        torch.manual_seed(seed)
+        logs.append(criterion(model, batch)[2])
+        torch.manual_seed(seed)
+        output = model(**batch["net_input"])
+        detection += float(logs[-1]["rtd_loss"])
+        for row, slot in batch["net_input"]["masked_weights"].nonzero().tolist():
+            scores = output.mws_logits[row, slot].double()
+            losses -= float((scores[0].exp() / scores.exp().sum()).log())
+            right += all(float(scores[0]) > float(other) for other in scores[1:])
+            masked += 1
+        tokens += batch["ntokens"]
+    with metrics.aggregate() as aggregator:
+        TeamsCriterion.reduce_metrics(logs)
+    got = aggregator.get_smoothed_values()
+    assert got["mws_loss"] == pytest.approx(losses / masked, abs=1e-4)
+    assert got["mws_acc"] == pytest.approx(right / masked, abs=1e-4)
+    assert got["rtd_loss"] == pytest.approx(detection / tokens, abs=1e-4)
+    assert {"mlm_loss_2", "mlm_acc_2", "rtd_auc", "replaced"} <= got.keys()
+    assert all(type(value) in (int, float) for value in got.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "absent", "present"), [(ONLY_MWS, "rtd_", "mws_loss"), (ONLY_RTD, "mws_", "rtd_loss")]
+)
+def test_a_task_that_is_left_out_is_not_logged(settings: dict, absent: str, present: str) -> None:
+    model = small_teams(**settings)
+    with metrics.aggregate() as aggregator:
+        TeamsCriterion.reduce_metrics([teams_criterion(model)(model, small_batch())[2]])
+    got = aggregator.get_smoothed_values()
+    assert present in got
+    assert not [key for key in got if key.startswith(absent)]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
+def test_a_generator_that_would_not_learn_is_refused(weight: float) -> None:
+    with pytest.raises(UserError, match="--mlm-loss-weight"):
+        teams_criterion(small_teams(), weight)

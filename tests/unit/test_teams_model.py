@@ -1,0 +1,213 @@
+"""TEAMS's candidates, layout and kept branch: sampling, who shares what, who learns from which loss, what is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_models import small_batch, small_dictionary, small_task
+from small_teams import ONLY_MWS, ONLY_RTD, TEAMS, small_teams, teams_criterion
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+
+WORDS = torch.arange(4, 44)
+LAYOUTS = [
+    {},
+    {"task_heads": "extra_layer"},
+    {"task_heads": "ffn"},
+    {"share_layers": "none"},
+    {"share_layers": "all"},
+    {"representation": "rtd"},
+    {"relative_position_scheme": "t5", "embedding_dim": 8, "token_types": 2},
+    ONLY_MWS,
+    ONLY_RTD,
+]
+
+
+def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Replacements [count] and candidates [count, 1+K] of one position, the generator's softmax over words, the original."""
+    batch = small_batch((12,), slots=3)["net_input"]
+    with torch.no_grad():
+        logits, _ = model.propose(**batch)
+        hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[:, :1]
+        original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
+        torch.manual_seed(4)
+        sampled, candidates = model.sample(hidden.expand(1, count, -1), original.expand(1, count))
+    return sampled[0], candidates[0], logits[0, 0, 0, WORDS].double().softmax(-1), int(original)
+
+
+def test_candidates_are_the_original_and_different_other_words() -> None:
+    sampled, candidates, _, original = draws(small_teams().eval(), 5000)
+    assert candidates.shape == (5000, 4)
+    assert candidates[:, 0].eq(original).all()
+    assert not candidates[:, 1:].eq(original).any()
+    assert torch.isin(candidates, WORDS).all()
+    assert torch.isin(sampled, WORDS).all()
+    assert candidates.sort(-1).values.diff(dim=-1).gt(0).all()
+
+
+def test_first_negatives_follow_the_generator_without_the_original() -> None:
+    """And replacements follow it with the original, independently of the negatives: 20,000 draws, 5 standard errors."""
+    count = 20_000
+    sampled, candidates, softmax, original = draws(small_teams().eval(), count)
+    others = softmax.clone()
+    others[original - 4] = 0
+    others /= others.sum()
+    # Were the replacement drawn with the negatives, the two would never, or always, be the same word.
+    meeting = (softmax * others).sum()
+    for seen, expected in (
+        (torch.bincount(sampled, minlength=44)[WORDS] / count, softmax),
+        (torch.bincount(candidates[:, 1], minlength=44)[WORDS] / count, others),
+        (sampled.eq(candidates[:, 1]).double().mean(), meeting),
+    ):
+        error = (expected * (1 - expected) / count).sqrt()
+        assert (seen - expected).abs().le(5 * error + 1e-9).all()
+    assert softmax[original - 4] > 0.01  # leaving it out makes a difference
+
+
+def test_the_hardest_negatives_are_the_most_likely_other_words() -> None:
+    model = small_teams(negative_sampling="hardest", negative_samples=7).eval()
+    _, candidates, softmax, original = draws(model, 2)
+    ranked = [word for word in (4 + softmax.argsort(descending=True)).tolist() if word != original]
+    assert candidates.tolist() == [[original, *ranked[:7]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "depth", "shared"),
+    [
+        ({"encoder_layers": 12, "share_layers": "half"}, 6, 3),
+        ({"encoder_layers": 12, "share_layers": "none"}, 6, 0),
+        ({"encoder_layers": 12, "share_layers": "all"}, 6, 6),
+        ({"encoder_layers": 12, "generator_layers": 3}, 3, 1),  # of Figure 4; half is rounded down
+        ({"encoder_layers": 2, "generator_layers": 2, "share_layers": "all"}, 2, 2),
+    ],
+    ids=str,
+)
+def test_shared_layers_are_the_same_layers_from_the_bottom(settings: dict, depth: int, shared: int) -> None:
+    model = small_teams(**settings, relative_position_scheme="t5", token_types=2, embedding_dim=8)
+    same = [mine is theirs for mine, theirs in zip(model.generator.layers, model.discriminator.layers, strict=False)]
+    assert len(model.generator.layers) == depth
+    assert same == [True] * shared + [False] * (depth - shared)
+    for below in (
+        "embed_positions",
+        "embed_token_types",
+        "embedding_norm",
+        "embedding_projection",
+        "relative_position",
+    ):
+        assert getattr(model.generator, below) is getattr(model.discriminator, below)
+
+
+def receivers(model: TeamsModel, loss: torch.Tensor) -> set[str]:
+    """Parts of the model with a gradient from ``loss``: ``discriminator.layers.0``, ``mws_head``, ..."""
+    model.zero_grad(set_to_none=True)
+    loss.backward(retain_graph=True)
+    names = {
+        name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
+    }
+    return {".".join(name.split(".")[: 3 if ".layers." in name else 1]) for name in names if "embed" not in name}
+
+
+def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> None:
+    """No gradient passes through sampling; what both networks share receives all three."""
+    model = small_teams()
+    output = model(**small_batch()["net_input"])
+    layers = [f"discriminator.layers.{number}" for number in range(4)]
+    assert receivers(model, output.mlm_nll.sum()) == {layers[0], "generator.layers.1", "mlm_head"}
+    assert receivers(model, output.rtd_logits.sum()) == {*layers[:3], "rtd_layer", "detection_head"}
+    assert receivers(model, output.mws_logits[..., 0].sum()) == {*layers, "mws_head"}
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_every_parameter_takes_part(settings: dict) -> None:
+    """A parameter without a gradient would leave DistributedDataParallel waiting."""
+    model = small_teams(**settings | {"token_types": settings.get("token_types", 0)})
+    teams_criterion(model)(model, small_batch())[0].backward()
+    unused = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert unused == set()
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_the_kept_branch_is_what_the_task_was_trained_on(settings: dict) -> None:
+    model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
+    branches = model.discriminate(tokens, tokens.eq(1))
+    if settings.get("task_heads") == "ffn":  # its heads are left behind
+        branches = [model.discriminator(model.embed_tokens(tokens), tokens.eq(1))[-1]] * 2
+    kept = branches[str(model.cfg.representation) == "rtd"]
+    assert torch.equal(model.extract_features(tokens), kept)
+    assert model.encoder.train().layers[-1].training  # a view on the model's own layers, not a copy
+    assert (
+        len(model.encoder.layers) == model.encoder.shape.num_layers == 4 + (settings.get("task_heads") == "extra_layer")
+    )
+
+
+@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+def test_fine_tuning_takes_the_kept_branch(settings: dict) -> None:
+    model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
+    other_task = SimpleNamespace(source_dictionary=small_dictionary())
+    fine_tuned = TeamsModel.build_model(model.cfg, other_task).eval()
+    fine_tuned.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(fine_tuned.extract_features(tokens), model.extract_features(tokens))
+    again = TeamsModel.build_model(model.cfg, other_task).eval()
+    again.load_state_dict(fine_tuned.state_dict(), strict=True)
+    assert torch.equal(again.extract_features(tokens), model.extract_features(tokens))
+
+
+def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
+    """Table 3 compares the branches of one pretrained model: the setting is chosen when it is fine-tuned."""
+    model, tokens = small_teams().eval(), small_batch()["net_input"]["tokens"]
+    branches = model.discriminate(tokens, tokens.eq(1))
+    for representation, states in zip(("mws", "rtd"), branches, strict=True):
+        cfg = TeamsConfig(**(TEAMS | {"representation": representation}))
+        fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary())).eval()
+        fine_tuned.load_state_dict(model.state_dict(), strict=True)
+        assert torch.equal(fine_tuned.extract_features(tokens), states)
+    assert not torch.allclose(*branches)
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "representation", "message"),
+    [
+        (ONLY_RTD, "mws", "give --representation rtd"),
+        (ONLY_MWS, "rtd", "give --representation mws"),
+        ({"task_heads": "ffn"}, "rtd", "leave --representation out"),
+    ],
+)
+def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, representation: str, message: str) -> None:
+    cfg = TeamsConfig(**(TEAMS | {"representation": representation}))
+    fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary()))
+    with pytest.raises(UserError, match=message):
+        fine_tuned.load_state_dict(small_teams(**pretrained).state_dict(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mws_loss_weight": 0.0, "rtd_loss_weight": 0.0}, "--arch mlm_base"),
+        ({"mws_loss_weight": 0.0}, "--representation rtd"),
+        ({"rtd_loss_weight": 0.0, "representation": "rtd"}, "--representation mws"),
+        ({"rtd_loss_weight": -1.0}, "--rtd-loss-weight -1.0 must not be negative"),
+        ({"mws_loss_weight": float("nan")}, "--mws-loss-weight nan"),
+        (ONLY_MWS | {"task_heads": "ffn"}, "--task-heads ffn has no meaning with a single task"),
+        ({"task_heads": "ffn", "representation": "rtd"}, "--representation rtd has no meaning"),
+        ({"negative_samples": 0}, "--negative-samples 0"),
+        ({"negative_samples": 40}, "below the 40 words"),
+        ({"generator_layers": -1}, "--generator-layers -1"),
+        ({"encoder_layers": 1}, "--generator-layers 0"),
+        ({"encoder_layers": 2}, "--generator-layers 2 or more"),
+        ({"encoder_layers": 1, "generator_layers": 2}, "--encoder-layers 2 or more"),
+        ({"generator_layers": 6, "share_layers": "all"}, "fewer --generator-layers"),
+    ],
+    ids=str,
+)
+def test_settings_without_meaning_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        small_teams(**settings)
+
+
+def test_as_many_negatives_as_there_are_other_words() -> None:
+    """The boundary of what is refused above: then the set is the vocabulary."""
+    model = small_teams(negative_samples=39).eval()
+    _, candidates, _, _ = draws(model, 3)
+    assert candidates.sort(-1).values.tolist() == [WORDS.tolist()] * 3
+    assert small_task().source_dictionary[4] == "word0"
