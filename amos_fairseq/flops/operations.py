@@ -36,9 +36,9 @@ class Operations(NamedTuple):
         elementwise: everything else that is arithmetic: biases, activations, softmax, LayerNorm, dropout, losses.
     """
 
-    matmul: int = 0
-    look_up: int = 0
-    elementwise: int = 0
+    matmul: float = 0
+    look_up: float = 0
+    elementwise: float = 0
 
     @property
     def total(self) -> int:

@@ -1,11 +1,14 @@
-"""What a training run costs."""
+"""What a training run costs, by the two conventions in use."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from omegaconf import DictConfig
 
-from amos_fairseq.flops.operations import count_matmuls
+from amos_fairseq.flops.operations import Operations, count, count_matmuls
 from amos_fairseq.flops.recipe import Recipe, build_recipe
+
+Convention = Literal["today", "thesis"]
 
 
 @dataclass(frozen=True)
@@ -32,34 +35,51 @@ class TrainingFlops:
         return self.per_update * self.max_update
 
 
-def training_flops(cfg: DictConfig, vocabulary_size: int | None = None) -> TrainingFlops:
-    """The matrix products of forward and backward pass, as autograd runs them: today's convention.
+def training_flops(
+    cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today"
+) -> TrainingFlops:
+    """Count one update on the model and criterion that ``cfg`` describes; blocks are taken as full.
 
-    The backward pass has twice the products of the forward pass, but none where a gradient is stopped: sampling, a frozen
-    generator. Look-ups of embeddings, element-wise operations and the optimizer's step are not counted. Blocks are taken as
-    full.
+    - ``today``: the matrix products of forward and backward pass, as autograd runs them. The backward pass has twice those
+      of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator).
+    - ``thesis`` (section 5.2.2): the backward pass costs what the forward pass costs, embeddings are looked up by products
+      with one-hot vectors, and element-wise operations count.
+
+    Neither counts the optimizer's step.
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
         vocabulary_size: entries of the dictionary, special symbols and ``<mask>`` included; None reads ``task.data``.
+        convention: one of the above.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a cost per update that changes.
     """
     recipe = build_recipe(cfg, vocabulary_size)
-    return of_all_updates(recipe, matmuls_of_batch(recipe))
+    if convention == "thesis":
+        return by_thesis(recipe, forward_of_batch(recipe)["Global"])
+    return by_autograd(recipe)
 
 
-def of_all_updates(recipe: Recipe, per_batch: int) -> TrainingFlops:
-    """From the operations of one micro-batch to those of the run."""
-    return TrainingFlops(per_batch * recipe.batches_per_update, recipe.tokens_per_update, recipe.max_update)
-
-
-def matmuls_of_batch(recipe: Recipe) -> int:
-    """Operations in the matrix products of one micro-batch, forward and backward."""
+def by_autograd(recipe: Recipe) -> TrainingFlops:
+    """Today's convention: counts the products of a whole training step."""
 
     def train_step() -> None:
         loss, _, _ = recipe.criterion(recipe.model, recipe.batch)
         loss.backward()
 
-    return count_matmuls(train_step)
+    return _of_updates(recipe, count_matmuls(train_step))
+
+
+def by_thesis(recipe: Recipe, forward: Operations) -> TrainingFlops:
+    """The convention of section 5.2.2, from the forward pass of one micro-batch."""
+    return _of_updates(recipe, 2 * forward.total)
+
+
+def forward_of_batch(recipe: Recipe) -> dict[str, Operations]:
+    """The forward pass of one micro-batch, loss included, by module: see :func:`count`."""
+    return count(lambda: recipe.criterion(recipe.model, recipe.batch))
+
+
+def _of_updates(recipe: Recipe, per_batch: int) -> TrainingFlops:
+    return TrainingFlops(per_batch * recipe.batches_per_update, recipe.tokens_per_update, recipe.max_update)

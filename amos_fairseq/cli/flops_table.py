@@ -1,0 +1,54 @@
+"""The report of ``amos flops`` in the terminal."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from amos_fairseq.flops.operations import Operations
+from amos_fairseq.flops.report import Report
+
+
+def print_report(name: str, report: Report) -> None:
+    """What is trained, the forward pass by module, training by both conventions, and reading a text."""
+    console = Console(highlight=False)
+    update = f"{report.batch_size} sequences x {report.batches_per_update} batches"
+    console.print(
+        f"{name} ({report.objective}): {report.today.max_update:,} updates of {update} of {report.tokens_per_sequence} "
+        f"tokens; {report.num_rows:,} rows of token embeddings",
+        soft_wrap=True,
+    )
+    console.print(module_table(report))
+    console.print(training_table(report))
+    console.print(
+        f"Reading one text of {report.inference_length} tokens: {report.inference.matmul:.3g} (today), "
+        f"{report.inference.total:.3g} (thesis)",
+        soft_wrap=True,
+    )
+
+
+def module_table(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Forward pass per token of the training text", title_justify="left")
+    table.add_column("module", no_wrap=True)
+    for column in ("products", "look-ups", "element-wise", "share of products"):
+        table.add_column(column, justify="right")
+    for name, operations in report.modules.items():
+        table.add_row(name, *cells(operations, report.forward))
+    table.add_section()
+    table.add_row("together", *cells(report.forward, report.forward))
+    return table
+
+
+def cells(operations: Operations, whole: Operations) -> list[str]:
+    numbers = [f"{number:.3g}" if number else "" for number in operations]
+    return [*numbers, f"{operations.matmul / whole.matmul:.1%}" if operations.matmul else ""]
+
+
+def training_table(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Training", title_justify="left")
+    table.add_column("convention", no_wrap=True)
+    for column in ("per token", "per update", "all updates"):
+        table.add_column(column, justify="right")
+    rows = {"today: products, forward and backward": report.today, "thesis 5.2.2: all, 2 x forward": report.thesis}
+    for name, cost in rows.items():
+        table.add_row(name, *(f"{number:.3g}" for number in (cost.per_token, cost.per_update, cost.total)))
+    return table

@@ -1,0 +1,40 @@
+"""A YAML recipe as ``fairseq-hydra-train`` composes it, for those who look at a configuration without training it."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from amos_fairseq.errors import UserError
+
+RECIPES = Path(__file__).resolve().parents[1] / "examples" / "pretraining" / "config"
+
+
+def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
+    """The whole configuration, resolved: what fairseq's trainer gets.
+
+    Args:
+        name: of a YAML in ``config_dir``, without ``.yaml``; ``variants/NAME`` for one in a folder there.
+        overrides: ``model.dropout=0.2`` and the like, as on the command line of ``fairseq-hydra-train``.
+
+    Raises:
+        UserError: there is no such recipe, or it or an override holds what fairseq does not know.
+    """
+    if not (config_dir / f"{name}.yaml").is_file():
+        raise UserError(f"{config_dir / name}.yaml is missing: name a recipe such as amos_base, or the path of a YAML")
+    try:
+        hydra_init(name)
+        with warnings.catch_warnings():
+            # On every composition Hydra announces the end of the way in which fairseq stores its defaults.
+            warnings.filterwarnings("ignore", message="(?s).*automatic_schema_matching", category=UserWarning)
+            with initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
+                cfg = compose(name, overrides=list(overrides))
+        add_defaults(cfg)
+        return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"{config_dir / name}.yaml cannot be composed: {error}") from error
