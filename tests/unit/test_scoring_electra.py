@@ -1,0 +1,109 @@
+"""Probabilities from ELECTRA: the formula against counting all cases of a small world, the passes against a loop."""
+
+import math
+
+import pytest
+import torch
+from tiny_words import SIZES, pretrained, sequences
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional.nce import energies_of
+from amos_fairseq.functional.replaced_detection import log_prob_of_original
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.scoring.choice import cloze_of
+
+NUM_WORDS = 5
+SHARE = 0.25
+TEXT = (0.7, 0.2, 0.08, 0.02)  # P of four words in one context
+NOISE = (0.4, 0.1, 0.3, 0.2)  # q
+
+
+def odds_of_replaced(word: int, sampled_is_noise: bool) -> float:
+    """Of all that can happen at one position and shows ``word``: the share labelled replaced over the share that is not."""
+    replaced = kept = 0.0
+    for original, probability in enumerate(TEXT):
+        if original == word:
+            kept += probability * (1 - SHARE)
+        drawn = probability * SHARE * NOISE[word]
+        if sampled_is_noise or original != word:
+            replaced += drawn
+        else:
+            kept += drawn
+    return replaced / kept
+
+
+def test_an_optimal_detector_tells_the_probability():
+    """With the labels of each formula; the other's labels give something else."""
+    log_q = torch.tensor(NOISE).log()
+    for sampled_is_noise in (False, True):
+        logits = torch.tensor([math.log(odds_of_replaced(word, sampled_is_noise)) for word in range(4)])
+        exact = log_prob_of_original(logits, log_q, SHARE).exp()
+        thesis = (-energies_of(logits, log_q, SHARE)).exp()
+        right, wrong = (thesis, exact) if sampled_is_noise else (exact, thesis)
+        assert right.tolist() == pytest.approx(TEXT, rel=1e-5)
+        assert wrong[0].item() != pytest.approx(TEXT[0], rel=0.05)
+
+
+def test_no_probability_exceeds_one():
+    logits = torch.linspace(-60, 60, 121)
+    log_q = torch.linspace(-30, 0, 61)
+    found = log_prob_of_original(logits[:, None], log_q, 0.15)
+    assert bool((found <= 0).all())
+    assert bool(found.isfinite().all())
+
+
+def electra(criterion=None, **settings):
+    config = ElectraConfig(**(SIZES | {"generator_size": 0.5, "init_std": 0.5} | settings))
+    return pretrained(ElectraModel, config, NUM_WORDS, SHARE, **(criterion or {}))
+
+
+@torch.no_grad()
+def naive(model, tokens, temperature=1.0):
+    """Log q of each word by one pass a word, and the discriminator's logits, in float64."""
+    log_q = []
+    for position in range(1, len(tokens) - 1):
+        masked = tokens.clone()
+        masked[position] = 4 + NUM_WORDS
+        hidden = model.mlm_head(model.generator(model.embed_tokens(masked[None]))[-1])[0, position].double()
+        logits = hidden @ model.embed_tokens.weight.double().T + model.mlm_head.bias.double()
+        words = (logits[4 : 4 + NUM_WORDS] / temperature).log_softmax(0)  # no special token is ever sampled
+        log_q.append(words[tokens[position] - 4])
+    logits = model.detection_head(model.discriminator(model.embed_tokens(tokens[None]))[-1])[0, 1:-1].double()
+    return torch.stack(log_q), logits
+
+
+@pytest.mark.parametrize("formula", ["exact", "thesis"])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_generator_reads_each_masked_and_discriminator_the_text(formula, temperature):
+    loaded = electra(generator_temperature=temperature)
+    texts = sequences(loaded.dictionary, (4, 1, 6, 2), NUM_WORDS)
+    cloze = cloze_of(loaded, 20, formula)
+    combine = log_prob_of_original if formula == "exact" else lambda *given: -energies_of(*given)
+    for tokens, values in zip(texts, cloze.log_probs(texts), strict=True):
+        assert cloze.num_passes(tokens) == len(tokens) - 2 + 1
+        log_q, logits = naive(loaded.model, tokens, temperature)
+        # Two networks in float32 behind logarithms.
+        torch.testing.assert_close(values[1:-1].double(), combine(logits, log_q, SHARE), rtol=1e-3, atol=1e-4)
+        assert values[0] == values[-1] == 0
+
+
+def test_a_generator_that_reads_nothing():
+    loaded = electra(generator="uniform", generator_size=1 / 2)
+    (tokens,) = sequences(loaded.dictionary, (4,), NUM_WORDS)
+    logits = loaded.model.detection_head(loaded.model.extract_features(tokens[None]))[0, 1:-1]
+    expected = log_prob_of_original(logits, torch.full((4,), -math.log(NUM_WORDS)), SHARE)
+    with torch.no_grad():
+        torch.testing.assert_close(cloze_of(loaded, 4096).log_probs([tokens])[0][1:-1], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "criterion", "reason"),
+    [
+        ({"main_objective": "replace_mlm"}, {}, "its main network detects nothing"),
+        ({"disallow_true_token": True}, {}, "never allowed to propose the original"),
+        ({}, {"detection_positions": "masked"}, "it judged masked positions only"),
+    ],
+)
+def test_variants_without_a_probability_are_refused(settings, criterion, reason):
+    with pytest.raises(UserError, match=f"tiny.pt gives no probability of a token: .*{reason}"):
+        cloze_of(electra(criterion, **settings), 4096)
