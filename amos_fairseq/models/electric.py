@@ -86,11 +86,10 @@ class ElectricModel(PretrainingModel):
         check_variant(cfg)
         self.variant = str(cfg.electric_variant)
         shape = generator_shape(cfg)
+        self.discriminator = None if self.variant == "two_tower" else TransformerEncoder(encoder_shape(cfg))
         self.generator = TwoTower(shape)
         self.mlm_head = MlmHead(2 * shape.width, embedding_width(cfg), rows.num_rows, cfg.layer_norm_eps)
-        self.discriminator = None
-        if self.variant != "two_tower":
-            self.discriminator = TransformerEncoder(encoder_shape(cfg))
+        if self.discriminator is not None:
             self.generator.share_embeddings(self.discriminator)
             self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
         self.initialize()

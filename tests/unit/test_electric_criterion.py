@@ -1,0 +1,178 @@
+"""Electric's loss against loops in float64, with and without padding; its gradients, log keys and sums."""
+
+import math
+
+import pytest
+import torch
+from fairseq.logging import metrics
+from sklearn.metrics import roc_auc_score
+from small_electric import (
+    SHARE,
+    VARIANTS,
+    electric_criterion,
+    naive_cloze,
+    naive_energies,
+    naive_noise_probs,
+    small_electric,
+)
+from small_models import MASK_PROB, small_batch
+
+from amos_fairseq.criterions.electric import ElectricCriterion
+from amos_fairseq.models.electric import ElectricModel
+
+SPECIAL = (0, 1, 2, 3, 44)  # <s> <pad> </s> <unk> <mask>
+LENGTHS = {"full": (12, 12), "padded": (12, 7, 2)}
+
+
+def batch_with_specials(lengths: tuple[int, ...]) -> dict:
+    """An end of line and an unknown word stand where nothing was sampled."""
+    batch = small_batch(lengths)
+    inputs = batch["net_input"]
+    for row, special in ((0, 2), (1, 3)):
+        sampled = inputs["masked_positions"][row].tolist()
+        place = next(t for t in range(1, lengths[row]) if t not in sampled)
+        inputs["tokens"][row, place] = special
+    return batch
+
+
+def with_given_samples(model: ElectricModel, batch: dict) -> torch.Tensor:
+    """Replacements [B,M] that the model takes instead of drawing; the first of each text is the original itself."""
+    inputs = batch["net_input"]
+    draw = torch.Generator().manual_seed(5)
+    sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
+    sampled[:, 0] = inputs["tokens"].gather(1, inputs["masked_positions"])[:, 0]
+    model.sample = lambda hidden: sampled
+    return sampled
+
+
+def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discriminator_loss_weight: float) -> float:
+    """The summed loss of a batch, text by text without any padding, D from its definition as a quotient."""
+    inputs, variant, p = batch["net_input"], model.variant, MASK_PROB
+    guessed, detected = 0.0, 0.0
+    for row, padded in enumerate(inputs["tokens"]):
+        text = padded[padded.ne(1)]
+        slots = inputs["masked_weights"][row].nonzero().flatten().tolist()
+        noise = {inputs["masked_positions"][row, slot].item(): sampled[row, slot].item() for slot in slots}
+        cloze = naive_cloze(model, text)
+        words = [t for t, token in enumerate(text.tolist()) if token not in SPECIAL]
+        everywhere = model.cfg.generator_loss_tokens == "all"
+        for t in words if everywhere else noise:
+            guessed -= cloze[t].log_softmax(-1)[text[t]].item() * (SHARE if everywhere else 1.0)
+        if variant == "two_tower":
+            continue
+        noised = torch.tensor([noise.get(t, token) for t, token in enumerate(text.tolist())])
+        energies, q = naive_energies(model, noised), naive_noise_probs(model, cloze)
+        for t in words:
+            energy, q_t = energies[t].item(), q[t, noised[t]].item()
+            plain = 1 / (1 + math.exp(-energy))
+            is_noise = plain if variant == "electra_tt" else p * q_t / (p * q_t + (1 - p) * math.exp(-energy))
+            detected -= math.log(is_noise if t in noise else 1 - is_noise)
+    return guessed + discriminator_loss_weight * SHARE * detected
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize(
+    ("variant", "tokens"),
+    [("electric", "sampled"), ("electric", "all"), ("electra_tt", "sampled"), ("two_tower", "all")],
+)
+def test_loss_against_loops_in_float64(variant: str, tokens: str, lengths: tuple[int, ...]) -> None:
+    """Four layers in float32 on one side, large initial values: five digits agree."""
+    model = small_electric(variant, generator_loss_tokens=tokens, relative_position_scheme="t5")
+    batch = batch_with_specials(lengths)
+    sampled = with_given_samples(model, batch)
+    loss, sample_size, _ = electric_criterion(model)(model, batch)
+    assert loss.item() == pytest.approx(reference(model, batch, sampled, 50.0), rel=1e-5)
+    assert (sample_size, type(sample_size)) == (batch["num_masked"], int)
+
+
+def test_a_sample_that_is_the_original_is_noise() -> None:
+    model, batch = small_electric(), batch_with_specials((12, 7))
+    with_given_samples(model, batch)
+    output = model(**batch["net_input"])
+    for row, place in enumerate(batch["net_input"]["masked_positions"][:, 0].tolist()):
+        assert output.is_noise[row, place] and not output.replaced[row, place]
+    assert output.is_noise.sum() == batch["num_masked"]
+    assert not output.is_noise[:, 0].any()  # where padded slots point to
+
+
+@pytest.mark.parametrize("variant", ["electric", "electra_tt"])
+def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
+    """q enters the logits of NCE without a gradient, and no gradient passes through a sample."""
+    model, batch = small_electric(variant), small_batch()
+    model(**batch["net_input"]).rtd_logits.square().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    own = [
+        name for name in gradients if name.startswith(("generator.", "mlm_head."))
+    ]  # what is shared goes by another name
+    assert len(own) > 40
+    assert all(gradients[name] is None for name in own)
+    assert all(gradients[name] is not None for name in gradients if name.startswith("discriminator.layers"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tokens", ["sampled", "all"])
+def test_every_parameter_is_trained(variant: str, tokens: str) -> None:
+    """Nothing is unused, which several ranks rely on."""
+    if variant == "two_tower" and tokens == "sampled":
+        return
+    model, batch = small_electric(variant, generator_loss_tokens=tokens), small_batch()
+    electric_criterion(model)(model, batch)[0].backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def logged(*logging_outputs: dict) -> dict[str, float]:
+    with metrics.aggregate(new_root=True) as aggregated:
+        ElectricCriterion.reduce_metrics(list(logging_outputs))
+    return dict(aggregated.get_smoothed_values())
+
+
+CLOZE_KEYS = {"loss", "mlm_loss_2", "mlm_acc_2"}
+DETECTION_KEYS = {"replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logged_keys(variant: str) -> None:
+    model, batch = small_electric(variant), small_batch()
+    expected = CLOZE_KEYS if variant == "two_tower" else CLOZE_KEYS | DETECTION_KEYS
+    assert set(logged(electric_criterion(model)(model, batch)[2])) == expected
+
+
+@pytest.mark.parametrize("tokens", ["sampled", "all"])
+def test_logged_numbers_by_hand(tokens: str) -> None:
+    """Means over the tokens that each term is about: no special token, and what was really sampled."""
+    model, batch = small_electric(generator_loss_tokens=tokens), batch_with_specials((12, 7, 2))
+    sampled = with_given_samples(model, batch)
+    got = logged(electric_criterion(model)(model, batch)[2])
+    output, inputs = model(**batch["net_input"]), batch["net_input"]
+    words = ~torch.isin(inputs["tokens"], torch.tensor(SPECIAL))
+    guessed = words if tokens == "all" else inputs["masked_weights"] > 0
+    assert got["mlm_loss_2"] == pytest.approx(output.mlm_nll[guessed].mean().item(), abs=1e-4)
+    assert got["mlm_acc_2"] == pytest.approx(output.mlm_correct[guessed].float().mean().item(), abs=1e-4)
+    logits, labels = output.rtd_logits[words].detach(), output.is_noise[words]
+    chosen = torch.sigmoid(torch.where(labels, logits, -logits).double())
+    assert got["rtd_loss"] == pytest.approx(-chosen.log().mean().item(), abs=1e-4)
+    assert got["rtd_acc"] == pytest.approx((chosen > 0.5).double().mean().item(), abs=1e-4)
+    assert got["rtd_auc"] == pytest.approx(roc_auc_score(labels, logits), abs=0.01)
+    kept = inputs["tokens"].gather(1, inputs["masked_positions"])
+    changed = (sampled.ne(kept) & (inputs["masked_weights"] > 0)).sum().item()
+    assert got["replaced"] == pytest.approx(changed / batch["num_masked"], abs=1e-4)
+    assert 0 < got["replaced"] < 1
+
+
+@pytest.mark.parametrize("tokens", ["sampled", "all"])
+def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
+    """What gradient accumulation and ranks rely on."""
+    model, whole = small_electric(generator_loss_tokens=tokens), small_batch((12, 7, 12, 10))
+    sampled = with_given_samples(model, whole)
+    criterion = electric_criterion(model)
+    loss, sample_size, log = criterion(model, whole)
+    parts = []
+    for rows in (slice(0, 1), slice(1, 4)):
+        inputs = {name: value[rows] for name, value in whole["net_input"].items()}
+        counts = {"ntokens": int(inputs["tokens"].ne(1).sum()), "num_masked": int(inputs["masked_weights"].sum())}
+        model.sample = lambda hidden, rows=rows: sampled[rows]
+        parts.append(criterion(model, whole | counts | {"net_input": inputs, "nsentences": len(inputs["tokens"])}))
+    assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-5)
+    assert sum(part[1] for part in parts) == sample_size
+    one, several = logged(log), logged(*(part[2] for part in parts))
+    assert several == pytest.approx(one, rel=1e-3, abs=1e-4)

@@ -1,0 +1,132 @@
+"""The two-tower cloze model: nothing about a token comes from the token itself; ends, padding, directions."""
+
+import pytest
+import torch
+from small_electric import naive_cloze, small_electric
+from small_models import small_batch
+
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.two_tower import TwoTower
+
+SHAPE = EncoderShape(
+    num_layers=2, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.0, attention_dropout=0.0,
+    activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
+    embedding_width=6,
+)  # fmt: skip
+LENGTHS = (9, 6, 1)
+SCHEMES = ["none", "t5", "amos"]
+
+
+def towers(scheme: str = "t5", **settings) -> TwoTower:
+    torch.manual_seed(0)
+    shape = {**vars(SHAPE), "position_scheme": scheme, **settings}
+    module = TwoTower(EncoderShape(**shape))
+    with torch.no_grad():  # far from uniform attention, so that every path carries a gradient
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return module
+
+
+def random(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padding(lengths=LENGTHS, width: int = 9) -> torch.Tensor:
+    return torch.arange(width) >= torch.tensor(lengths)[:, None]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("padded", [True, False])
+def test_no_token_sees_itself_and_every_other_real_token_is_seen(scheme: str, padded: bool) -> None:
+    """By the gradient of a random sum of entry t, for every text and token: zero at t and at padding, nowhere else."""
+    module, embeddings = towers(scheme), random(3, 9, 6).requires_grad_()
+    mask = padding() if padded else None
+    out = module(embeddings, mask)
+    weights = random(*out.shape, seed=2)
+    for b, length in enumerate(LENGTHS if padded else (9, 9, 9)):
+        for t in range(length):
+            (gradient,) = torch.autograd.grad((out[b, t] * weights[b, t]).sum(), embeddings, retain_graph=True)
+            seen = gradient.abs().sum(-1).ne(0)
+            expected = torch.zeros(3, 9, dtype=torch.bool)
+            expected[b, :length] = True
+            expected[b, t] = False
+            assert seen.equal(expected), (b, t)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_half_comes_from_its_own_side(scheme: str) -> None:
+    module, embeddings = towers(scheme), random(1, 9, 6).requires_grad_()
+    left, right = module(embeddings).chunk(2, dim=-1)
+    for half, side in ((left, range(4)), (right, range(5, 9))):
+        (gradient,) = torch.autograd.grad((half[0, 4] * random(8, seed=3)).sum(), embeddings, retain_graph=True)
+        assert gradient[0].abs().sum(-1).nonzero().flatten().tolist() == list(side)
+
+
+@torch.no_grad()
+def test_beyond_the_ends_stand_learned_states() -> None:
+    module = towers()
+    before, behind = module.boundaries.weight
+    for lengths, mask in ((LENGTHS, padding()), ((9, 9, 9), None)):
+        left, right = module(random(3, 9, 6), mask).chunk(2, dim=-1)
+        for b, length in enumerate(lengths):
+            assert left[b, 0].equal(before) and not left[b, 1].equal(before)
+            assert right[b, length - 1].equal(behind)
+            assert length == 1 or not right[b, length - 2].equal(behind)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.no_grad()
+def test_padding_changes_nothing_for_real_tokens(scheme: str) -> None:
+    """Other order of sums in the masked softmax: within float32's rounding."""
+    module, embeddings = towers(scheme), random(3, 9, 6)
+    out = module(embeddings, padding())
+    for b, length in enumerate(LENGTHS):
+        assert torch.allclose(out[b, :length], module(embeddings[b : b + 1, :length])[0], atol=1e-5)
+
+
+def test_padded_rows_are_numbers_forward_and_backward() -> None:
+    module, embeddings = towers(), random(3, 9, 6).requires_grad_()
+    out = module(embeddings, padding())
+    assert out.isfinite().all()
+    out.square().sum().backward()
+    assert embeddings.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.no_grad()
+def test_one_layer_reads_from_the_far_end_what_an_encoder_of_all_tokens_reads(scheme: str) -> None:
+    """The last token of the past and the first of the future have every token on their side."""
+    embeddings, outputs = random(2, 9, 6), {}
+    for attends_to in ("all", "past", "future"):
+        torch.manual_seed(0)
+        shape = {**vars(SHAPE), "num_layers": 1, "position_scheme": scheme, "attends_to": attends_to}
+        outputs[attends_to] = TransformerEncoder(EncoderShape(**shape)).eval()(embeddings)[-1]
+    assert torch.allclose(outputs["past"][:, -1], outputs["all"][:, -1], atol=1e-6)
+    assert torch.allclose(outputs["future"][:, 0], outputs["all"][:, 0], atol=1e-6)
+    assert not torch.allclose(outputs["past"][:, 0], outputs["all"][:, 0], atol=1e-2)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.no_grad()
+def test_against_a_loop_over_texts_tokens_and_keys(scheme: str) -> None:
+    """Logits of the whole generator; float32 through two layers against float64."""
+    model, batch = small_electric(relative_position_scheme=scheme), small_batch()
+    tokens = batch["net_input"]["tokens"]
+    logits = model.logits(model.read(tokens, tokens.eq(1)), model.mlm_head.bias)
+    for row, text in enumerate(tokens):
+        text = text[text.ne(1)]
+        assert torch.allclose(logits[row, : len(text)].double(), naive_cloze(model, text), atol=1e-4)
+
+
+@torch.no_grad()
+def test_another_token_leaves_the_guess_of_its_own_place_as_it_was() -> None:
+    """The same bits, whatever stands there; every other place guesses otherwise."""
+    model = small_electric()
+    tokens = small_batch((12,))["net_input"]["tokens"]
+    hidden = model.read(tokens, None)
+    for place in range(1, 12):
+        changed = tokens.clone()
+        changed[0, place] = 4 + (tokens[0, place] - 3) % 40
+        same = model.read(changed, None)[0].eq(hidden[0]).all(-1)
+        assert same.nonzero().flatten().tolist() == [place]
