@@ -1,0 +1,270 @@
+"""ELECTRA's variants as models: what they share, what they sample, what learns, and which settings exclude one another."""
+
+import pytest
+import torch
+from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
+from small_models import NUM_WORDS, SETTINGS, small_batch, small_task
+from test_no_waiting import WAITING, Recorder
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.models.electra_config import ElectraConfig
+from amos_fairseq.models.mlm import MlmModel
+
+SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
+WORDS = slice(4, 4 + NUM_WORDS)
+DRAWS = 20_000
+
+
+def step(model: ElectraModel, **settings) -> torch.Tensor:
+    """Loss of one batch, its gradients left in the model."""
+    loss, _, _ = small_electra_criterion(**settings)(model, small_batch())
+    loss.backward()
+    return loss
+
+
+def own_gradients(model: ElectraModel) -> dict[str, torch.Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_that_learns_receives_a_gradient(variant: str) -> None:
+    """Ranks that wait for the gradient of an unused parameter would wait forever. Frozen ones receive none."""
+    model = small_electra(**VARIANTS[variant])
+    step(model)
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert not parameter.requires_grad or parameter.grad.any(), name
+    frozen = {name.partition(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == ({"generator", "generator_embed_tokens", "mlm_head"} if variant == "frozen" else set())
+
+
+@pytest.mark.parametrize(
+    ("variant", "positions"), [*((name, "all") for name in VARIANTS), ("plain", "masked"), ("plain", "random")]
+)
+def test_a_step_waits_for_nothing(variant: str, positions: str) -> None:
+    model, criterion, batch = (
+        small_electra(**VARIANTS[variant]),
+        small_electra_criterion(detection_positions=positions),
+        small_batch(),
+    )
+    with Recorder() as recorder:
+        loss, _, _ = criterion(model, batch)
+        loss.backward()
+    assert "aten::embedding_dense_backward" in recorder.operations
+    assert not recorder.operations & WAITING
+
+
+def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
+    none, embeddings, everything = (small_electra(**VARIANTS[name]) for name in ("none", "plain", "all"))
+    for name in SHARED_EMBEDDINGS:
+        if getattr(none.generator, name) is not None:
+            assert getattr(none.generator, name) is not getattr(none.discriminator, name)
+        assert getattr(embeddings.generator, name) is getattr(embeddings.discriminator, name)
+    assert none.generator_embedding is not none.embed_tokens
+    assert embeddings.generator_embedding is embeddings.embed_tokens
+    assert embeddings.generator.layers[0] is not embeddings.discriminator.layers[0]
+    assert everything.generator is everything.discriminator
+    assert everything.mlm_head is not None
+
+    # Without a detection loss only what is the generator's, or shared with it, learns.
+    for model, shares in ((none, False), (embeddings, True), (everything, True)):
+        step(model, discriminator_loss_weight=0.0)
+        gradients = own_gradients(model)
+        assert gradients["embed_tokens.weight"].any() == shares
+        assert gradients["discriminator.embed_positions.weight"].any() == shares
+        assert gradients["discriminator.layers.0.ffn_in.weight"].any() == (model is everything)
+        assert gradients["generator.layers.0.ffn_in.weight"].any()
+
+
+def test_sharing_all_has_the_parameters_of_one_encoder() -> None:
+    """Beside token embeddings and the three heads."""
+    model = small_electra(**VARIANTS["all"])
+    names = {name.partition(".")[0] for name, _ in model.named_parameters()}
+    assert names == {"embed_tokens", "discriminator", "mlm_head", "detection_head"}
+
+
+def test_the_generator_has_its_own_number_of_layers() -> None:
+    model = small_electra(generator_layers=1)
+    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, SETTINGS["encoder_layers"])
+    assert model.depth_names == ["1"]
+
+
+def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int) -> torch.Tensor:
+    """Shares of each row among draws for one position: [V]."""
+    originals = torch.full((1, DRAWS), original)
+    logits = model.noise_logits(None if hidden is None else hidden.expand(1, DRAWS, -1), originals)
+    return torch.bincount(model.sample(logits).flatten(), minlength=len(model.unsampled_rows)) / DRAWS
+
+
+def assert_frequencies(seen: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within 4.5 standard errors: with some 40 words, one false alarm in 3,000 runs."""
+    error = (expected * (1 - expected) / DRAWS).sqrt()
+    assert (seen - expected).abs().le(4.5 * error + 1e-9).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("disallows", [False, True])
+def test_samples_follow_temperature_and_forbidden_originals(temperature: float, disallows: bool) -> None:
+    """p^(1/T), without special tokens, padding rows and, where it is forbidden, the original, normalised again."""
+    model = small_electra(generator_temperature=temperature, disallow_true_token=disallows)
+    torch.manual_seed(3)
+    hidden, original = torch.randn(1, 1, 8) * 0.5, 9
+    logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias).double()
+    expected = logits.exp() ** (1 / temperature)
+    expected[model.unsampled_rows] = 0
+    if disallows:
+        expected[original] = 0
+    seen = frequencies(model, hidden, original)
+    assert_frequencies(seen, expected / expected.sum())
+    assert (seen[original] == 0) == disallows
+
+
+def test_unigram_samples_follow_the_counts_of_the_text() -> None:
+    model, counts = small_electra(generator="unigram"), torch.arange(4 + NUM_WORDS + 1)
+    assert model.awaits_token_counts
+    model.set_token_counts(counts)
+    assert not model.awaits_token_counts
+    expected = torch.zeros(len(model.unsampled_rows), dtype=torch.float64)
+    expected[WORDS] = counts[WORDS].double()  # special tokens occur and are not sampled
+    assert_frequencies(frequencies(model, None, 9), expected / expected.sum())
+    # They are part of the checkpoint: another model of the same settings needs no text.
+    other = small_electra(seed=1, generator="unigram")
+    other.load_state_dict(model.state_dict())
+    assert not other.awaits_token_counts
+    assert other.token_noise.counts.equal(model.token_noise.counts)
+
+
+def test_uniform_samples_are_all_words_alike() -> None:
+    model = small_electra(generator="uniform")
+    expected = torch.zeros(len(model.unsampled_rows), dtype=torch.float64)
+    expected[WORDS] = 1 / NUM_WORDS
+    assert_frequencies(frequencies(model, None, 9), expected)
+    assert not model.awaits_token_counts
+    assert model.depth_names == ["uniform"]
+    logits, weights = model.propose(**small_batch()["net_input"])
+    assert logits.shape == (1, 4, 3, len(expected))
+    assert weights.shape == (4, 3, 1)
+
+
+def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
+    """Without a detection loss the discriminator learns nothing, and the baseline nothing but itself."""
+    model = small_electra(adversarial=True)
+    step(model, discriminator_loss_weight=0.0)
+    gradients = own_gradients(model)
+    assert (
+        gradients["discriminator.layers.1.ffn_in.weight"] is None
+        or not gradients["discriminator.layers.1.ffn_in.weight"].any()
+    )
+    assert gradients["generator.layers.0.ffn_in.weight"].any()
+    model.zero_grad()
+    criterion, batch = small_electra_criterion(), small_batch()
+    output = model(**batch["net_input"])
+    output.baseline_logits.sum().backward()
+    learning = {
+        name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
+    }
+    assert learning == {"baseline.weight"}
+    assert not criterion.rewards(output, batch).requires_grad
+    assert not output.mlm_nll.requires_grad  # no maximum likelihood in this mode
+
+
+def mlm_weights(**settings) -> dict[str, torch.Tensor]:
+    kept = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
+    torch.manual_seed(5)
+    return MlmModel.build_model(EncoderConfig(**(kept | {"embedding_dim": 8} | settings)), small_task()).state_dict()
+
+
+def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_is() -> None:
+    """Both networks have the first model's weights; after updates the generator's bits are the same, the others are not."""
+    model, first = small_electra(**VARIANTS["frozen"]), mlm_weights()
+    head = {name: value.clone() for name, value in model.detection_head.state_dict().items()}
+    with pytest.raises(UserError, match="--finetune-from-model"):
+        model.check_ready()
+    model.set_num_updates(20)  # fairseq tells the first stage's updates before it loads its weights
+    model.load_state_dict(dict(first))
+    model.check_ready()
+    here = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, value in first.items():
+        if name.startswith("transformer."):
+            for network in ("generator.", "discriminator."):
+                assert here[network + name.removeprefix("transformer.")].equal(value), name
+        elif name.startswith("embed_tokens."):
+            assert here[name].equal(value)
+            assert here["generator_" + name].equal(value)
+        else:
+            assert here[name].equal(value), name
+    assert all(here[f"detection_head.{name}"].equal(value) for name, value in head.items())
+
+    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], 1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        step(model)
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        part = name.partition(".")[0]
+        is_frozen = part in ("generator", "generator_embed_tokens", "mlm_head")
+        assert value.equal(here[name]) == is_frozen or part == "token_noise", name
+    # Continued: a checkpoint of this stage holds all that is needed.
+    again = small_electra(seed=1, **VARIANTS["frozen"])
+    again.load_state_dict(model.state_dict())
+    again.check_ready()
+    assert all(value.equal(model.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own() -> None:
+    model = small_electra(**VARIANTS["frozen"], dropout=0.1, attention_dropout=0.1).train()
+    net_input = small_batch()["net_input"]
+    masked = net_input["masked_tokens"], net_input["masked_positions"], net_input["tokens"].eq(1)
+    assert model.generate(*masked).equal(model.generate(*masked))
+    assert not model.extract_features(net_input["tokens"]).equal(model.extract_features(net_input["tokens"]))
+
+
+def test_a_first_stage_of_other_sizes_is_refused() -> None:
+    with pytest.raises(UserError, match=r"another encoder.*discriminator"):
+        small_electra(**VARIANTS["frozen"]).load_state_dict(mlm_weights(encoder_layers=1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"generator_temperature": 0.0}, "--generator-temperature"),
+        ({"generator_layers": -1}, "--generator-layers"),
+        ({"share_weights": "all"}, "equal size"),
+        ({"share_weights": "all", "generator_layers": 1, **EQUAL_SIZES}, "equal size"),
+        ({"share_weights": "all", "adversarial": True, **EQUAL_SIZES}, "train the discriminator to fail"),
+        ({"frozen_generator": True, "share_weights": "none"}, "equal size"),
+        ({"frozen_generator": True, **EQUAL_SIZES}, "--share-weights none"),
+        ({"frozen_generator": True, "adversarial": True}, "one of them"),
+        ({"adversarial": True, "main_objective": "replace_mlm"}, "--main-objective detection"),
+        ({"generator": "unigram", "adversarial": True}, "--adversarial has no meaning"),
+        ({"generator": "uniform", "share_weights": "none"}, "--share-weights has no meaning"),
+        ({"generator": "uniform", "generator_layers": 1}, "--generator-layers has no meaning"),
+        ({"generator": "unigram", "frozen_generator": True}, "--frozen-generator has no meaning"),
+    ],
+    ids=str,
+)
+def test_settings_that_exclude_one_another_are_refused(settings: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named) as refused:
+        small_electra(**settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_encoder_to_fine_tune_needs_nothing_of_the_first_stage() -> None:
+    """A task that does not pretrain builds the encoder alone, whatever the variant."""
+    task = small_task()
+    del task.masked_share
+    model = ElectraModel.build_model(
+        ElectraConfig(
+            frozen_generator=True,
+            share_weights="none",
+            generator_size=1.0,
+            encoder_layers=1,
+            encoder_embed_dim=16,
+            encoder_ffn_embed_dim=24,
+            encoder_attention_heads=2,
+        ),
+        task,
+    )
+    assert not isinstance(model, ElectraModel)
