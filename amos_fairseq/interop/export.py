@@ -6,10 +6,11 @@ from typing import NamedTuple, Optional, Sequence
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.export_card import CardSettings, Target, check_settings, write_card
 from amos_fairseq.interop.export_check import Agreement, check_folder
+from amos_fairseq.interop.export_choice import choose_part
 from amos_fairseq.interop.export_code import MODEL_CODE, write_code
 from amos_fairseq.interop.export_folder import whole_folder
 from amos_fairseq.interop.export_model import AUTO_CLASSES, build_model, choose_family, class_name
-from amos_fairseq.interop.export_parts import Part, choose_part
+from amos_fairseq.interop.export_parts import Part
 from amos_fairseq.interop.export_tokenizer import FolderTokenizer, folder_tokenizer
 from amos_fairseq.interop.hugging_face_config import CUSTOM
 

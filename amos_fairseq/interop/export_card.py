@@ -22,6 +22,7 @@ from amos_fairseq.interop.export_parts import Part
 from amos_fairseq.interop.hugging_face_tables import (
     DETECTION,
     ENCODER,
+    ENERGY,
     MASKED_LM,
     PRETRAINING,
     QUESTION_ANSWERING,
@@ -52,6 +53,8 @@ _LIMITS = {
     "features to mean much. `pooler_output` is tanh of the first state; nothing was trained for it.",
     MASKED_LM: "This is the generator, which makes the training signal; the encoder to fine-tune is the discriminator.",
     DETECTION: "It was trained on the mistakes of its own generator, not on those of people or of other models.",
+    ENERGY: "Its output is no probability of a replaced token: -energy is the log-probability of the token that stands there, "
+    "given all others, with a normaliser that training brings near 1 and nothing keeps there.",
     SEQUENCE_CLASSIFICATION: "It knows the classes of the task that it was fine-tuned on.",
     QUESTION_ANSWERING: "It marks the likeliest span, also where the text does not answer: whether it does is for a threshold "
     "of the null score, which is found on development data and is not in this folder.",
@@ -65,6 +68,8 @@ _USES = {
     "replaced = logits.softmax(-1)[..., 1]  # [1, tokens], probability",
     PRETRAINING: "logits = model(**tokenizer(\"A text with a wrong word.\", return_tensors=\"pt\")).logits\n"
     "replaced = logits.sigmoid()  # [1, tokens], probability",
+    ENERGY: "energies = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, tokens], nats\n"
+    "log_probs = -energies[:, 1:-1]  # of each token given all others, without <s> and </s>",
     SEQUENCE_CLASSIFICATION: "logits = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, classes]",
     QUESTION_ANSWERING: "output = model(**tokenizer(\"A question?\", \"And its answer.\", return_tensors=\"pt\"))\n"
     "start, end = output.start_logits.argmax(), output.end_logits.argmax()",

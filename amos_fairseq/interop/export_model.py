@@ -14,6 +14,7 @@ from amos_fairseq.interop.hugging_face_rows import ABSENT, to_hugging_face_rows
 from amos_fairseq.interop.hugging_face_tables import (
     DETECTION,
     ENCODER,
+    ENERGY,
     FAMILIES,
     MASKED_LM,
     PRETRAINING,
@@ -33,6 +34,7 @@ AUTO_CLASSES = {
     MASKED_LM: "AutoModelForMaskedLM",
     DETECTION: "AutoModelForTokenClassification",
     PRETRAINING: "AutoModelForPreTraining",
+    ENERGY: "AutoModelForPreTraining",
     SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
     QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
 }
@@ -60,7 +62,7 @@ def possible_families(part: Part) -> list[str]:
     first = family_of(part.shape, part.activation)
     if part.shape.position_scheme != "none":
         return [first]
-    if part.kind == PRETRAINING:
+    if part.kind in (PRETRAINING, ENERGY):
         return ["electra"]
     projected = part.shape.embedding_width not in (0, part.shape.width)
     if part.kind == SEQUENCE_CLASSIFICATION:

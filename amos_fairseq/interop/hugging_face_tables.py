@@ -17,6 +17,7 @@ ENCODER = "encoder"
 MASKED_LM = "masked_lm"
 DETECTION = "detection"  # AMOS: one linear layer, as token classification
 PRETRAINING = "pretraining"  # ELECTRA: dense, gelu, linear
+ENERGY = "energy"  # Electric: the same layers, another meaning
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 QUESTION_ANSWERING = "question_answering"
 
@@ -52,6 +53,10 @@ def _classes(name: str) -> dict[str, str]:
 
 
 # fmt: off
+_DENSE_DETECTION = (
+    Row("detection_head.dense.*",                              "discriminator_predictions.dense.*"),
+    Row("detection_head.output.*",                             "discriminator_predictions.dense_prediction.*"),
+)
 _DETECTION = (Row("detection_head.output.*",                   "classifier.*",                             ZERO_AND_W),)
 _SPANS = (Row("span_head.output.*",                            "qa_outputs.*"),)
 _TWO_LAYERS = (  # MPNet, RoBERTa (tanh between) and ELECTRA (gelu)
@@ -107,7 +112,7 @@ FAMILIES: dict[str, Family] = {
         "lm_head.decoder.weight":                              "mpnet.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias":                                "lm_head.bias",
     }),
-    "electra": Family("electra", _classes("Electra") | {PRETRAINING: "ElectraForPreTraining"}, (
+    "electra": Family("electra", _classes("Electra") | dict.fromkeys((PRETRAINING, ENERGY), "ElectraForPreTraining"), (
         *_bert_like("electra", ""),
         Row("encoder.embedding_projection.*",                  "electra.embeddings_project.*"),
     ), {
@@ -116,10 +121,8 @@ FAMILIES: dict[str, Family] = {
             Row("mlm_head.norm.*",                             "generator_predictions.LayerNorm.*"),
             Row("mlm_head.bias",                               "generator_lm_head.bias"),
         ),
-        PRETRAINING: (
-            Row("detection_head.dense.*",                      "discriminator_predictions.dense.*"),
-            Row("detection_head.output.*",                     "discriminator_predictions.dense_prediction.*"),
-        ),
+        PRETRAINING: _DENSE_DETECTION,
+        ENERGY: _DENSE_DETECTION,
         DETECTION: _DETECTION,
         SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
         QUESTION_ANSWERING: _SPANS,

@@ -76,6 +76,126 @@ def test_card_of_an_mlm_speaks_of_no_generator(tmp_path):
     assert "| Objective | mlm |" in card
 
 
+TEAMS_BRANCHES = {
+    "mws": {},
+    "rtd": {"representation": "rtd"},
+    "extra layer": {"task_heads": "extra_layer", "representation": "rtd"},
+    "rtd alone": {"mws_loss_weight": 0.0, "representation": "rtd"},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TEAMS_BRANCHES)
+def test_the_branch_of_teams_that_is_kept(name, tmp_path):
+    """Against the states that ``discriminate`` gives to the two tasks."""
+    pretrained = load_pretrained(write_run(tmp_path / "run", "teams", **TEAMS_BRANCHES[name]))
+    export(tmp_path / "run", tmp_path / "out")
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    of_mws, of_rtd = pretrained.model.discriminate(tokens, ~real)
+    ours = of_mws if name == "mws" else of_rtd
+    theirs = outputs(tmp_path / "out", "AutoModel", tokens).last_hidden_state
+    assert_close(ours[real], theirs[real])
+    if name in ("rtd", "extra layer"):
+        assert (of_mws - of_rtd)[real].abs().max() > 0.1, "the other branch is another"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [{}, {"task_heads": "extra_layer"}, {"relative_position_scheme": "t5"}])
+def test_teams_detects_on_its_own_branch(settings, tmp_path):
+    """Kept is the other branch; the head stands on that of its task."""
+    pretrained = load_pretrained(write_run(tmp_path / "run", "teams", **settings))
+    export(tmp_path / "run", tmp_path / "out", "--part", "discriminator")
+    assert (
+        class_in(tmp_path / "out")
+        == f"{'MPNet' if 'relative_position_scheme' in settings else 'Bert'}ForTokenClassification"
+    )
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    ours = pretrained.model.detection_head(pretrained.model.discriminate(tokens, ~real)[1]).sigmoid()
+    theirs = outputs(tmp_path / "out", "AutoModelForTokenClassification", tokens).logits.softmax(-1)[..., 1]
+    assert_close(ours[real], theirs[real])
+
+
+GENERATORS = {
+    "teams": ("teams", {}),
+    "shallow electra": ("electra", {"generator_layers": 1}),
+    "electra that shares nothing": ("electra", {"share_weights": "none"}),
+    "electra that shares all": ("electra", {"share_weights": "all", "generator_size": 1}),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_of_the_family(name, tmp_path):
+    """Against ``propose`` at every position."""
+    objective, settings = GENERATORS[name]
+    pretrained = load_pretrained(write_run(tmp_path / "run", objective, **settings))
+    export(tmp_path / "run", tmp_path / "out", "--part", "generator")
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    (ours,) = pretrained.model.propose(tokens, tokens, torch.arange(LONGEST).expand_as(tokens), real.float())[0]
+    theirs = outputs(tmp_path / "out", "AutoModelForMaskedLM", tokens).logits
+    assert_close(ours[real][:, : len(pretrained.dictionary)], theirs[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["electric", "electra_tt"])
+def test_electric_and_its_classifier(variant, tmp_path):
+    """Electric: -logits are its token_log_probs. ELECTRA-TT: the probability of noise, as ELECTRA's of "replaced"."""
+    pretrained = load_pretrained(write_run(tmp_path / "run", "electric", electric_variant=variant))
+    export(tmp_path / "run", tmp_path / "out", "--part", "discriminator", check=True)
+    assert class_in(tmp_path / "out") == "ElectraForPreTraining"
+    model, tokens = pretrained.model, padded_tokens(pretrained)
+    scored = tokens.ne(1) & ~model.unsampled_rows[tokens]
+    logits = outputs(tmp_path / "out", "AutoModelForPreTraining", tokens).logits
+    ours = (
+        model.token_log_probs(tokens) if variant == "electric" else model.detection_head(model.extract_features(tokens))
+    )
+    assert_close(ours[scored], (-logits if variant == "electric" else logits)[scored])
+    labels = json.loads((tmp_path / "out" / "config.json").read_text()).get("id2label", {})
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ("replaced" in labels.values()) == (variant == "electra_tt")
+    assert ("-energy is the log-probability" in card) == (variant == "electric")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("objective", "class_name"),
+    [("teams", "BertForSequenceClassification"), ("electric", "ElectraForSequenceClassification")],
+)
+def test_what_is_fine_tuned_from_them(objective, class_name, tmp_path):
+    pretrained = load_pretrained(write_run(tmp_path / "run", objective, classes=3))
+    export(tmp_path / "run", tmp_path / "out")
+    assert class_in(tmp_path / "out") == class_name
+    tokens = padded_tokens(pretrained)
+    ours = pretrained.model(tokens, classification_head_name="sentence_classification_head")[0]
+    assert_close(ours, outputs(tmp_path / "out", "AutoModelForSequenceClassification", tokens).logits)
+
+
+NOTHING_FITS = {
+    "two towers": ("electric", {}, "generator", "no generator that a masked language model"),
+    "counts": ("electra", {"generator": "uniform"}, "generator", "no generator that a masked language model"),
+    "tells originals": ("electra", {"main_objective": "replace_mlm"}, "discriminator", "has no detection head"),
+    "selects alone": ("teams", {"rtd_loss_weight": 0.0}, "discriminator", "has no detection head"),
+    "a network per token": ("teams", {"task_heads": "ffn"}, "discriminator", "on top of its encoder (--task-heads ffn)"),
+    "cloze model": (
+        "electric", {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}, "encoder",
+        "has no encoder to fine-tune or to load",
+    ),
+    "energies on relative positions": (
+        "electric", {"relative_position_scheme": "t5"}, "discriminator", "two layers on relative positions"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTHING_FITS)
+def test_what_no_class_computes_is_refused(name, tmp_path, capsys):
+    objective, settings, part, message = NOTHING_FITS[name]
+    write_run(tmp_path / "run", objective, **settings)
+    assert message in refusal(tmp_path / "run", tmp_path / "out", capsys, "--part", part)
+
+
 def test_parts_that_an_objective_does_not_have_are_refused(tmp_path, capsys):
     mlm, amos = write_run(tmp_path / "mlm", "mlm"), write_run(tmp_path / "amos")
     for part in ("generator", "discriminator"):
