@@ -7,12 +7,12 @@ from amos_fairseq.cli.runs import read_runs
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
-Draw the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper), mixture weights
-(5a), accuracy on replaced tokens (5b), detection AUC, learning rate and throughput; of fine-tuning runs the loss and the
-scores. Thin lines are training, markers
-validation; colours are depths, line styles are runs. DIR receives all panels as overview.png and overview.svg, and each
-one as pictures of its own. Given the glue.json and squad.json of amos glue and amos squad, draw the scores of every seed
-side by side instead, as scores.png and scores.svg.
+Draw the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper), mixture weights (5a),
+accuracy on replaced tokens (5b), detection AUC, learning rate and throughput; what only some objectives log (selection,
+reward, the main network's own guesses) where a run has it; of fine-tuning runs the loss and the scores. Thin lines are
+training, markers validation; colours are depths, line styles are runs. DIR receives all panels as overview.png and
+overview.svg, and each one as pictures of its own. Given the glue.json and squad.json of amos glue and amos squad, draw
+the scores of every seed side by side instead, as scores.png and scores.svg.
 """
 
 

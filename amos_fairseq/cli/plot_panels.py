@@ -62,6 +62,25 @@ PANELS = (
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     *SCHEDULE_PANELS,
 )
+# Of single objectives: drawn where a run logged them, and not missed where none did.
+OBJECTIVE_PANELS = (
+    Panel(
+        "selection_loss", "Multi-word selection: loss", "cross-entropy (nats per masked token)", "mws_loss", (0, None)
+    ),
+    Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", (0, 1)),
+    Panel(
+        "main_loss",
+        "Main network: loss of the originals",
+        "cross-entropy (nats per guessed token)",
+        "main_loss",
+        (0, None),
+    ),
+    Panel("main_accuracy", "Main network: originals guessed", "accuracy on guessed tokens", "main_acc", (0, 1)),
+    Panel("copy_probability", "Copy mechanism", "mean probability of copying", "copy_prob", (0, 1)),
+    Panel("policy_loss", "Generator by reward: loss", "policy loss (per masked token)", "policy_loss"),
+    Panel("baseline_loss", "Generator by reward: baseline", "cross-entropy (nats per masked token)", "baseline_loss"),
+    Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", (0, None)),
+)
 # Of fine-tuning: what fairseq's sentence_prediction (in per cent) and our squad log.
 SCORE_PANELS = (
     Panel("accuracy", "Accuracy", "examples classified rightly (%)", "accuracy"),
@@ -75,12 +94,14 @@ LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its crit
 def panels_for(runs: list[Run]) -> tuple[Panel, ...]:
     """The panels of pretraining, or of fine-tuning where a run logged one of its scores, or both."""
     fine_tuned = any(depth_names(panel, runs) for panel in SCORE_PANELS)
-    pretrained = any(depth_names(panel, runs) for panel in PANELS if panel not in SCHEDULE_PANELS)
+    of_objectives = tuple(panel for panel in OBJECTIVE_PANELS if depth_names(panel, runs))
+    pretraining = (*PANELS[: -len(SCHEDULE_PANELS)], *of_objectives)
+    pretrained = any(depth_names(panel, runs) for panel in pretraining)
     if not fine_tuned:
-        return PANELS
+        return (*pretraining, *SCHEDULE_PANELS)
     scores = tuple(panel for panel in SCORE_PANELS if depth_names(panel, runs))
     own = (LOSS_PANEL, *scores, *SCHEDULE_PANELS)
-    return (*PANELS[: -len(SCHEDULE_PANELS)], *own) if pretrained else own
+    return (*pretraining, *own) if pretrained else own
 
 
 def draw_all(runs: list[Run], directory: str) -> list[str]:

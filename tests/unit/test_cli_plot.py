@@ -10,6 +10,7 @@ import pytest
 from amos_fairseq.cli import plot_panels
 from amos_fairseq.cli import runs as runs_file
 from amos_fairseq.cli.main import main
+from amos_fairseq.criterions.electra import COUNTED_BY
 from amos_fairseq.errors import UserError
 
 
@@ -114,6 +115,30 @@ def test_fine_tuning_runs_show_their_loss_and_the_scores_that_they_logged(tmp_pa
     ax = plt.figure().add_subplot()
     plot_panels.draw_panel(ax, panel, runs_file.read_runs([str(log)]))
     assert [list(line.get_ydata()) for line in ax.get_lines()] == [[58.4]]
+
+
+def test_what_one_objective_logs_is_drawn_for_it_alone(save_dir, tmp_path, capsys):
+    """TEAMS beside AMOS: the curve of the selection is that of the run which has one, and no other run misses it."""
+    other = tmp_path / "teams.jsonl"
+    other.write_text(
+        "".join(json.dumps(record("train", u, depths=(3,), mws_loss=u / 10, mws_acc=0.5)) + "\n" for u in (10, 20))
+    )
+    assert main(["plot", str(save_dir), str(other), "--out", str(tmp_path / "out")]) == 0
+    written = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert written == {"overview", "selection_loss", "selection_accuracy", *(p.file_name for p in plot_panels.PANELS)}
+    assert "left out" not in capsys.readouterr().out
+    panel = next(panel for panel in plot_panels.OBJECTIVE_PANELS if panel.key == "mws_loss")
+    ax = plt.figure().add_subplot()
+    plot_panels.draw_panel(ax, panel, runs_file.read_runs([str(save_dir), str(other)]))
+    (line,) = ax.get_lines()
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([10, 20], [1.0, 2.0])
+
+
+def test_every_key_that_a_criterion_logs_beside_the_shared_ones_has_a_panel():
+    """Keys as the criterions name them for the log."""
+    drawn = {panel.key for panel in plot_panels.OBJECTIVE_PANELS}
+    assert set(COUNTED_BY) - {"replaced"} <= drawn
+    assert {"mws_loss", "mws_acc"} <= drawn
 
 
 def test_same_log_gives_the_same_picture_bytes(tmp_path):
