@@ -1,11 +1,13 @@
 """A YAML recipe as ``fairseq-hydra-train`` composes it, for those who look at a configuration without training it."""
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,13 +30,28 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
     if not (config_dir / f"{name}.yaml").is_file():
         raise UserError(f"{config_dir / name}.yaml is missing: name a recipe such as amos_base, or the path of a YAML")
     try:
-        hydra_init(name)
-        with warnings.catch_warnings():
-            # On every composition Hydra announces the end of the way in which fairseq stores its defaults.
-            warnings.filterwarnings("ignore", message="(?s).*automatic_schema_matching", category=UserWarning)
-            with initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
-                cfg = compose(name, overrides=list(overrides))
+        with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
+            cfg = compose(name, overrides=list(overrides))
         add_defaults(cfg)
         return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{config_dir / name}.yaml cannot be composed: {error}") from error
+
+
+@contextlib.contextmanager
+def fairseq_defaults(name: str) -> Iterator[None]:
+    """Let Hydra lay fairseq's defaults under the recipe ``name``, and under it alone.
+
+    fairseq stores them for good, for the one recipe of a process; a later one that starts from ``name`` would find them
+    there a second time and be refused.
+    """
+    store = ConfigStore.instance()
+    before = dict(store.repo)
+    hydra_init(name)
+    try:
+        with warnings.catch_warnings():
+            # On every composition Hydra announces the end of this way of storing them.
+            warnings.filterwarnings("ignore", message="(?s).*automatic_schema_matching", category=UserWarning)
+            yield
+    finally:
+        store.repo = before

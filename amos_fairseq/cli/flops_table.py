@@ -19,10 +19,16 @@ def print_report(name: str, report: Report) -> None:
     )
     console.print(module_table(report))
     console.print(training_table(report))
-    console.print(
-        f"Reading one text of {report.inference_length} tokens: {report.inference.matmul:.3g} (today), "
-        f"{report.inference.total:.3g} (thesis)",
-        soft_wrap=True,
+    console.print(reading_line(report), soft_wrap=True)
+
+
+def reading_line(report: Report) -> str:
+    if report.inference is None:
+        return "No encoder is kept after training: the towers score text (amos score)."
+    operations = report.inference
+    return (
+        f"Reading one text of {report.inference_length} tokens: {operations.matmul:.3g} (today), "
+        f"{operations.total:.3g} (thesis)"
     )
 
 

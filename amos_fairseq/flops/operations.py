@@ -19,10 +19,11 @@ ELEMENTWISE = {
     aten._log_softmax: 5,  # maximum, subtract, exp, sum, subtract
     aten.native_layer_norm: 7,  # sum, subtract, square, sum, divide, scale, shift
     aten.binary_cross_entropy_with_logits: 6,  # (1 - target) x + log(1 + exp(-x))
+    aten.log_sigmoid_forward: 4,  # minimum with 0, - log(1 + exp(-|x|))
     aten.bernoulli_: 2,  # a random number, a comparison; dropout's division and product are operators of their own
     aten.exponential_: 3,  # a random number, its logarithm, a scale
 }
-ONE_PER_ENTRY = (aten.cumsum, aten.scatter_add, aten.index_add)  # of what goes in, like the reductions
+ONE_PER_ENTRY = (aten.cumsum, aten.scatter_add, aten.index_add, aten.topk)  # of what goes in, like the reductions
 LOGSUMEXP = 4  # per entry that goes in: maximum, subtract, exp, sum
 NO_ARITHMETIC = (aten.clone, aten._to_copy, aten.copy_)  # PyTorch tags them as pointwise
 
@@ -33,7 +34,8 @@ class Operations(NamedTuple):
     Attributes:
         matmul: products of matrices and vectors.
         look_up: what embeddings would cost as products with one-hot vectors, 2 V E a token.
-        elementwise: everything else that is arithmetic: biases, activations, softmax, LayerNorm, dropout, losses.
+        elementwise: everything else that is arithmetic: activations, residuals, softmax, LayerNorm, dropout, losses; not the
+            bias of a linear layer, which PyTorch adds within the product (1 in 2 D operations).
     """
 
     matmul: float = 0
@@ -41,7 +43,7 @@ class Operations(NamedTuple):
     elementwise: float = 0
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         return sum(self)
 
 
@@ -87,7 +89,7 @@ class _UsedOperators(TorchDispatchMode):
 
 
 def _elementwise_formula(operator: Any, tags: set[torch.Tag]) -> Callable | None:
-    """None for what only moves, compares shapes, or gathers."""
+    """None for what only makes, moves or picks numbers."""
     if operator in NO_ARITHMETIC:
         return None
     if operator in ELEMENTWISE:

@@ -30,7 +30,8 @@ class Report:
         modules: forward pass per token, by part of the model.
         today, thesis: training by either convention.
         inference_length: tokens of the text that the encoder reads.
-        inference: forward pass of the kept encoder alone; today's convention counts its ``matmul``, the thesis all.
+        inference: forward pass of the kept encoder alone; today's convention counts its ``matmul``, the thesis all. None
+            where no encoder is kept (TwoTower).
     """
 
     objective: str
@@ -42,7 +43,7 @@ class Report:
     today: TrainingFlops
     thesis: TrainingFlops
     inference_length: int
-    inference: Operations
+    inference: Operations | None
 
     @property
     def forward(self) -> Operations:
@@ -62,11 +63,8 @@ class Report:
                 name: {"per_token": cost.per_token, "per_update": cost.per_update, "total": cost.total}
                 for name, cost in (("today", self.today), ("thesis", self.thesis))
             },
-            "inference": {
-                "tokens": self.inference_length,
-                "today": self.inference.matmul,
-                "thesis": self.inference.total,
-            },
+            "inference": self.inference
+            and {"tokens": self.inference_length, "today": self.inference.matmul, "thesis": self.inference.total},
         }
 
 
@@ -123,8 +121,12 @@ def minus(whole: Operations, parts: Any) -> Operations:
     return Operations(*(kind - sum(rest) for kind, *rest in zip(whole, *parts, strict=True)))
 
 
-def reading(model: nn.Module, length: int) -> Operations:
-    """The forward pass of the encoder to keep, over one text of ``length`` tokens."""
+def reading(model: nn.Module, length: int) -> Operations | None:
+    """The forward pass of the encoder to keep, over one text of ``length`` tokens; None if there is no such encoder."""
+    try:
+        model.encoder  # noqa: B018  (a property that refuses)
+    except UserError:
+        return None
     tokens = torch.full((1, length), model.rows.end, device=DEVICE)
     was_training = model.training
     model.eval()

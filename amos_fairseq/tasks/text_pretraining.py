@@ -230,20 +230,22 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
                 f"allows {max_positions}"
             )
         limits = [limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None]
-        if min(limits) < 1:
+        if not limits or min(limits) < 1:
             raise UserError(
                 f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
-                f"--tokens-per-sample {length}: raise the smaller of the two"
+                f"--tokens-per-sample {length}: give more"
             )
         return min(limits)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Before the first update: the vocabulary lies in ``SAVE_DIR/tokenizer``, and a model that samples by frequencies
-        has them (from its checkpoint, when it is continued).
+        has them (from its checkpoint, when it is continued); :class:`UserError` where a model still lacks something.
         """
         on_first_rank(self._keep_vocabulary)
         if getattr(model, "awaits_token_counts", False):
             model.set_token_counts(self.count_training_tokens())
+        if hasattr(model, "check_ready"):
+            model.check_ready()
 
     def _keep_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)
