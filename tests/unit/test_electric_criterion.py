@@ -90,7 +90,8 @@ def test_a_sample_that_is_the_original_is_noise() -> None:
     with_given_samples(model, batch)
     output = model(**batch["net_input"])
     for row, place in enumerate(batch["net_input"]["masked_positions"][:, 0].tolist()):
-        assert output.is_noise[row, place] and not output.replaced[row, place]
+        assert output.is_noise[row, place]
+        assert not output.replaced[row, place]
     assert output.is_noise.sum() == batch["num_masked"]
     assert not output.is_noise[:, 0].any()  # where padded slots point to
 

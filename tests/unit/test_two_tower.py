@@ -69,7 +69,8 @@ def test_beyond_the_ends_stand_learned_states() -> None:
     for lengths, mask in ((LENGTHS, padding()), ((9, 9, 9), None)):
         left, right = module(random(3, 9, 6), mask).chunk(2, dim=-1)
         for b, length in enumerate(lengths):
-            assert left[b, 0].equal(before) and not left[b, 1].equal(before)
+            assert left[b, 0].equal(before)
+            assert not left[b, 1].equal(before)
             assert right[b, length - 1].equal(behind)
             assert length == 1 or not right[b, length - 2].equal(behind)
 
