@@ -1,0 +1,145 @@
+"""A comparison from its plan to its tables: every entry gets the same budget, then the same fine-tunings."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from budgets import PARTS, Budget, schedule_settings, share_name, updates_per_epoch, whole_updates
+from costs import cost_of
+from entries import CONFIGS, Entry, check_shared, compose_entry, read_entries, read_preset, read_yaml
+from fine_tuning_runs import FineTuning
+from omegaconf import DictConfig
+from pieces import Piece
+from pretraining_runs import Pretraining, measure_seconds_per_update
+
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue_data import read_glue_data
+from amos_fairseq.finetuning.plan import claim_out, read_json, write_json
+from amos_fairseq.finetuning.runner import find_devices
+from amos_fairseq.finetuning.training import LOG_FILE, RunFailed
+
+NAME = "comparison"
+PLAN_FILE = "plan.json"
+
+
+class Comparison:
+    """What one call is about, checked before anything is written.
+
+    Args:
+        options: of the command, with absolute paths and parsed values (see compare.py).
+
+    Raises:
+        UserError: anything of it cannot be used.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.out: Path = options.out
+        self.budget: Budget = options.budget
+        self.preset = read_preset(options.size, options.settings)
+        self.entries = read_entries(options.entries, options.size, options.objectives)
+        self.paper = read_yaml(CONFIGS / "paper.yaml")
+        self.device = "cpu" if find_devices(options.cpu, 1)[0] == "cpu" else "cuda:0"
+        shortest = {entry.name: self._compose(entry, PARTS) for entry in self.entries}
+        self.shared = check_shared(shortest)
+        self.updates_per_epoch = updates_per_epoch(shortest[self.entries[0].name])
+        self.costs = {name: cost_of(cfg) for name, cfg in shortest.items()}
+        self._check_glue()
+        self.pretrainings: list[Pretraining] = []
+        self.failures: list[str] = []
+
+    @property
+    def fine_tuning_settings(self) -> dict[str, Any]:
+        """Flags of ``amos glue`` -> values; the user's win."""
+        given = {"recipe": self.options.recipe, "lr": self.options.lr}
+        if self.options.recipe:  # another recipe has rates of its own
+            return {name: value for name, value in given.items() if value is not None}
+        return self.preset.fine_tuning | {name: value for name, value in given.items() if value is not None}
+
+    def _settings(self, entry: Entry, max_update: int) -> dict[str, Any]:
+        schedule = schedule_settings(max_update, self.preset.warmup_share)
+        return {"task.data": str(self.options.data), **self.preset.settings, **entry.settings, **schedule}
+
+    def _compose(self, entry: Entry, max_update: int) -> DictConfig:
+        return compose_entry(entry, self._settings(entry, max_update))
+
+    def _check_glue(self) -> None:
+        """What ``amos glue`` would say only after the pretraining."""
+        glue, own = self.options.glue / "tokenizer", self.options.data / "tokenizer"
+        for task in self.options.tasks:
+            read_glue_data(self.options.glue, task)
+        if not own.is_dir() or directory_sha256(glue) != directory_sha256(own):
+            raise UserError(f"{self.options.glue} was not prepared with the tokenizer {own}: prepare it with that one")
+
+    def claim(self) -> None:
+        """Make OUT the place of this budget and these settings; raises :class:`UserError` where it holds another's."""
+        setup = {
+            "size": self.options.size,
+            "budget": str(self.budget),
+            "settings": self.preset.settings,
+            "dictionary_sha256": file_sha256(self.options.data / "dict.txt"),
+        }
+        claim_out(self.out, NAME, setup)
+
+    def plan(self, piece: Piece) -> None:
+        """Fix the number of updates of every entry, and look at what is there already.
+
+        Raises:
+            UserError: the budget cannot be divided, or a folder holds a run of other settings.
+            Stopped: the piece has ended while updates were timed.
+            RunFailed: an entry does not train.
+        """
+        for entry in self.entries:
+            wanted = self.budget.updates(self.costs[entry.name].thesis, lambda entry=entry: self._seconds(entry, piece))
+            max_update = whole_updates(self.budget, entry.name, wanted, self.updates_per_epoch)
+            save_dir = self.out / entry.name / "pretraining"
+            pretraining = Pretraining(
+                entry, self._compose(entry, max_update), self._settings(entry, max_update), save_dir, self.device
+            )
+            pretraining.check()
+            self.pretrainings.append(pretraining)
+
+    def _seconds(self, entry: Entry, piece: Piece) -> float:
+        """Seconds of an update, measured once and then kept: the length of a run must not change between pieces."""
+        file = self.out / entry.name / PLAN_FILE
+        plan = read_json(file)
+        if plan is None:
+            settings = self._settings(entry, PARTS)
+            seconds = measure_seconds_per_update(entry, settings, self.out / entry.name / "timing", self.device, piece)
+            plan = {"seconds_per_update": seconds}
+            write_json(file, plan)
+        return float(plan["seconds_per_update"])
+
+    def pretrain(self, piece: Piece) -> None:
+        """All entries, one after another. Raises Stopped; one that fails does not end the others."""
+        for pretraining in self.pretrainings:
+            if pretraining.finished:
+                pretraining.prune()
+            else:
+                self._attempt(f"{pretraining.entry.name}: pretraining", pretraining.save_dir, pretraining, piece)
+
+    def fine_tune(self, piece: Piece) -> None:
+        """The ends of all budgets first, then what lies before them: the main table comes early. Raises Stopped."""
+        for share in sorted(self.options.fine_tune_at, reverse=True):
+            for pretraining in self.pretrainings:
+                fine_tuning = self.fine_tuning(pretraining, share)
+                if fine_tuning.checkpoint is not None and not fine_tuning.finished:
+                    self._attempt(fine_tuning.label, fine_tuning.directory, fine_tuning, piece)
+
+    def fine_tuning(self, pretraining: Pretraining, share: float) -> FineTuning:
+        """The fine-tunings of the checkpoint at a share of the budget, as far as it is there."""
+        name, point = pretraining.entry.name, share_name(share)
+        flags = [str(part) for flag, value in self.fine_tuning_settings.items() for part in (f"--{flag}", value)]
+        if self.device == "cpu":
+            flags += ["--cpu", "--parallel", str(self.options.parallel)]
+        return FineTuning(
+            f"{name}: fine-tuning at {point}", pretraining.checkpoint(share), self.options.glue,
+            self.out / name / "fine_tuning" / point, self.options.tasks, self.options.seeds, tuple(flags),
+        )  # fmt: skip
+
+    def _attempt(self, label: str, directory: Path, runs: Pretraining | FineTuning, piece: Piece) -> None:
+        try:
+            runs.run(piece)
+        except RunFailed as error:
+            self.failures.append(f"{label}: {error} (log: {directory / LOG_FILE})")

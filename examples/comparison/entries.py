@@ -1,0 +1,173 @@
+"""What is compared: entries (a config and its own settings) under one preset, and that they differ in nothing else."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from amos_fairseq.composition import RECIPES, compose_recipe
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.configuration import EncoderConfig
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+# What the objectives must have in common. The length of the schedule follows from the budget; mask_treatment and what a
+# model adds to EncoderConfig belong to the objective, and so does its paper's activation in a classification head.
+SHARED = {
+    "common": ("seed", "bf16", "fp16", "amp"),
+    "task": ("tokens_per_sample", "sample_break_mode", "mask_prob", "data"),
+    "model": tuple(
+        name for name in EncoderConfig.__dataclass_fields__ if name not in ("_name", "pooler_activation_fn")
+    ),
+    "dataset": ("batch_size", "max_tokens", "train_subset"),
+    "optimization": ("lr", "update_freq", "clip_norm"),
+    "optimizer": None,
+    "lr_scheduler": ("_name", "power", "end_learning_rate"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the comparison.
+
+    Attributes:
+        name: of its folder.
+        label: in tables and figures.
+        config: name of a YAML file of examples/pretraining/config.
+        settings: Hydra key -> value, which it sets beside the preset's.
+    """
+
+    name: str
+    label: str
+    config: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What all entries share.
+
+    Attributes:
+        settings: Hydra key -> value.
+        warmup_share: of all updates.
+        fine_tuning: flags of ``amos glue`` with their values.
+    """
+
+    size: str
+    settings: dict[str, Any]
+    warmup_share: float
+    fine_tuning: dict[str, Any]
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A mapping; :class:`UserError` for anything else."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): name a file of entries with --entries") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is no YAML ({error}): mend it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no names: write one 'NAME: {{config: ...}}' an entry, as {CONFIGS}/entries.yaml")
+    return content
+
+
+def read_preset(size: str, settings: dict[str, Any]) -> Preset:
+    """``settings`` are the user's, which win."""
+    content = read_yaml(CONFIGS / f"{size}.yaml")
+    return Preset(size, content["settings"] | settings, content["warmup_share"], content["fine_tuning"])
+
+
+def read_entries(file: Path, size: str, names: list[str] | None) -> list[Entry]:
+    """The entries of a file, all or those of ``names`` in that order.
+
+    Raises:
+        UserError: the file cannot be used, or has no entry of such a name.
+    """
+    content = read_yaml(file)
+    for name in names or []:
+        if name not in content:
+            raise UserError(f"--objectives {name}: no such entry in {file}; it has {', '.join(map(str, content))}")
+    return [_entry(file, str(name), content[name], size) for name in names or content]
+
+
+def _entry(file: Path, name: str, values: Any, size: str) -> Entry:
+    if not NAME.fullmatch(name):
+        raise UserError(f"{file}: {name!r} is to name a folder: use letters, digits, '_', '-' and '.'")
+    try:
+        known = {"config": str(values["config"]).format(size=size), "settings": dict(values.get("settings") or {})}
+        unknown = values.keys() - known.keys() - {"label"}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: {name} needs 'config: NAME' and may have label and settings ({error})") from error
+    if unknown:
+        raise UserError(f"{file}: {name} has {', '.join(map(str, unknown))}; it may have config, label and settings")
+    if not (RECIPES / f"{known['config']}.yaml").is_file():
+        raise UserError(f"{file}: {name} starts from {known['config']}, but {RECIPES} has no {known['config']}.yaml")
+    return Entry(name, str(values.get("label", name)), **known)
+
+
+def hydra_overrides(settings: dict[str, Any]) -> list[str]:
+    """KEY=VALUE in Hydra's spelling; texts are quoted, since a path may hold spaces, commas and equals signs."""
+    return [f"{key}={_spelled(value)}" for key, value in settings.items()]
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, str):
+        # Hydra takes a backslash as one, but before a quotation mark.
+        escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
+        return f'"{escaped}"'
+    if isinstance(value, list):
+        return f"[{','.join(map(_spelled, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """ "model.dropout=0.1" -> ("model.dropout", 0.1); raises :class:`UserError`."""
+    key, equals, value = text.partition("=")
+    if not (equals and re.fullmatch(r"\w+(\.\w+)+", key)):
+        raise UserError(f"--set {text!r} is not KEY=VALUE with a KEY like model.dropout")
+    try:
+        return key, OmegaConf.to_container(OmegaConf.create({"value": yaml.safe_load(value)}))["value"]
+    except yaml.YAMLError as error:
+        raise UserError(f"--set {text}: the value is no YAML") from error
+
+
+def compose_entry(entry: Entry, settings: dict[str, Any]) -> DictConfig:
+    """What ``fairseq-hydra-train`` hands to fairseq for this entry, resolved; raises :class:`UserError`."""
+    try:
+        return compose_recipe(entry.config, hydra_overrides(settings))
+    except UserError as error:
+        raise UserError(f"{entry.name}: {error}") from error
+
+
+def shared_settings(cfg: DictConfig) -> dict[str, Any]:
+    """ "group.key" -> value of everything that must not differ between entries."""
+    values = {}
+    for group, keys in SHARED.items():
+        for key in keys if keys is not None else sorted(cfg[group]):
+            if cfg[group].get(key) is not None:
+                values[f"{group}.{key}"] = OmegaConf.to_container(OmegaConf.create({"value": cfg[group][key]}))["value"]
+    return values
+
+
+def check_shared(configs: dict[str, DictConfig]) -> dict[str, Any]:
+    """The settings that all entries share.
+
+    Raises:
+        UserError: two of them differ in one: their scores would say nothing about the objective.
+    """
+    first, *others = configs
+    expected = shared_settings(configs[first])
+    for name in others:
+        found = shared_settings(configs[name])
+        for key in sorted(expected.keys() | found.keys()):
+            if found.get(key) != expected.get(key):
+                raise UserError(
+                    f"{key} is {expected.get(key)} for {first} and {found.get(key)} for {name}: a comparison needs one "
+                    f"value, give it with --set {key}=VALUE"
+                )
+    return expected

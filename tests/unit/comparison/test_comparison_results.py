@@ -1,0 +1,150 @@
+"""Scores of seeds, the papers' findings beside ours, the tables and curves made of them: numbers checked by hand."""
+
+import comparison_figures
+import comparison_tables
+import pytest
+from comparison_results import findings_beside_ours, ordering
+from entries import CONFIGS, read_yaml
+from fine_tuning_runs import FineTuning, scores_of
+
+from amos_fairseq.finetuning.glue_table import paper_results
+from amos_fairseq.finetuning.results import Result, write_result
+
+
+def result(task: str, seed: int, value: float) -> Result:
+    return Result(
+        task=task, point="", seed=seed, directory=f"runs/{task}/seed{seed}", main_score="accuracy",
+        scores={"accuracy": value, "f1": 0.0}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
+        identity={},
+    )  # fmt: skip
+
+
+def results(**scores: list[float]) -> list[Result]:
+    return [result(task, seed, value) for task, values in scores.items() for seed, value in enumerate(values, start=1)]
+
+
+def test_average_is_of_medians_and_its_deviation_of_the_seeds_averages():
+    found = scores_of(results(RTE=[50.0, 56.0, 53.0], MRPC=[70.0, 60.0, 80.0]))
+    assert {task: own["median"] for task, own in found["tasks"].items()} == {"RTE": 53.0, "MRPC": 70.0}
+    assert found["tasks"]["RTE"]["deviation"] == pytest.approx(3.0)
+    assert found["average"]["value"] == pytest.approx(61.5)
+    # Averages of the seeds: 60, 58, 66.5; their mean is 61.5, their squared deviations 2.25, 12.25, 25.
+    assert found["average"]["deviation"] == pytest.approx((39.5 / 2) ** 0.5)
+    assert found["average"]["count"] == 3
+
+
+def test_seeds_that_a_task_lacks_are_no_part_of_the_deviation():
+    found = scores_of(results(RTE=[50.0, 56.0, 90.0], MRPC=[70.0, 60.0]))
+    assert found["average"]["value"] == pytest.approx((56.0 + 65.0) / 2)
+    assert found["average"]["count"] == 2
+    assert found["average"]["deviation"] == pytest.approx(2**0.5)  # of 60 and 58
+    assert scores_of([]) is None
+
+
+def test_a_fine_tuning_is_finished_when_all_that_is_asked_for_has_a_result(tmp_path):
+    runs = FineTuning("x", tmp_path / "c.pt", tmp_path, tmp_path / "out", ("RTE", "MRPC"), 2, ())
+    for found in results(RTE=[50.0, 51.0, 99.0], MRPC=[70.0], CoLA=[1.0]):
+        write_result_in(tmp_path / "out", found)
+    assert not runs.finished
+    assert sorted(found.main for found in runs.results) == [50.0, 51.0, 70.0]
+    write_result_in(tmp_path / "out", result("MRPC", 2, 71.0))
+    assert runs.finished
+
+
+def write_result_in(out, found: Result) -> None:
+    (out / found.directory).mkdir(parents=True)
+    write_result(out, found)
+
+
+def entry(label: str, *averages: tuple[float, float | None]) -> dict:
+    """An entry whose last points have these averages and deviations, each twice as dear as the one before."""
+    points = {}
+    for number, (value, deviation) in enumerate(averages):
+        share = 2.0 ** (number + 1 - len(averages))
+        scores = {"tasks": {}, "average": {"value": value, "deviation": deviation, "count": 3}}
+        points[f"{share:g}"] = {"flops_thesis": share * 1e12, "hours": share * 4, "scores": scores, "complete": True}
+    return {
+        "label": label, "max_update": 16, "updates_so_far": 16, "tokens": 1000, "tokens_per_second": 12.5,
+        "flops_per_update_thesis": 1e12 / 16, "flops_per_update_matmuls": 5e11 / 16, "points": points,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def content() -> dict:
+    entries = {
+        "mlm": entry("MLM (BERT)", (50.0, 1.0), (60.0, 1.5)),
+        "electra": entry("ELECTRA", (49.0, 1.0), (63.0, 2.0)),
+        "amos": entry("AMOS", (52.0, 1.0), (58.0, 1.0)),
+        "teams": entry("TEAMS") | {"updates_so_far": 3},
+    }
+    setup = {"budget": "16 updates", "tasks": ["RTE"], "fine_tune_at": [0.5, 1.0], "size": "tiny", "device": "CPU"}
+    found = findings_beside_ours(read_yaml(CONFIGS / "paper.yaml")["findings"], entries)
+    return {"setup": setup, "entries": entries, "findings": found, "notes": ["a note"]}
+
+
+def test_findings_stand_beside_ours_where_both_sides_were_compared(content):
+    found = {(one["better"], one["worse"]): one for one in content["findings"]}
+    assert set(found) == {("electra", "mlm"), ("amos", "electra"), ("amos", "mlm")}
+    # 3.0 points, spread sqrt(1.5^2 + 2^2) = 2.5; -5.0 and sqrt(1 + 4); -2.0 and sqrt(1 + 2.25) = 1.8.
+    assert found["electra", "mlm"]["our_points"] == pytest.approx(3.0)
+    assert found["electra", "mlm"]["our_spread"] == pytest.approx(2.5)
+    verdicts = [found[pair]["ours"] for pair in (("electra", "mlm"), ("amos", "electra"), ("amos", "mlm"))]
+    assert verdicts == ["agrees", "disagrees", "disagrees"]
+
+
+def test_a_difference_within_the_spread_says_nothing_and_one_seed_has_none():
+    findings = [{"better": "a", "worse": "b"}]
+    close = {"a": entry("A", (60.0, 3.0)), "b": entry("B", (56.1, 2.5))}
+    assert findings_beside_ours(findings, close)[0]["ours"] == "within the spread"
+    single = {"a": entry("A", (60.0, None)), "b": entry("B", (60.1, None))}
+    assert findings_beside_ours(findings, single)[0] | {"our_points": 0} == {
+        "better": "a", "worse": "b", "our_points": 0, "our_spread": None, "ours": "disagrees",
+    }  # fmt: skip
+    single["a"]["points"]["1"]["complete"] = False
+    assert findings_beside_ours(findings, single) == []
+
+
+def test_the_table_has_the_best_first_and_the_unfinished_last(content):
+    assert ordering(content["entries"]) == ["electra", "mlm", "amos"]
+    table = comparison_tables.scores_table(content)
+    assert [row[0] for row in table.rows] == ["ELECTRA", "MLM (BERT)", "AMOS", "TEAMS (3 updates so far)"]
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert first["FLOPs"] == "1.00e12"
+    assert first["matmul FLOPs"] == "5.00e11"
+    assert first["hours"] == "4.00"
+    assert first["AVG of 1"] == "63.0 ± 2.0"
+    assert table.rows[3][-1] == "-"
+    curves = comparison_tables.curve_table(content)
+    assert curves.rows[0] == ["MLM (BERT)", "50.0 ± 1.0", "60.0 ± 1.5"]
+    lines = [table.as_markdown() for table in comparison_tables.all_tables(content)]
+    assert "| ELECTRA above MLM (BERT) | +2.9 (GLUE average, base size, equal FLOPs; thesis Table 5.3" in lines[2]
+    assert "| +3.0 ± 2.5 | agrees |" in lines[2]
+
+
+def test_curves_are_score_against_cost_and_unfinished_points_are_left_out(content, tmp_path):
+    content["entries"]["amos"]["points"]["0.5"]["complete"] = False
+    assert comparison_figures.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
+    assert comparison_figures.curve(content["entries"]["amos"], "hours") == [(4.0, 58.0, 1.0)]
+    paper = read_yaml(CONFIGS / "paper.yaml")
+    curves = {
+        name: {"flops_thesis": comparison_figures.curve(own, "flops_thesis")}
+        for name, own in content["entries"].items()
+    }
+    ours, theirs = comparison_figures.flops_figure(content, curves, paper["flops_curve"]).axes
+    assert [text.get_text() for text in ours.get_legend().get_texts()] == ["MLM (BERT)", "ELECTRA", "AMOS"]
+    (small,) = [line for line in theirs.get_lines() if line.get_label() == "ELECTRA-Small"]
+    assert list(small.get_ydata()) == [74.1, 76.0, 77.7, 79.0, 79.9]
+    written = comparison_figures.draw_all(content, paper, tmp_path)
+    assert {path.name for path in written} == {
+        f"score_by_{x}.{kind}" for x in ("flops", "hours") for kind in ("png", "svg")
+    }
+    nothing = {**content, "entries": {"teams": content["entries"]["teams"]}}
+    assert comparison_figures.draw_all(nothing, paper, tmp_path / "absent") == []
+
+
+def test_averages_of_the_paper_are_those_of_its_other_table():
+    """AMOS Table 1 stands in the package already, for `amos glue --paper`."""
+    averages = {paper["name"].split()[0]: paper["average"] for paper in paper_results()}
+    findings = {(one["better"], one["worse"]): one for one in read_yaml(CONFIGS / "paper.yaml")["findings"]}
+    assert findings["amos", "electra"]["points"] == pytest.approx(averages["AMOS"] - averages["ELECTRA"])
+    assert findings["amos", "mlm"]["points"] == pytest.approx(averages["AMOS"] - averages["BERT"])
