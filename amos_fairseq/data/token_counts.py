@@ -15,6 +15,8 @@ LINES_AT_ONCE = 10_000
 def count_tokens(texts: Iterable[Any], num_tokens: int) -> Tensor:
     """Counts of all ids below ``num_tokens``: int64 [num_tokens]; a progress bar appears where it takes long.
 
+    Ids beyond, of another dictionary, are refused where blocks are read.
+
     Args:
         texts: fairseq's indexed datasets; what each gives by index are one-dimensional integer tensors, its lines.
         num_tokens: of the dictionary that binarized them.

@@ -141,13 +141,12 @@ class ElectraModel(GeneratorModel):
             tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)
         return self.token_prediction(states, self.embed_tokens.weight, corrupted, tokens, weights)
 
-    def set_num_updates(self, num_updates: int) -> None:
-        """Called before every update.
+    def check_ready(self) -> None:
+        """Called between the loading of a checkpoint and the first update.
 
         Raises:
             UserError: the generator's weights or counts were never loaded.
         """
-        super().set_num_updates(num_updates)
         if self.missing:
             raise UserError(self.missing)
 

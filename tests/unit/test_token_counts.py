@@ -1,0 +1,65 @@
+"""How often tokens stand in the training text: against a naive count, over shards and parts, without special tokens."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from made_up_corpus import make_task, write_corpus, write_split
+from small_electra import small_electra
+
+from amos_fairseq.data import token_counts
+from amos_fairseq.errors import UserError
+
+
+def naive_counts(*directories: Path) -> Counter:
+    """From the bytes of the files: ``write_split`` stores 16-bit numbers."""
+    files = [file for directory in directories for file in directory.glob("train*.bin")]
+    return Counter(number for file in files for number in memoryview(file.read_bytes()).cast("H"))
+
+
+def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 7 lines, so that the last of a file is not full; ``</s>`` ends every line and is not counted."""
+    monkeypatch.setattr(token_counts, "LINES_AT_ONCE", 7)
+    shards = [write_corpus(tmp_path / name, seed=seed) for seed, name in enumerate(("a", "b"))]
+    write_split(shards[1], "train1", 11, seed=9)
+    counts = make_task(f"{shards[0]}:{shards[1]}").count_training_tokens()
+    expected = naive_counts(*shards)
+    assert expected[2] == 60 + 60 + 11
+    assert counts.tolist() == [expected[token] if 4 <= token < 34 else 0 for token in range(35)]
+    assert counts.dtype == torch.int64
+
+
+def test_a_text_of_special_tokens_alone_is_refused(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", num_lines=0)
+    with pytest.raises(UserError, match="holds no token"):
+        make_task(corpus).count_training_tokens()
+
+
+def test_the_task_counts_for_the_model_that_asks_before_its_first_update(tmp_path: Path, monkeypatch) -> None:
+    """A model that has its counts from a checkpoint, or needs none, is left alone."""
+    corpus = write_corpus(tmp_path / "corpus")
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    models = [small_electra(num_words=30, generator="unigram"), small_electra(num_words=30)]
+    with pytest.raises(UserError, match="--generator unigram"):
+        models[0].check_ready()
+    counted = []
+    counting = task.count_training_tokens
+    monkeypatch.setattr(task, "count_training_tokens", lambda: counted.append(1) or counting())
+    for epoch in (1, 2):
+        for model in models:
+            task.begin_epoch(epoch, model)
+            model.check_ready()
+    assert counted == [1]
+    counts = models[0].token_noise.counts
+    assert counts[:35].tolist() == [naive_counts(corpus)[token] if 4 <= token < 34 else 0 for token in range(35)]
+    assert counts[35:].eq(0).all()
+
+
+def test_a_frozen_generator_without_weights_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    task = make_task(write_corpus(tmp_path / "corpus"), save_dir=str(tmp_path / "run"))
+    model = small_electra(num_words=30, frozen_generator=True, share_weights="none", generator_size=1.0)
+    with pytest.raises(UserError, match="--finetune-from-model"):
+        task.begin_epoch(1, model)
+    model.load_state_dict(model.state_dict())
+    task.begin_epoch(1, model)
