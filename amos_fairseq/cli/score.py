@@ -50,9 +50,9 @@ def add_parser(subparsers: Any) -> None:
         help="tokenizer of the run (default: the tokenizer directory beside the checkpoint)",
     )  # fmt: skip
     parser.add_argument(
-        "--electra-formula", choices=("exact", "thesis"), default=argparse.SUPPRESS,
-        help="what ELECTRA's discriminator says of a probability: for the labels that it learned, or for those of thesis "
-        "section 5.4.5, where a sampled original is noise (default: exact)",
+        "--electra-formula", metavar="F", choices=("exact", "thesis"), default=argparse.SUPPRESS,
+        help="what follows from ELECTRA's discriminator by the labels that it learned (exact), or by those of thesis section "
+        "5.4.5 (thesis) (default: exact)",
     )  # fmt: skip
     parser.add_argument(
         "--batch-tokens", type=int, metavar="N", default=4096, help="tokens that go through the model at once"

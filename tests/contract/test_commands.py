@@ -37,6 +37,7 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
         ("plot", {"--out": "plots"}),
         ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"}),
         ("import", {"--from": "hugging-face", "--seed": "1"}),
+        ("score", {"--batch-tokens": "4096", "--device": "cpu", "--format": "tsv"}),
     ],
 )
 def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, monkeypatch):
