@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from test_configs import compose_recipe
 from tiny_runs import ROOT, environment
@@ -58,3 +60,15 @@ def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> 
     assert (cfg.model.electric_variant, cfg.model.generator_size, cfg.model.encoder_layers) == ("two_tower", 1.0, 12)
     assert cfg.dataset.train_subset == "train"  # fairseq's own, which no recipe of ours states
     assert cfg.checkpoint.save_dir == "checkpoints/two_tower"
+
+
+@pytest.mark.parametrize(("task", "share"), [("text_pretraining", 0.25), ("sentence_prediction", 0.15)])
+def test_flags_give_the_model_the_same_share_and_other_tasks_need_none(task: str, share: float) -> None:
+    """A checkpoint holds the configuration resolved: a key that only pretraining has must not be missed when fine-tuning."""
+    flags = ["DATA", "--arch", "electric_tiny", "--task", task, "--generator-loss-tokens", "all"]
+    flags += ["--criterion", "electric", "--mask-prob", "0.25"] if share == 0.25 else ["--criterion", task]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=flags)
+    cfg = OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), resolve=True, enum_to_str=True)
+    assert (cfg["model"]["mask_prob"], cfg["model"]["generator_size"]) == (share, 0.5)
+    if task == "text_pretraining":
+        assert cfg["criterion"]["generator_loss_tokens"] == "all"
