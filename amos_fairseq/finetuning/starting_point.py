@@ -14,7 +14,10 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import size_of
 from amos_fairseq.interop.checkpoint import checkpoint_file, read_tokenizer
 from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electric import NO_ENCODER
 
+# Settings of single objectives that decide which encoder of a checkpoint is kept.
+BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # The recipe sets these.
 RECIPE_FIELDS = ("dropout", "attention_dropout", "pooler_dropout")
 
@@ -68,7 +71,7 @@ def read_starting_point(checkpoint: str | Path, from_scratch: bool = False) -> S
     """Look into a checkpoint (a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is taken) without reading its weights.
 
     Raises:
-        UserError: it is missing, damaged, or not of this package.
+        UserError: it is missing, damaged, not of this package, or of an objective without an encoder.
     """
     file = checkpoint_file(Path(checkpoint)).resolve()
     header = read_header(str(file))
@@ -76,13 +79,15 @@ def read_starting_point(checkpoint: str | Path, from_scratch: bool = False) -> S
         settings = header["cfg"]["model"]
         settings = vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)
         arch = settings["_name"]
-        known = {field.name for field in dataclasses.fields(architecture(arch))} & ENCODER_FIELDS
+        known = {field.name for field in dataclasses.fields(architecture(arch))} & (ENCODER_FIELDS | BRANCH_FIELDS)
         model = {name: settings[name] for name in sorted(known & settings.keys()) if name not in RECIPE_FIELDS}
         num_updates = int(header["optimizer_history"][-1]["num_updates"])
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{file} is no checkpoint of fairseq-train with this package: {error} is missing in it"
         ) from error
+    if settings.get("electric_variant") == "two_tower":
+        raise UserError(f"{file}: {NO_ENCODER}")
     state = header.get("task_state") or {}
     return StartingPoint(file, file_sha256(file), arch, model, state, num_updates, from_scratch)
 

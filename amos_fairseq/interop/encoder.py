@@ -70,13 +70,14 @@ class Encoder(nn.Module):
         batch_size: texts that go through the model at once.
 
     Raises:
-        UserError: ``batch_size`` is below 1.
+        UserError: ``batch_size`` is below 1, or the model keeps no encoder.
     """
 
     def __init__(self, pretrained: Pretrained, batch_size: int = BATCH_SIZE) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size} is too small: give 1 or more")
+        _ = pretrained.model.encoder  # a model that keeps none says so now, not at the first text
         self.model = pretrained.model
         self.pretrained = pretrained
         self.batch_size = batch_size

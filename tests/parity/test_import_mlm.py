@@ -94,6 +94,23 @@ def test_the_report_has_nothing_that_starts_afresh(folders, tmp_path, capsys):
     assert "--arch mlm_base" in said
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("arch", ["teams_tiny", "electric_tiny", "electra_tiny"])
+def test_the_encoder_continues_with_any_objective(arch, folders, tmp_path, capsys):
+    """Its states are the folder's; the generator and all heads are said to start afresh."""
+    assert main(["import", str(folders / "bert"), str(tmp_path / "model.pt"), "--arch", arch]) == 0
+    said = capsys.readouterr().out
+    assert "detection_head" in said.partition("from random values")[2]
+    assert "cls.predictions.bias" in said.partition("left out")[2]
+    pretrained = load_pretrained(tmp_path / "model.pt")
+    rows = padded_rows(pretrained)
+    real = rows.ne(pretrained.dictionary.pad())
+    theirs = transformers.BertModel.from_pretrained(folders / "bert").eval()
+    expected = theirs(row_map(pretrained.tokenizer)[rows], attention_mask=real.long()).last_hidden_state[real]
+    ours = pretrained.model.extract_features(rows)[real]
+    assert (ours - expected).abs().max() < TOLERANCE * expected.abs().max()
+
+
 def test_an_untied_output_layer_is_refused_and_the_encoder_alone_is_not(folders, tmp_path, capsys):
     weights = load_file(folders / "bert" / "model.safetensors")
     write_model(tmp_path / "in", "bert", "BertForMaskedLM")

@@ -1,0 +1,72 @@
+"""Every objective as what fine-tuning starts from: the flags that are read from a checkpoint build the encoder it keeps."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import build_model
+from small_checkpoint import TEXT
+from small_runs import write_run
+
+import amos_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.starting_point import StartingPoint, read_starting_point
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.models.fine_tuning import FineTunedModel
+
+TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
+RUNS = {
+    "mlm": ("mlm", {}),
+    "mlm with t5": ("mlm", {"relative_position_scheme": "t5", "embedding_dim": 0}),
+    "teams": ("teams", {}),
+    "teams, detection kept": ("teams", {"representation": "rtd"}),
+    "teams, a layer more": ("teams", {"task_heads": "extra_layer"}),
+    "teams, a layer more, detection kept": ("teams", {"task_heads": "extra_layer", "representation": "rtd"}),
+    "teams, detection alone": ("teams", {"mws_loss_weight": 0.0, "representation": "rtd"}),
+    "electric": ("electric", {}),
+    "electra_tt": ("electric", {"electric_variant": "electra_tt"}),
+    "electra that shares nothing": ("electra", {"share_weights": "none"}),
+    "electra that shares all": ("electra", {"share_weights": "all", "generator_size": 1}),
+    "electra without a generator's weights": ("electra", {"generator": "uniform"}),
+    "all-tokens mlm": ("electra", {"main_objective": "all_tokens_mlm"}),
+}
+
+
+def fine_tuned(start: StartingPoint, pretrained) -> FineTunedModel:
+    """As fairseq-train builds and fills it for a labelled task."""
+    fixed = ["data", "--task", "sentence_prediction", "--criterion", "sentence_prediction", "--optimizer", "adam"]
+    parser = options.get_training_parser()
+    flags = options.parse_args_and_arch(parser, [*fixed, *start.model_flags()])
+    config = convert_namespace_to_omegaconf(flags)
+    model = build_model(config.model, SimpleNamespace(source_dictionary=pretrained.dictionary))
+    state = torch.load(start.file, weights_only=True)["model"]
+    model.load_state_dict(state, strict=True, model_cfg=config.model)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RUNS)
+def test_flags_and_weights_give_the_encoder_that_the_run_keeps(name: str, tmp_path: Path) -> None:
+    """Bit for bit the states of the pretraining model's own encoder; those of `amos_fairseq.load` too."""
+    objective, settings = RUNS[name]
+    run = write_run(tmp_path, objective, **settings)
+    pretrained = load_pretrained(run)
+    model = fine_tuned(read_starting_point(run), pretrained)
+    tokens = pretrained.tokens(TEXT)[None]
+    kept = pretrained.model.extract_features(tokens)
+    assert isinstance(model, FineTunedModel)
+    assert torch.equal(model.extract_features(tokens), kept)
+    features = amos_fairseq.load(run)(TEXT)
+    assert torch.equal(features.tokens, tokens)
+    assert torch.equal(features.states, kept)
+
+
+def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "electric", **TWO_TOWER)
+    with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
+        read_starting_point(run)
+    with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
+        amos_fairseq.load(run)
