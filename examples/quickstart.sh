@@ -14,6 +14,8 @@ set -euo pipefail
 EXAMPLES="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=examples/environment.sh
 source "$EXAMPLES/environment.sh"
+# shellcheck source=examples/hydra_quoting.sh
+source "$EXAMPLES/hydra_quoting.sh"
 
 # Few pieces: a model of minutes sees each of them often enough. The number belongs to amos_tiny (by measurement).
 VOCABULARY_SIZE=400
@@ -60,12 +62,6 @@ check_arguments() {
 step() {
     echo
     echo "== $* ($((SECONDS / 60)) min $((SECONDS % 60)) s)"
-}
-
-# Hydra's quoting: a path may hold spaces, commas and equals signs.
-quoted() {
-    local escaped="${1//\\/\\\\}"
-    echo "\"${escaped//\"/\\\"}\""
 }
 
 make_text() {

@@ -1,0 +1,111 @@
+"""``examples/pretraining/two_stage.sh``: a masked language model, then a discriminator from its weights beside it, frozen."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.interop.checkpoint import read_state
+
+# Updates 2 and 4 of each stage leave a checkpoint.
+SMALLER = [
+    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32", "model.dropout=0.1",
+    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=16", "dataset.num_workers=0", "lr_scheduler.warmup_updates=2",
+    "common.log_interval=1", "checkpoint.save_interval_updates=2", "dataset.validate_interval_updates=4",
+    "distributed_training.distributed_world_size=1",
+]  # fmt: skip
+
+
+def two_stage(*arguments: str | Path) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = environment({"PATH": path, "PYTHONPATH": str(ROOT)})
+    script = ROOT / "examples" / "pretraining" / "two_stage.sh"
+    return subprocess.run(
+        ["bash", str(script), *map(str, arguments)], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+def weights_of(checkpoint: Path, prefix: str) -> dict[str, torch.Tensor]:
+    state = read_state(checkpoint)
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    return {key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert one
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.slow
+def test_both_stages_and_the_same_command_again(
+    binarized_corpus: Path, tmp_path: Path, read_metrics: Callable[[Path], list[dict]]
+) -> None:
+    out = tmp_path / "two stages, whole"
+    done = two_stage("tiny", binarized_corpus, out, "4", *SMALLER)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    first, second = (out / stage / "checkpoint_last.pt" for stage in ("generator", "discriminator"))
+
+    # The generator of the second stage is the first stage's network, bit for bit; the discriminator has moved away from it.
+    generator = weights_of(first, "transformer.")
+    assert_equal(generator, weights_of(second, "generator."))
+    assert_equal(weights_of(first, "mlm_head."), weights_of(second, "mlm_head."))
+    assert_equal(weights_of(first, "embed_tokens."), weights_of(second, "generator_embed_tokens."))
+    discriminator = weights_of(second, "discriminator.")
+    moved = {name: (discriminator[name] - value).abs().max().item() for name, value in generator.items()}
+    assert all(0 < step < 0.01 for name, step in moved.items()), moved  # four updates of at most 0.002 each
+
+    # A schedule of its own: both warm up from 0 to the same peak in their first two updates.
+    rates = [
+        [record["lr"] for record in read_metrics(out / stage) if record["split"] == "train"]
+        for stage in ("generator", "discriminator")
+    ]
+    assert rates[0] == rates[1]
+    assert len(rates[1]) == 4
+    assert max(rates[1]) == pytest.approx(0.002)
+    last = read_metrics(out / "discriminator")[-1]
+    assert {"rtd_loss", "rtd_auc", "mlm_loss_2"} <= last.keys()
+
+    # Each stage stopped in its middle, then the same command: the same bits.
+    halved = tmp_path / "stopped"
+    shutil.copytree(out, halved)
+    for stage in ("generator", "discriminator"):
+        os.replace(halved / stage / "checkpoint_1_2.pt", halved / stage / "checkpoint_last.pt")
+    done = two_stage("tiny", binarized_corpus, halved, "4", *SMALLER)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "(epoch 1 @ 2 updates)" in done.stdout + done.stderr
+    for stage, file in (("generator", first), ("discriminator", second)):
+        assert_equal(weights_of(file, ""), weights_of(halved / stage / "checkpoint_last.pt", ""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["huge", "DATA", "OUT", "4"], "there is no size 'huge': give tiny, small, base or large"),
+        (["tiny", "DATA", "OUT", "many"], "UPDATES 'many' is no number of updates"),
+        (["tiny", "absent", "OUT", "4"], "absent holds no binarized corpus (dict.txt)"),
+        (["tiny", "DATA", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
+        (["tiny", "DATA", "BEGUN", "4"], "was begun with SIZE and UPDATES tiny 9: give these, or another SAVE_DIR"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_is_written(
+    arguments: list[str], message: str, tmp_path: Path, binarized_corpus: Path
+) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "two_stage.txt").write_text("tiny 9\n")
+    places = {"DATA": str(binarized_corpus), "OUT": str(tmp_path / "out"), "BEGUN": str(begun)}
+    done = two_stage(*(places.get(argument, argument) for argument in arguments))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("amos_fairseq: error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["begun"]
+    assert [path.name for path in begun.iterdir()] == ["two_stage.txt"]
