@@ -1,0 +1,101 @@
+"""``amos flops``: what it prints for recipes, files and runs, and how it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from small_checkpoint import write_save_dir
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.composition import RECIPES, compose_recipe
+from amos_fairseq.flops.training import training_flops
+from amos_fairseq.interop.checkpoint import read_state
+
+
+def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:
+    main(["flops", *arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    by_name = flops(capsys, "mlm_tiny", "optimization.max_update=7", "--vocabulary-size", "600", "--length", "10")
+    expected = training_flops(compose_recipe("mlm_tiny", ["optimization.max_update=7"]), 600)
+    assert by_name["training"]["today"]["total"] == expected.total == 7 * expected.per_update
+    assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 10)
+    copy = tmp_path / "mine.yaml"
+    copy.write_text((RECIPES / "mlm_tiny.yaml").read_text().replace("max_update: 1750", "max_update: 7"))
+    by_path = flops(capsys, str(copy), "--vocabulary-size", "600", "--length", "10")
+    assert by_path | {"config": "mlm_tiny"} == by_name
+
+
+def test_a_variant_is_found_by_its_path_too(capsys: pytest.CaptureFixture) -> None:
+    by_path = flops(capsys, str(RECIPES / "variants" / "teams_only_rtd_tiny.yaml"))
+    by_name = flops(capsys, "variants/teams_only_rtd_tiny")
+    assert by_path["forward_per_token"] == by_name["forward_per_token"]
+    assert by_path["embedding_rows"] == 32_768
+
+
+def test_a_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    write_save_dir(tmp_path)
+    state = read_state(tmp_path / "checkpoint_last.pt")
+    settings = OmegaConf.to_container(compose_recipe("amos_tiny", ["dataset.batch_size=2"]))
+    save_run(tmp_path, state, settings | {"model": state["cfg"]["model"]})
+    counted = flops(capsys, str(tmp_path), "optimization.max_update=11")
+    assert (counted["embedding_rows"], counted["max_update"], counted["tokens_per_sequence"]) == (64, 11, 64)
+    assert counted["training"]["today"]["total"] == 11 * counted["training"]["today"]["per_update"] > 0
+    with pytest.raises(SystemExit) as ended:
+        main(["flops", str(tmp_path), "model.nothing=1"])
+    assert ended.value.code == 1
+    assert "nothing" in capsys.readouterr().err
+
+
+def save_run(directory: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
+    import torch
+
+    torch.save(state | {"cfg": settings}, directory / "checkpoint_last.pt")
+
+
+def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["flops", "electra_tiny"])
+    out = capsys.readouterr().out
+    for part in (
+        "embed_tokens",
+        "generator",
+        "discriminator",
+        "mlm_head",
+        "detection_head",
+        "output layer",
+        "today",
+        "thesis",
+    ):
+        assert part in out
+    main(["flops", "variants/two_tower_tiny"])
+    assert "No encoder is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["amos_nope"], "amos_nope.yaml is missing"),
+        (["mlm_tiny", "model.encoder_layrs=3"], "encoder_layrs"),
+        (["mlm_tiny", "task.data=/nowhere"], "/nowhere is not a directory"),
+        (["mlm_tiny", "--length", "65"], "--length 65: the model reads 1 to 64 tokens"),
+        (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
+        (["mlm_tiny", "optimization.max_update=0"], "sets no end"),
+        (["mlm_tiny", "model.max_positions=63"], "allows 63"),
+        (["mlm_tiny", "dataset.batch_size=null"], "no room for one block"),
+        (["mlm_tiny", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
+        (["mlm_tiny", "task.mask_prob=2"], "not a share"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["flops", *arguments])
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out) == (1, "")
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("amos_fairseq: error: ")
+    assert words in captured.err
