@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     absent = {"default": argparse.SUPPRESS}
     add = parser.add_argument
-    add("data", metavar="DATA", type=Path, help="what preprocess/pretraining/prepare.sh wrote")
+    add("data", metavar="DATA", help="what preprocess/pretraining/prepare.sh wrote; shards with colons between")
     add("glue", metavar="GLUE", type=Path, help="what preprocess/glue/prepare.sh wrote with DATA/tokenizer")
     add("out", metavar="OUT", type=Path, help="where everything goes; the same command continues")
     add("--size", choices=sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in ("entries", "paper")),
@@ -69,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options with checked values; raises :class:`UserError`, or exits with 2 for flags that do not exist."""
     options = build_parser().parse_args(arguments)
-    for name in ("data", "glue", "out", "entries"):
+    options.data = ":".join(str(Path(shard).resolve()) for shard in options.data.split(":"))
+    for name in ("glue", "out", "entries"):
         setattr(options, name, getattr(options, name).resolve())
     given = {kind: getattr(options, f"budget_{kind}", None) for kind in ("updates", "flops", "minutes")}
     options.budget = next(Budget(kind, amount) for kind, amount in given.items() if amount is not None)
@@ -111,10 +112,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     with piece_of(options.piece_minutes) as piece:
         comparison = Comparison(options)
-        comparison.claim()
         stopped = False
         try:
             comparison.plan(piece)
+            comparison.claim()
             comparison.pretrain(piece)
             comparison.fine_tune(piece)
         except Stopped:

@@ -57,19 +57,24 @@ class Comparison:
             return {name: value for name, value in given.items() if value is not None}
         return self.preset.fine_tuning | {name: value for name, value in given.items() if value is not None}
 
+    @property
+    def first_shard(self) -> Path:
+        """All shards have the same vocabulary."""
+        return Path(self.options.data.split(":")[0])
+
     def _settings(self, entry: Entry, max_update: int) -> dict[str, Any]:
         schedule = schedule_settings(max_update, self.preset.warmup_share)
-        return {"task.data": str(self.options.data), **self.preset.settings, **entry.settings, **schedule}
+        return {"task.data": self.options.data, **self.preset.settings, **entry.settings, **schedule}
 
     def _compose(self, entry: Entry, max_update: int) -> DictConfig:
         return compose_entry(entry, self._settings(entry, max_update))
 
     def _check_glue(self) -> None:
         """What ``amos glue`` would say only after the pretraining."""
-        glue, own = self.options.glue / "tokenizer", self.options.data / "tokenizer"
+        glue, own = self.options.glue / "tokenizer", self.first_shard / "tokenizer"
         for task in self.options.tasks:
             read_glue_data(self.options.glue, task)
-        if not own.is_dir() or directory_sha256(glue) != directory_sha256(own):
+        if not (own.is_dir() and glue.is_dir() and directory_sha256(glue) == directory_sha256(own)):
             raise UserError(f"{self.options.glue} was not prepared with the tokenizer {own}: prepare it with that one")
 
     def claim(self) -> None:
@@ -78,7 +83,7 @@ class Comparison:
             "size": self.options.size,
             "budget": str(self.budget),
             "settings": self.preset.settings,
-            "dictionary_sha256": file_sha256(self.options.data / "dict.txt"),
+            "dictionary_sha256": file_sha256(self.first_shard / "dict.txt"),
         }
         claim_out(self.out, NAME, setup)
 
@@ -86,9 +91,9 @@ class Comparison:
         """Fix the number of updates of every entry, and look at what is there already.
 
         Raises:
-            UserError: the budget cannot be divided, or a folder holds a run of other settings.
+            UserError: the budget cannot be divided, a folder holds a run of other settings, or an entry that was to be
+                timed does not train.
             Stopped: the piece has ended while updates were timed.
-            RunFailed: an entry does not train.
         """
         for entry in self.entries:
             wanted = self.budget.updates(self.costs[entry.name].thesis, lambda entry=entry: self._seconds(entry, piece))
@@ -103,10 +108,14 @@ class Comparison:
     def _seconds(self, entry: Entry, piece: Piece) -> float:
         """Seconds of an update, measured once and then kept: the length of a run must not change between pieces."""
         file = self.out / entry.name / PLAN_FILE
+        self.claim()
         plan = read_json(file)
         if plan is None:
-            settings = self._settings(entry, PARTS)
-            seconds = measure_seconds_per_update(entry, settings, self.out / entry.name / "timing", self.device, piece)
+            settings, directory = self._settings(entry, PARTS), self.out / entry.name / "timing"
+            try:
+                seconds = measure_seconds_per_update(entry, settings, directory, self.device, piece)
+            except RunFailed as error:
+                raise UserError(f"{entry.name} does not train: {error} (log: {directory / LOG_FILE})") from error
             plan = {"seconds_per_update": seconds}
             write_json(file, plan)
         return float(plan["seconds_per_update"])

@@ -45,7 +45,7 @@ def score_row(entry: dict[str, Any], tasks: list[str]) -> list[str]:
     cost = [scientific(entry["max_update"] * entry[f"flops_per_update_{kind}"]) for kind in ("thesis", "matmuls")]
     cells = [label, f"{entry['max_update']:,}", scientific(entry["tokens"]), *cost, hours(point and point["hours"])]
     cells.append(f"{speed:,.0f}" if speed else MISSING)
-    return cells + [task_cell(scores, task) for task in tasks] + [average_cell(scores)]
+    return cells + [task_cell(scores, task) for task in tasks] + [average_cell(point)]
 
 
 def task_cell(scores: dict[str, Any] | None, task: str) -> str:
@@ -53,8 +53,11 @@ def task_cell(scores: dict[str, Any] | None, task: str) -> str:
     return number(found["median"], found["deviation"]) if found else MISSING
 
 
-def average_cell(scores: dict[str, Any] | None) -> str:
-    return number(scores["average"]["value"], scores["average"]["deviation"]) if scores else MISSING
+def average_cell(point: dict[str, Any] | None) -> str:
+    """A dash until every task has all its seeds: averages of different tasks do not compare."""
+    if not (point and point["complete"]):
+        return MISSING
+    return number(point["scores"]["average"]["value"], point["scores"]["average"]["deviation"])
 
 
 def curve_table(content: dict[str, Any]) -> Table:
@@ -67,8 +70,7 @@ def curve_table(content: dict[str, Any]) -> Table:
 
 
 def curve_cell(entry: dict[str, Any], share: str) -> str:
-    point = entry["points"].get(share)
-    return average_cell(point["scores"]) if point else MISSING
+    return average_cell(entry["points"].get(share))
 
 
 def findings_table(content: dict[str, Any]) -> Table:

@@ -55,7 +55,7 @@ class Piece:
             raise Stopped
         directory.mkdir(parents=True, exist_ok=True)
         interval = 0.5 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
-        with tqdm(total=total, initial=progress(0), desc=label, unit="", mininterval=interval) as bar:
+        with tqdm(total=total, initial=progress(0), desc=label, mininterval=interval) as bar:
             train(command, directory, variables, self.stop, lambda updates: _move(bar, progress(updates)))
             _move(bar, total)
 

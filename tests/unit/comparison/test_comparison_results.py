@@ -116,6 +116,8 @@ def test_the_table_has_the_best_first_and_the_unfinished_last(content):
     assert table.rows[3][-1] == "-"
     curves = comparison_tables.curve_table(content)
     assert curves.rows[0] == ["MLM (BERT)", "50.0 ± 1.0", "60.0 ± 1.5"]
+    content["entries"]["mlm"]["points"]["0.5"]["complete"] = False
+    assert comparison_tables.curve_table(content).rows[0] == ["MLM (BERT)", "-", "60.0 ± 1.5"]
     lines = [table.as_markdown() for table in comparison_tables.all_tables(content)]
     assert "| ELECTRA above MLM (BERT) | +2.9 (GLUE average, base size, equal FLOPs; thesis Table 5.3" in lines[2]
     assert "| +3.0 ± 2.5 | agrees |" in lines[2]

@@ -1,0 +1,121 @@
+"""The command: what is wrong is one line before anything is written; two entries from nothing to the table and figures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import compare
+import pytest
+from tiny_runs import ROOT, environment
+
+RECIPE = """\
+defaults: {batch_size: 32, warmup: 0.1, lr: 1e-3, epochs: 1, weight_decay: 0.01, checkpoint: last}
+tasks: {MRPC: {}}
+"""
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(ROOT / "examples" / "comparison" / "compare.py"),
+        *map(str, arguments),
+    ]
+    return subprocess.run(command, cwd="/", env=environment(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--budget-updates", "0"], "--budget 0 makes no run"),
+        (["--budget-updates", "16", "--seeds", "0"], "--seeds 0 makes no run"),
+        (["--budget-updates", "16", "--piece-minutes", "-1"], "--piece-minutes -1"),
+        (["--budget-updates", "16", "--tasks", "RTE,WNLI"], "WNLI counts in no average"),
+        (["--budget-updates", "16", "--tasks", "nothing"], "unknown task 'nothing'"),
+        (["--budget-updates", "16", "--fine-tune-at", "0.3"], "--fine-tune-at 0.3"),
+        (["--budget-updates", "16", "--objectives", "bert"], "--objectives bert: no such entry"),
+        (["--budget-updates", "16", "--set", "model.no_such=1"], "no_such"),
+        (["--budget-updates", "17"], "--budget-updates 17 cannot be cut into sixteenths"),
+        (["--budget-updates", "208", "--set", "dataset.batch_size=6"], "give 192"),
+        (["--budget-updates", "16", "--tasks", "RTE"], "RTE"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_trained(comparison_data, tmp_path, capsys, flags, words):
+    data, glue = comparison_data
+    common = ["--objectives", "mlm", "--set", "dataset.batch_size=6", "--tasks", "MRPC", "--cpu"]
+    with pytest.raises(SystemExit) as ended:
+        compare.main([str(data), str(glue), str(tmp_path / "out"), *common, *flags])
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("amos_fairseq: error: ")
+    assert error.count("\n") == 1
+    assert words in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_glue_of_another_tokenizer_is_refused_before_hours_of_pretraining(comparison_data, tmp_path, capsys):
+    data, glue = comparison_data
+    other = tmp_path / "glue"
+    (other / "tokenizer").mkdir(parents=True)
+    (other / "tokenizer" / "dict.txt").write_text("a 1\n", encoding="utf-8")
+    (other / "MRPC").symlink_to(glue / "MRPC")
+    with pytest.raises(SystemExit):
+        compare.main([str(data), str(other), str(tmp_path / "out"), "--budget-updates", "16", "--tasks", "MRPC",
+            "--set", "dataset.batch_size=6", "--objectives", "mlm"])  # fmt: skip
+    assert "was not prepared with the tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp_path):
+    data, glue = comparison_data
+    out, recipe = tmp_path / "an out", tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    command = [
+        data,
+        glue,
+        out,
+        "--budget-updates",
+        16,
+        "--objectives",
+        "mlm,amos_uniform",
+        "--tasks",
+        "MRPC",
+        "--seeds",
+        1,
+    ]
+    command += ["--fine-tune-at", "1", "--set", "dataset.batch_size=6", "--recipe", recipe, "--cpu"]
+
+    # A piece of no length to speak of: it plans, trains nothing to its end, and asks to be started again.
+    first = run(*command, "--piece-minutes", 0.02)
+    assert first.returncode == 75, first.stderr[-3000:]
+    assert "the same command continues" in first.stderr
+    done = run(*command)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+    assert set(content["ordering"]) == {"mlm", "amos_uniform"}
+    for name, entry in content["entries"].items():
+        kept = {int(path.stem.rsplit("_", 1)[1]) for path in (out / name / "pretraining").glob("checkpoint_*_*.pt")}
+        assert kept == {1, 2, 4, 8, 16}
+        assert list(entry["points"]) == ["0.0625", "0.125", "0.25", "0.5", "1"]
+        hours = [point["hours"] for point in entry["points"].values()]
+        assert hours == sorted(hours)
+        # The same score stands where amos glue wrote it.
+        glue_json = json.loads((out / name / "fine_tuning" / "1" / "glue.json").read_text(encoding="utf-8"))
+        assert entry["points"]["1"]["scores"]["tasks"]["MRPC"]["median"] == glue_json["runs"][0]["scores"]["accuracy"]
+    # A generator beside the encoder costs more than an MLM head alone, and less than a second encoder with its own.
+    costs = {name: entry["flops_per_update_thesis"] for name, entry in content["entries"].items()}
+    assert costs["mlm"] < costs["amos_uniform"] < 4 * costs["mlm"]
+    assert (out / "score_by_flops.png").stat().st_size > 0
+    assert "AMOS without adversary" in (out / "comparison.md").read_text(encoding="utf-8")
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/**/*") if path.is_file()}
+    again = run(*command)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert before == {path: path.stat().st_mtime_ns for path in out.glob("*/**/*") if path.is_file()}
+    refused = run(*[part if part != 16 else 32 for part in command])
+    assert refused.returncode == 1
+    assert "holds results of another budget" in refused.stderr

@@ -1,0 +1,106 @@
+"""One entry's pretraining as the comparison sees it: what is finished, what stays on the disk, what is refused."""
+
+import dataclasses
+import json
+
+import entries
+import pytest
+import torch
+from budgets import schedule_settings
+from omegaconf import OmegaConf
+from pretraining_runs import Pretraining, hydra_command, measure_seconds_per_update
+
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.errors import UserError
+
+
+@pytest.fixture
+def pretraining(tmp_path) -> Pretraining:
+    """AMOS for 32 updates, nothing trained yet."""
+    (entry,) = entries.read_entries(entries.CONFIGS / "entries.yaml", "tiny", ["amos_uniform"])
+    settings = {"task.data": "a, DATA", **entry.settings, **schedule_settings(32, 0.1)}
+    return Pretraining(entry, entries.compose_entry(entry, settings), settings, tmp_path / "run", "cpu")
+
+
+def save(run: Pretraining, name: str, updates: int, seconds: float = 0.0, **changed) -> None:
+    """A checkpoint as far as its header is read; ``changed`` replaces settings of the model."""
+    run.save_dir.mkdir(exist_ok=True)
+    cfg = OmegaConf.to_container(run.cfg)
+    # An older version of the package has no such setting, and knows one that is gone.
+    cfg["model"] = {**cfg["model"], **changed, "setting_of_old": 1}
+    del cfg["model"]["gumbel_temperature"]
+    state = {
+        "cfg": cfg,
+        "optimizer_history": [{"num_updates": updates}],
+        "extra_state": {"previous_training_time": seconds},
+    }
+    torch.save(state, run.save_dir / name)
+
+
+def test_checkpoints_of_the_shares_are_found_and_the_others_go(pretraining):
+    assert (pretraining.num_updates, pretraining.finished, pretraining.checkpoint(1.0)) == (0, False, None)
+    for updates in range(2, 17, 2):
+        save(pretraining, f"checkpoint_{1 if updates < 10 else 2}_{updates}.pt", updates, seconds=updates * 180.0)
+    save(pretraining, "checkpoint_last.pt", 16)
+    save(pretraining, "checkpoint_best.pt", 16)
+    pretraining.prune()
+    names = {"checkpoint_1_2.pt", "checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_2_16.pt"}
+    assert {path.name for path in pretraining.save_dir.iterdir()} == names | {
+        "checkpoint_last.pt",
+        "checkpoint_best.pt",
+    }
+    assert [pretraining.checkpoint(share).name for share in (0.0625, 0.5)] == [
+        "checkpoint_1_2.pt",
+        "checkpoint_2_16.pt",
+    ]
+    assert pretraining.hours(0.5) == pytest.approx(0.8)
+    assert not pretraining.finished
+    assert pretraining.checkpoint(1.0) is None
+    save(pretraining, "checkpoint_last.pt", 32)
+    assert pretraining.finished
+    assert pretraining.checkpoint(1.0).name == "checkpoint_last.pt"
+
+
+def test_a_run_of_other_settings_is_refused(pretraining):
+    pretraining.check()
+    save(pretraining, "checkpoint_last.pt", 8)
+    pretraining.check()
+    save(pretraining, "checkpoint_last.pt", 8, mixture="learned")
+    with pytest.raises(UserError, match=r"was trained with model.mixture=learned, not uniform: give another OUT"):
+        pretraining.check()
+    other = dataclasses.replace(pretraining, cfg=OmegaConf.merge(pretraining.cfg, {"optimization": {"lr": [0.5]}}))
+    save(pretraining, "checkpoint_last.pt", 8)
+    with pytest.raises(UserError, match=r"optimization.lr=\[0.002\], not \[0.5\]"):
+        other.check()
+
+
+def test_the_command_composes_to_what_was_checked(pretraining):
+    """Its own overrides, read back by Hydra, add nothing but the place of the files and the device."""
+    command = hydra_command(pretraining.entry, pretraining.settings, pretraining.save_dir, "cpu")
+    overrides = command[command.index("--config-name") + 2 :]
+    cfg = compose_recipe("amos_tiny", overrides)
+    assert cfg.checkpoint.save_dir == str(pretraining.save_dir)
+    assert cfg.task.data == "a, DATA"
+    for group in ("model", "criterion", "optimization", "optimizer", "lr_scheduler", "dataset"):
+        assert cfg[group] == pretraining.cfg[group]
+
+
+class TimedPiece:
+    """Stands for a training whose first interval was slow to start."""
+
+    def run(self, label, command, directory, variables, total, progress) -> None:
+        directory.mkdir(parents=True)
+        assert total == 48
+        assert "checkpoint.no_save=true" in command
+        speeds = [1.0, 100.0, 50.0, 25.0, 12.5, 200.0]
+        lines = [
+            {"split": "train", "update": 8 * (number + 1), "wps": speed, "wpb": 100.0}
+            for number, speed in enumerate(speeds)
+        ]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def test_seconds_per_update_are_the_median_after_the_start(pretraining, tmp_path):
+    """Intervals of 1, 2, 4, 8 and 0.5 seconds an update; the first, of 100, does not count."""
+    run = (pretraining.entry, pretraining.settings, tmp_path / "timing", "cpu", TimedPiece())
+    assert measure_seconds_per_update(*run) == pytest.approx(2.0)
