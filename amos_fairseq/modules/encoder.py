@@ -139,5 +139,5 @@ class TransformerEncoder(nn.Module):
         places = torch.arange(length, device=device)
         ahead = places - places[:, None]  # [T,T], key position minus query position
         wrong_side = (ahead > 0 if self.shape.attends_to == "past" else ahead < 0)[None, None]
-        # Padding behind a text has nothing else to see on its side than itself: no row may be empty, its softmax is NaN.
+        # Padding behind a text has nothing on its side but itself to see, and the softmax of an empty row may be NaN.
         return wrong_side if padding is None else wrong_side | (padding & (ahead != 0))
