@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import small_batch, small_criterion, small_model
+from small_teams import ONLY_RTD, small_teams, teams_criterion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # A value read back, a shape that depends on values, numbers copied to the device.
@@ -41,6 +42,15 @@ def test_a_step_waits_for_nothing(settings: dict[str, Any]) -> None:
         loss.backward()
     assert "aten::scatter" in recorder.operations  # forward was seen
     assert "aten::embedding_dense_backward" in recorder.operations  # and backward
+    assert not recorder.operations & WAITING
+
+
+@pytest.mark.parametrize("settings", [{}, {"negative_sampling": "hardest", "task_heads": "ffn"}, ONLY_RTD], ids=str)
+def test_a_step_of_teams_waits_for_nothing(settings: dict[str, Any]) -> None:
+    model, batch = small_teams(**settings), small_batch()
+    with Recorder() as recorder:
+        teams_criterion(model)(model, batch)[0].backward()
+    assert "aten::embedding_dense_backward" in recorder.operations
     assert not recorder.operations & WAITING
 
 
