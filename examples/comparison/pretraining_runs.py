@@ -18,9 +18,13 @@ from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.training import PACKAGE, environment, training_seconds
 
-# A checkpoint of a run must agree with its entry in these; where either says nothing, an older or newer version of the
-# package has no such setting.
-COMPARED = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
+# A checkpoint of a run must agree with its entry in these (None: in all); where either says nothing, an older or newer
+# version of the package has no such setting.
+COMPARED = {
+    **dict.fromkeys(("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")),
+    "dataset": ("batch_size", "max_tokens", "train_subset"),
+    "common": ("seed", "bf16", "fp16", "amp"),
+}
 NOT_COMPARED = {"task.data", "task.save_dir", "task.tokenizer_directory"}
 TIMED_UPDATES, TIMED_LINES = 48, 6
 
@@ -71,9 +75,9 @@ class Pretraining:
         """Raise :class:`UserError` where SAVE_DIR holds a run of other settings."""
         header = self._last_header()
         saved = (header.get("cfg") or {}) if header else {}
-        for group in COMPARED:
+        for group, keys in COMPARED.items():
             there = saved.get(group) or {}
-            for key in sorted(there.keys() & self.cfg[group].keys()):
+            for key in sorted(there.keys() & self.cfg[group].keys() & set(keys or there)):
                 here = OmegaConf.to_container(OmegaConf.create({"value": self.cfg[group][key]}))["value"]
                 if f"{group}.{key}" not in NOT_COMPARED and not _equal(there[key], here):
                     raise UserError(

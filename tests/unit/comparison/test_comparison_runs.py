@@ -72,6 +72,9 @@ def test_a_run_of_other_settings_is_refused(pretraining):
     save(pretraining, "checkpoint_last.pt", 8)
     with pytest.raises(UserError, match=r"optimization.lr=\[0.002\], not \[0.5\]"):
         other.check()
+    other = dataclasses.replace(pretraining, cfg=OmegaConf.merge(pretraining.cfg, {"dataset": {"batch_size": 7}}))
+    with pytest.raises(UserError, match=r"dataset.batch_size=128, not 7"):
+        other.check()
 
 
 def test_the_command_composes_to_what_was_checked(pretraining):
