@@ -11,7 +11,8 @@ Count the floating point operations of a configuration on its own model, loss an
 anything. Two conventions. "today": the matrix products of forward and backward pass as autograd runs them (backward is
 twice the forward pass, less where a gradient is stopped). "thesis" (Clark 2021, section 5.2.2, the FLOPs of ELECTRA's
 tables): backward equals forward, embeddings are looked up by products with one-hot vectors, element-wise operations count.
-Reading a text is the forward pass of the encoder that is kept. The optimizer's step is in neither.
+Reading a text is the forward pass of the encoder that is kept. The optimizer's step is in neither. An update is the batches
+of all ranks: of one for each GPU of this machine, unless distributed_training.distributed_world_size says otherwise.
 """
 
 
@@ -28,8 +29,9 @@ def add_parser(subparsers: Any) -> None:
         help="a recipe of examples/pretraining/config such as amos_base, the path of a YAML, a checkpoint, or a SAVE_DIR",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="settings to change, such as optimization.max_update=1000"
-    )
+        "--set", dest="overrides", nargs="+", action="extend", metavar="KEY=VALUE", default=[],
+        help="settings to change, such as optimization.max_update=1000",
+    )  # fmt: skip
     parser.add_argument(
         "--vocabulary-size", type=int, metavar="N", default=argparse.SUPPRESS,
         help="entries of the dictionary, special symbols included (default: those of the checkpoint, or of task.data "

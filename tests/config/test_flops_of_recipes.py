@@ -91,22 +91,25 @@ def test_a_frozen_generator_has_no_backward_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "max_update", "train", "infer"),
+    ("name", "max_update", "printed", "ours"),  # FLOPs of training and of reading 128 tokens
     [
-        ("mlm_small", 1_450_000, 1.4e18, 3.7e9),
-        ("mlm_base", 1_000_000, 6.4e19, 2.9e10),
-        ("electra_small", 1_000_000, 1.4e18, 3.7e9),
-        ("electra_base", 766_000, 6.4e19, 2.9e10),
+        ("mlm_small", 1_450_000, (1.4e18, 3.7e9), (1.415e18, 3.646e9)),
+        ("mlm_base", 1_000_000, (6.4e19, 2.9e10), (6.396e19, 2.841e10)),
+        ("electra_small", 1_000_000, (1.4e18, 3.7e9), (1.331e18, 3.646e9)),
+        ("electra_base", 766_000, (6.4e19, 2.9e10), (6.525e19, 2.841e10)),
     ],
 )
-def test_the_thesis_convention_gives_table_5_3(name: str, max_update: int, train: float, infer: float) -> None:
-    """Within the 10 % that is asked for; where it is more than rounding, ELECTRA samples from logits of its own."""
+def test_the_thesis_convention_gives_table_5_3(
+    name: str, max_update: int, printed: tuple[float, float], ours: tuple[float, float]
+) -> None:
+    """Within 10 % of what is printed; our own numbers, and why they differ, are those of :func:`training_flops`."""
     cfg = recipe(name)
     assert cfg.optimization.max_update == max_update
     report = report_flops(cfg, V, inference_length=None)
     assert report.inference_length == 128
-    assert report.thesis.total == pytest.approx(train, rel=0.1)
-    assert report.inference.total == pytest.approx(infer, rel=0.1)
+    counted = (report.thesis.total, report.inference.total)
+    assert counted == pytest.approx(printed, rel=0.1)
+    assert counted == pytest.approx(ours, rel=1e-3)  # four digits are given
     assert training_flops(cfg, V, "thesis") == report.thesis
 
 

@@ -20,7 +20,9 @@ def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:
 
 
 def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    by_name = flops(capsys, "mlm_tiny", "optimization.max_update=7", "--vocabulary-size", "600", "--length", "10")
+    by_name = flops(
+        capsys, "mlm_tiny", "--set", "optimization.max_update=7", "--vocabulary-size", "600", "--length", "10"
+    )
     expected = training_flops(compose_recipe("mlm_tiny", ["optimization.max_update=7"]), 600)
     assert by_name["training"]["today"]["total"] == expected.total == 7 * expected.per_update
     assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 10)
@@ -42,11 +44,11 @@ def test_a_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Ca
     state = read_state(tmp_path / "checkpoint_last.pt")
     settings = OmegaConf.to_container(compose_recipe("amos_tiny", ["dataset.batch_size=2"]))
     save_run(tmp_path, state, settings | {"model": state["cfg"]["model"]})
-    counted = flops(capsys, str(tmp_path), "optimization.max_update=11")
+    counted = flops(capsys, str(tmp_path), "--set", "optimization.max_update=11")
     assert (counted["embedding_rows"], counted["max_update"], counted["tokens_per_sequence"]) == (64, 11, 64)
     assert counted["training"]["today"]["total"] == 11 * counted["training"]["today"]["per_update"] > 0
     with pytest.raises(SystemExit) as ended:
-        main(["flops", str(tmp_path), "model.nothing=1"])
+        main(["flops", str(tmp_path), "--set", "model.nothing=1"])
     assert ended.value.code == 1
     assert "nothing" in capsys.readouterr().err
 
@@ -80,15 +82,15 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
     ("arguments", "words"),
     [
         (["amos_nope"], "amos_nope.yaml is missing"),
-        (["mlm_tiny", "model.encoder_layrs=3"], "encoder_layrs"),
-        (["mlm_tiny", "task.data=/nowhere"], "/nowhere is not a directory"),
+        (["mlm_tiny", "--set", "model.encoder_layrs=3"], "encoder_layrs"),
+        (["mlm_tiny", "--set", "task.data=/nowhere"], "/nowhere is not a directory"),
         (["mlm_tiny", "--length", "65"], "--length 65: the model reads 1 to 64 tokens"),
         (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
-        (["mlm_tiny", "optimization.max_update=0"], "sets no end"),
-        (["mlm_tiny", "model.max_positions=63"], "allows 63"),
-        (["mlm_tiny", "dataset.batch_size=null"], "no room for one block"),
-        (["mlm_tiny", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
-        (["mlm_tiny", "task.mask_prob=2"], "not a share"),
+        (["mlm_tiny", "--set", "optimization.max_update=0"], "sets no end"),
+        (["mlm_tiny", "--set", "model.max_positions=63"], "allows 63"),
+        (["mlm_tiny", "--set", "dataset.batch_size=null"], "no room for one block"),
+        (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
+        (["mlm_tiny", "--set", "task.mask_prob=2"], "not a share"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
