@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import embedding_width
 from amos_fairseq.models.electra_config import ElectraConfig, generator_shape
 from amos_fairseq.models.fine_tuning import same_shape
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import SingleGuesserModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.modules.token_noise import TokenNoise
 
 
-class GeneratorModel(PretrainingModel):
+class GeneratorModel(SingleGuesserModel):
     """The half of ELECTRA that proposes. ``generator`` is None where a ``token_noise`` does it without reading.
 
     A subclass builds ``discriminator`` first: it is what weights are shared with.
@@ -52,22 +51,17 @@ class GeneratorModel(PretrainingModel):
         return self.embed_tokens if self.generator_embed_tokens is None else self.generator_embed_tokens
 
     @property
+    def guesser(self) -> TransformerEncoder | None:
+        return self.generator
+
+    @property
     def depth_names(self) -> list[str]:
-        return [str(self.cfg.generator) if self.generator is None else str(len(self.generator.layers))]
+        return [str(self.cfg.generator)] if self.generator is None else super().depth_names
 
     @property
     def learns_by_likelihood(self) -> bool:
         """Whether the generator is trained as a masked language model."""
         return self.generator is not None and not (self.cfg.adversarial or self.cfg.frozen_generator)
-
-    def read_masked(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Last states of the generator at the masked positions: [B,M,D]."""
-        states = self.generator(self.generator_embedding(masked_tokens), padding_mask)[-1]
-        return gather_positions(states, masked_positions)
-
-    def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The generator after its MLM head, at the masked positions: [B,M,E]."""
-        return self.mlm_head(self.read_masked(masked_tokens, masked_positions, padding_mask))
 
     def guess_originals(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`guess`; for the log alone, and without a gradient, where the generator does not learn from it."""
@@ -109,13 +103,10 @@ class GeneratorModel(PretrainingModel):
     def propose(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
+        """As for every model; a generator that reads nothing proposes the same everywhere."""
         if self.generator is None:
-            logits = self.token_noise(masked_positions)
-        else:
-            hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-            logits = self.logits(hidden, self.mlm_head.bias)
-        return logits[None], logits.new_ones(*masked_positions.shape, 1)
+            return as_single_depth(self.token_noise(masked_positions))
+        return super().propose(tokens, masked_tokens, masked_positions, masked_weights)
 
     def freeze_generator(self) -> None:
         """The generator learns no more, and :meth:`train` leaves it without dropout: q is one fixed distribution."""

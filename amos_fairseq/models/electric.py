@@ -21,7 +21,7 @@ from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.electra_config import generator_shape
 from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import PretrainingModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, MlmHead
 from amos_fairseq.modules.two_tower import TwoTower
@@ -214,8 +214,7 @@ class ElectricModel(PretrainingModel):
     ) -> tuple[Tensor, Tensor]:
         """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
         hidden = gather_positions(self.read(tokens, tokens.eq(self.rows.pad)), masked_positions)
-        logits = self.logits(hidden, self.mlm_head.bias)
-        return logits[None], logits.new_ones(*masked_positions.shape, 1)
+        return as_single_depth(self.logits(hidden, self.mlm_head.bias))
 
 
 def check_variant(cfg: ElectricConfig) -> None:

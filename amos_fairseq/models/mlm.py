@@ -5,14 +5,12 @@ Shapes: B sequences, T tokens, M masked positions a sequence, E width of the tok
 
 from typing import NamedTuple
 
-import torch
 from fairseq.models import register_model
 from torch import Tensor
 
-from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import SingleGuesserModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead
 
@@ -25,7 +23,7 @@ class MlmOutput(NamedTuple):
 
 
 @register_model("mlm", dataclass=EncoderConfig)
-class MlmModel(PretrainingModel):
+class MlmModel(SingleGuesserModel):
     """One encoder that guesses the masked tokens; its output layer is tied to the token embeddings."""
 
     def __init__(self, cfg: EncoderConfig, rows: EmbeddingRows):
@@ -39,8 +37,8 @@ class MlmModel(PretrainingModel):
         return self.transformer
 
     @property
-    def depth_names(self) -> list[str]:
-        return [str(len(self.transformer.layers))]
+    def guesser(self) -> TransformerEncoder:
+        return self.transformer
 
     def forward(
         self,
@@ -54,20 +52,6 @@ class MlmModel(PretrainingModel):
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         return MlmOutput(*self.guess(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions)))
-
-    def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The encoder after its MLM head, at the masked positions: [B,M,E]."""
-        states = self.transformer(self.embed_tokens(masked_tokens), padding_mask)[-1]
-        return self.mlm_head(gather_positions(states, masked_positions))
-
-    @torch.no_grad()
-    def propose(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
-        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = self.logits(hidden, self.mlm_head.bias)
-        return logits[None], logits.new_ones(*masked_positions.shape, 1)
 
 
 # Embedding 128 in small: thesis Table 5.1, and section 5.4.1 for BERT-Small.

@@ -8,16 +8,19 @@ the vocabulary.
 import abc
 from typing import Any
 
+import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
 
 
@@ -97,3 +100,40 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def max_positions(self) -> int:
         return self.cfg.max_positions
+
+
+class SingleGuesserModel(PretrainingModel):
+    """A model in which one network with one MLM head guesses the masked tokens."""
+
+    mlm_head: MlmHead
+
+    @property
+    @abc.abstractmethod
+    def guesser(self) -> TransformerEncoder:
+        """The network that reads masked text: a generator, or the encoder itself."""
+
+    @property
+    def depth_names(self) -> list[str]:
+        return [str(len(self.guesser.layers))]
+
+    def read_masked(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Last states of the guesser at the masked positions: [B,M,D] of its own width."""
+        states = self.guesser(self.generator_embedding(masked_tokens), padding_mask)[-1]
+        return gather_positions(states, masked_positions)
+
+    def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """The guesser after its MLM head, at the masked positions: [B,M,E]."""
+        return self.mlm_head(self.read_masked(masked_tokens, masked_positions, padding_mask))
+
+    @torch.no_grad()
+    def propose(
+        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
+        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
+        return as_single_depth(self.logits(hidden, self.mlm_head.bias))
+
+
+def as_single_depth(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """What one depth proposes, [B,M,V], as the proposal of several: [1,B,M,V], and its weights, all 1: [B,M,1]."""
+    return logits[None], logits.new_ones(*logits.shape[:-1], 1)

@@ -16,7 +16,7 @@ from amos_fairseq.functional.positions import gather_positions, replace_position
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import SingleGuesserModel
 from amos_fairseq.models.teams_fine_tuning import FineTunedTeams
 from amos_fairseq.models.teams_layout import check_settings, generator_layers, kept_shape, num_shared_layers, tasks
 from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
@@ -76,7 +76,7 @@ class TeamsOutput(NamedTuple):
 
 
 @register_model("teams", dataclass=TeamsConfig)
-class TeamsModel(PretrainingModel):
+class TeamsModel(SingleGuesserModel):
     """A generator half as deep as the discriminator, which shares its bottom layers, and a discriminator with two tasks.
 
     The discriminator's last layer is that of multi-word selection; replaced tokens are detected on another layer beside it
@@ -113,8 +113,8 @@ class TeamsModel(PretrainingModel):
         return self.discriminator
 
     @property
-    def depth_names(self) -> list[str]:
-        return [str(len(self.generator.layers))]
+    def guesser(self) -> TransformerEncoder:
+        return self.generator
 
     def forward(
         self,
@@ -142,11 +142,6 @@ class TeamsModel(PretrainingModel):
             candidates=candidates,
             mws_logits=self.select(mws_states, masked_positions, candidates) if "mws" in self.tasks else None,
         )
-
-    def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The generator after its MLM head, at the masked positions: [B,M,E]."""
-        states = self.generator(self.embed_tokens(masked_tokens), padding_mask)[-1]
-        return self.mlm_head(gather_positions(states, masked_positions))
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -188,15 +183,6 @@ class TeamsModel(PretrainingModel):
         """e(x') . h_MWS(x^R)_i of every candidate x' (Eq. 7): [B,T,D], [B,M], [B,M,1+K] -> [B,M,1+K] float32."""
         hidden = self.mws_head(gather_positions(states, masked_positions))  # [B,M,E]
         return torch.einsum("bme,bmke->bmk", hidden, self.embed_tokens(candidates)).float()
-
-    @torch.no_grad()
-    def propose(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
-        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = self.logits(hidden, self.mlm_head.bias)
-        return logits[None], logits.new_ones(*masked_positions.shape, 1)
 
 
 # Embedding 128 in small: section 4.1 and Table 5. tiny: the generator has AMOS-tiny's two layers, half of one is none.
