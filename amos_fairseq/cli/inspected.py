@@ -11,7 +11,14 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Token:
-    """One token as the main network read it. ``surface`` is its part of the readable text, spaces included."""
+    """One token as the main network read it.
+
+    Attributes:
+        surface: its part of the readable text, spaces included.
+        flagged_probability: what the discriminator gives to its positive class; None without a discriminator.
+        is_positive: of that class: replaced, or, for Electric, noise, even where the sample is the original.
+        log_prob: log p(token read | the rest), nats, of models that tell it of all tokens at once.
+    """
 
     original: str
     read: str
@@ -19,11 +26,9 @@ class Token:
     original_surface: str
     masked: bool
     special: bool
-    flagged_probability: (
-        float | None
-    )  # what the discriminator gives to its positive class; None without a discriminator
-    is_positive: bool  # of that class: replaced, or, for Electric, noise, even where the sample is the original
-    log_prob: float | None  # log p(token read | the rest), nats, of models that tell it of all tokens at once
+    flagged_probability: float | None
+    is_positive: bool
+    log_prob: float | None
 
     @property
     def replaced(self) -> bool:

@@ -54,5 +54,7 @@ def of_checkpoint(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int
         OmegaConf.set_struct(cfg, True)
         cfg.merge_with_dotlist(list(overrides))
     except OmegaConfBaseException as error:
-        raise UserError(f"{file}: {str(error).splitlines()[0]}; its settings can be changed with --set KEY=VALUE") from error
+        raise UserError(
+            f"{file}: {str(error).splitlines()[0]}; its settings can be changed with --set KEY=VALUE"
+        ) from error
     return cfg, state["model"]["embed_tokens.weight"].size(0)
