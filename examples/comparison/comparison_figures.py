@@ -59,7 +59,7 @@ def flops_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], pa
         costs, scores = zip(*points, strict=True)
         theirs.plot(costs, scores, label=name, color=RUN_COLOURS[index % len(RUN_COLOURS)],
             marker=RUN_MARKERS[index % len(RUN_MARKERS)], markersize=5, linewidth=1.2)  # fmt: skip
-    theirs.set(title=f"{paper['source']} (the numbers of its Figure 5.1)", xscale="log", ylabel="GLUE score, dev (%)")
+    theirs.set(title=f"The paper: {paper['source']}, as in Figure 5.1", xscale="log", ylabel="GLUE score, dev (%)")
     theirs.grid(alpha=0.25, linewidth=0.6)
     for ax in (ours, theirs):
         ax.set_xlabel("pretraining FLOPs (thesis 5.2.2)")
