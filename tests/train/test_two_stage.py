@@ -78,6 +78,8 @@ def test_both_stages_and_the_same_command_again(
     shutil.copytree(out, halved)
     for stage in ("generator", "discriminator"):
         os.replace(halved / stage / "checkpoint_1_2.pt", halved / stage / "checkpoint_last.pt")
+        for later in ("checkpoint_1_4.pt", "checkpoint_best.pt"):  # or the newest whole one would be taken
+            (halved / stage / later).unlink()
     done = two_stage("tiny", binarized_corpus, halved, "4", *SMALLER)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "(epoch 1 @ 2 updates)" in done.stdout + done.stderr
