@@ -2,21 +2,24 @@
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from fairseq import optim
+from fairseq import optim, options
 from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat.known_names import check_names
+from amos_fairseq.compat import known_names
+from amos_fairseq.compat.known_names import check_fit, check_names
 from amos_fairseq.compat.user_errors import exit_on_mistake, line_for
 from amos_fairseq.errors import UserError
 from amos_fairseq.ranks import raise_on_every_rank
@@ -169,6 +172,66 @@ def test_names_that_exist() -> None:
 def test_names_that_do_not(section: str, name: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         check_names(named(**{section: name}))
+
+
+OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")
+
+
+@pytest.mark.parametrize("criterion", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_criterion_trains_the_model_of_its_name(criterion: str, objective: str) -> None:
+    """By its name, as Hydra has it, and by the names of its architectures."""
+    for model in (objective, f"{objective}_tiny"):
+        cfg = named(task="text_pretraining", model=model, criterion=criterion)
+        if criterion == objective:
+            check_fit(cfg)
+            continue
+        with pytest.raises(
+            UserError, match=rf"--criterion {criterion} .*--arch {model} .*--arch {criterion}_"
+        ) as refused:
+            check_fit(cfg)
+        assert len(line_for(refused.value).splitlines()) == 1
+
+
+def test_a_pair_that_does_not_fit_by_flags_and_through_hydra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Before fairseq looks in the model for settings of the criterion, or gives the criterion another one's."""
+    flags = ["DATA", "--task", "text_pretraining", "--arch", "electra_tiny", "--criterion", "teams"]
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(options.get_training_parser(), flags)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("amos_fairseq: error: --criterion teams (criterion._name) does not fit --arch electra_tiny")
+    hydra = SimpleNamespace(_hydra_main=None, add_defaults=lambda cfg: pytest.fail("settings are filled in"))
+    monkeypatch.setitem(sys.modules, "fairseq_cli.hydra_train", hydra)
+    monkeypatch.setattr(options, "parse_args_and_arch", options.parse_args_and_arch)
+    known_names.apply()
+    with pytest.raises(UserError, match=r"--criterion amos .*does not fit --arch electra"):
+        hydra.add_defaults(named(model="electra", criterion="amos"))
+
+
+@pytest.mark.parametrize(
+    ("task", "criterion", "needed"),
+    [
+        *(
+            (task, objective, "text_pretraining")
+            for task in ("squad", "sentence_prediction")
+            for objective in OBJECTIVES
+        ),
+        *((task, "squad", "squad") for task in ("text_pretraining", "sentence_prediction")),
+    ],
+)
+def test_a_criterion_beside_another_task(task: str, criterion: str, needed: str) -> None:
+    with pytest.raises(UserError, match=f"--criterion {criterion} .*needs --task {needed}, not {task}"):
+        check_fit(named(task=task, model="electra_tiny", criterion=criterion))
+
+
+def test_what_is_not_this_packages_own_is_not_judged() -> None:
+    """Stock criterions and models, and fine-tuning of any architecture."""
+    check_fit(named(task="squad", model="teams_tiny", criterion="squad"))
+    check_fit(named(task="sentence_prediction", model="mlm_tiny", criterion="sentence_prediction"))
+    check_fit(OmegaConf.create({**OmegaConf.to_container(named()), "criterion": "masked_lm"}))
+    check_fit(named(task="text_pretraining", model="roberta", criterion="electra"))
 
 
 def test_what_stock_fairseq_says_of_an_unknown_name() -> None:
