@@ -1,9 +1,12 @@
-"""Ranks end together: what one of them finds on disk alone is told to all, so that none waits for it in a collective."""
+"""Ranks end together: what one of them finds on disk alone is told to all, so that none waits for it in a collective. And
+what each has counted of its part is added up.
+"""
 
 from collections.abc import Callable
 
 import torch
 from fairseq.distributed import utils as distributed_utils
+from torch import Tensor
 
 from amos_fairseq.errors import UserError
 
@@ -35,3 +38,12 @@ def on_first_rank(action: Callable[[], object]) -> None:
         except UserError as error:
             problem = str(error)
     raise_on_every_rank(problem)
+
+
+def sum_over_ranks(numbers: Tensor) -> Tensor:
+    """The ``numbers`` of all ranks added up, on the CPU. Every rank has to call this, with as many of one type."""
+    if distributed_utils.get_global_world_size() == 1:
+        return numbers
+    on_device = numbers.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu", copy=True)
+    torch.distributed.all_reduce(on_device)
+    return on_device.cpu()

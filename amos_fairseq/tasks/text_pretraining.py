@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
@@ -18,7 +19,7 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.token_counts import count_tokens
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.ranks import on_first_rank
+from amos_fairseq.ranks import on_first_rank, sum_over_ranks
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
 
@@ -122,6 +123,8 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
     def count_training_tokens(self) -> torch.Tensor:
         """How often each token of the dictionary stands in the training text, all shards together: int64 [tokens].
 
+        Each rank reads its part of the text, so every rank has to call this.
+
         Raises:
             UserError: the training text is missing or empty, or holds no token that a generator may propose.
         """
@@ -129,8 +132,14 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         for path in paths:
             _require_split(path)
         logger.info(f"counting the tokens of {', '.join(paths)}")
-        texts = (data_utils.load_indexed_dataset(path, self.dictionary, combine=True) for path in paths)
-        counts = count_tokens(texts, len(self.dictionary))
+        counts = sum_over_ranks(
+            count_tokens(
+                (data_utils.load_indexed_dataset(path, self.dictionary, combine=True) for path in paths),
+                len(self.dictionary),
+                rank=distributed_utils.get_global_rank(),
+                num_ranks=distributed_utils.get_global_world_size(),
+            )
+        )
         counts[self.special_ids] = 0
         if not counts.any():
             raise UserError(f"{paths[0]} holds no token that is not special: binarize a text that is not empty")
