@@ -134,9 +134,9 @@ def title_of(token: Token, inspection: Inspection) -> str:
     """What pointing at a token tells."""
     sampled = token.masked and inspection.is_corrupted
     facts = [printable(f"original {token.original}, sampled {token.read}" if sampled else token.original)]
-    if inspection.positive:
+    if token.flagged_probability is not None:
         facts.append(f"P({inspection.positive}) {token.flagged_probability:.3f}: {token.verdict}")
-    if inspection.has_log_probs and not token.special:
+    if token.log_prob is not None:
         facts.append(f"log p {token.log_prob:.2f}")
     return escape("; ".join(facts))
 

@@ -104,8 +104,15 @@ def read_text(tokens: list[Token]) -> Text:
         if token.masked:
             piece = f"[{printable(token.original)}>{piece}]" if judged else f"[{piece}]"
         text.append(piece, style=suspicion_style(token) + Style(bold=token.masked))
-        text.append(f"{100 * token.flagged_probability:.0f} " if judged else f" {token.log_prob:.1f} ", style="dim")
+        text.append(number_of(token), style="dim")
     return text
+
+
+def number_of(token: Token) -> str:
+    """What stands after a token: its suspicion in percent, else its log-probability, else nothing."""
+    if token.flagged_probability is not None:
+        return f"{100 * token.flagged_probability:.0f} "
+    return " " if token.log_prob is None else f" {token.log_prob:.1f} "
 
 
 def suspicion_style(token: Token) -> Style:

@@ -15,9 +15,10 @@ class Token:
 
     Attributes:
         surface: its part of the readable text, spaces included.
-        flagged_probability: what the discriminator gives to its positive class; None without a discriminator.
+        flagged_probability: what the discriminator gives to its positive class; None without a discriminator, and for
+            special tokens where training never asks about them (Electric).
         is_positive: of that class: replaced, or, for Electric, noise, even where the sample is the original.
-        log_prob: log p(token read | the rest), nats, of models that tell it of all tokens at once.
+        log_prob: log p(token read | the rest), nats, of models that tell it of all tokens but special ones at once.
     """
 
     original: str
@@ -79,7 +80,7 @@ class Inspection:
 
     @property
     def has_log_probs(self) -> bool:
-        return self.tokens[0].log_prob is not None
+        return any(token.log_prob is not None for token in self.tokens)
 
     @property
     def has_candidates(self) -> bool:
@@ -118,7 +119,7 @@ class Inspection:
             pairs = [(masked.proposals[-1][0].piece, self.tokens[masked.position].original) for masked in self.masked]
             return f"{number}, {sum(guess == original for guess, original in pairs)} guessed right"
         positive = [token for token in self.tokens if token.is_positive]
-        kept = [token for token in self.tokens if not token.is_positive]
+        kept = [token for token in self.tokens if not token.is_positive and token.flagged_probability is not None]
         detected, alarms = sum(token.accused for token in positive), sum(token.accused for token in kept)
         return (
             f"{number}, {sum(token.replaced for token in self.tokens)} replaced; {detected} of {len(positive)} "

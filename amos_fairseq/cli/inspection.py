@@ -89,13 +89,15 @@ def mask_block(pretrained: Pretrained, tokens: Tensor, seed: int, mask_prob: flo
 def read_tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, output: Any) -> list[Token]:
     """Every token [T] as the main network read it, with what it says of the token."""
     dictionary = pretrained.dictionary
-    corrupted, rtd_logits, is_noise = (part_of(output, name) for name in ("corrupted_tokens", "rtd_logits", "is_noise"))
+    corrupted, rtd_logits, is_noise, is_scored = (
+        part_of(output, name) for name in ("corrupted_tokens", "rtd_logits", "is_noise", "is_scored")
+    )
     read = original if corrupted is None else corrupted
     original_pieces, read_pieces = ([dictionary[i] for i in ids.tolist()] for ids in (original, read))
     special = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
     is_special = [i in special for i in original.tolist()]
     masked = set(positions.tolist())
-    nothing = [None] * len(original)
+    asked = [True] * len(original) if is_scored is None else is_scored.tolist()
     tells_all = getattr(pretrained.model, "token_log_probs", None)
     columns = (
         original_pieces,
@@ -104,11 +106,18 @@ def read_tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, out
         surfaces(pretrained.tokenizer, original_pieces, is_special),
         [position in masked for position in range(len(original))],
         is_special,
-        nothing if rtd_logits is None else rtd_logits.sigmoid().tolist(),
+        values_where(asked, None if rtd_logits is None else rtd_logits.sigmoid()),
         (read.ne(original) if is_noise is None else is_noise).tolist(),
-        nothing if tells_all is None else tells_all(read[None])[0].tolist(),
+        values_where(asked, None if tells_all is None else tells_all(read[None])[0]),
     )
     return [Token(*values) for values in zip(*columns, strict=True)]
+
+
+def values_where(asked: list[bool], values: Tensor | None) -> list[float | None]:
+    """[T] as numbers, None where nobody asked, or where there are none at all."""
+    if values is None:
+        return [None] * len(asked)
+    return [value if is_asked else None for value, is_asked in zip(values.tolist(), asked, strict=True)]
 
 
 def candidates_of(pretrained: Pretrained, output: Any, index: int) -> list[Proposal]:
