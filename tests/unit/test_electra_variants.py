@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
 from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
 from small_models import NUM_WORDS, SETTINGS, small_batch, small_task
 from test_no_waiting import WAITING, Recorder
@@ -11,10 +13,12 @@ from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electra_config import ElectraConfig
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
 WORDS = slice(4, 4 + NUM_WORDS)
 DRAWS = 20_000
+FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator
 
 
 def step(model: ElectraModel, **settings) -> torch.Tensor:
@@ -37,7 +41,7 @@ def test_every_parameter_that_learns_receives_a_gradient(variant: str) -> None:
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert not parameter.requires_grad or parameter.grad.any(), name
     frozen = {name.partition(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == ({"generator", "generator_embed_tokens", "mlm_head"} if variant == "frozen" else set())
+    assert frozen == (FROZEN if variant == "frozen" else set())
 
 
 @pytest.mark.parametrize(
@@ -204,13 +208,38 @@ def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_i
         optimizer.step()
     for name, value in model.state_dict().items():
         part = name.partition(".")[0]
-        is_frozen = part in ("generator", "generator_embed_tokens", "mlm_head")
+        is_frozen = part in FROZEN
         assert value.equal(here[name]) == is_frozen or part == "token_noise", name
     # Continued: a checkpoint of this stage holds all that is needed.
     again = small_electra(seed=1, **VARIANTS["frozen"])
     again.load_state_dict(model.state_dict())
     again.check_ready()
     assert all(value.equal(model.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype) -> None:
+    """fairseq's trainer hands what learns to the optimizer; in bf16 there are masters of these parameters alone."""
+    model = small_electra(**VARIANTS["frozen"])
+    model.load_state_dict(mlm_weights())
+    model.to(precision)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    flags = GroupedAdamConfig(weight_decay=0.5, decay_all_parameters=True, lr=[0.1])
+    if precision == torch.bfloat16:
+        common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
+        cfg = OmegaConf.create({"common": common, "optimizer": vars(flags) | {"_name": "grouped_adam"}})
+        optimizer = FP16Optimizer.build_optimizer(cfg, learning)
+    else:
+        optimizer = GroupedAdam(flags, learning)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss, _, _ = small_electra_criterion()(model, small_batch())
+        optimizer.backward(loss)
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert parameter.equal(before[name]) == (name.partition(".")[0] in FROZEN), name
+    assert len(optimizer.state_dict()["state"]) == len(learning)
 
 
 def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own() -> None:
