@@ -1,0 +1,87 @@
+"""Every objective: two ranks train what one rank trains, and a resumed run is the uninterrupted one, bit for bit.
+
+AMOS has its own, harder tests (test_ranks, test_resume); what ranks and resume need is the trainer's and the task's, and each
+objective has only to use random numbers and normalisers as they ask. Dropout is on, an epoch ends before the last update.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interrupted_run import assert_same_run, checkpoint
+from tiny_runs import ROOT, TINY_RUN, environment
+
+# Global batch 16: the made-up corpus gives 18 updates an epoch.
+LAST_UPDATE, SAVED_UPDATE = 21, 11
+# As in test_ranks: float32 sums in another order (1e-7 of a gradient), which Adam divides by the gradient's own size. An
+# update moves a parameter by about the learning rate, 2e-3.
+PARAMETER_TOLERANCE = 5e-5
+LOSS_TOLERANCE = 2e-3  # fairseq rounds what it logs to 3 digits
+
+SETTINGS = {
+    "mlm": ["--arch", "mlm_tiny", "--criterion", "mlm"],
+    "electra": ["--arch", "electra_tiny", "--criterion", "electra"],
+    "electra_adversarial": ["--arch", "electra_tiny", "--criterion", "electra", "--adversarial"],
+    "electra_random_15": ["--arch", "electra_tiny", "--criterion", "electra", "--detection-positions", "random"],
+    "electra_unigram": ["--arch", "electra_tiny", "--criterion", "electra", "--generator", "unigram"],
+    "all_tokens_mlm": ["--arch", "electra_tiny", "--criterion", "electra", "--main-objective", "all_tokens_mlm"],
+    "teams": ["--arch", "teams_tiny", "--criterion", "teams"],
+    "electric": ["--arch", "electric_tiny", "--criterion", "electric"],
+    "electra_tt": ["--arch", "electric_tiny", "--criterion", "electric", "--electric-variant", "electra_tt"],
+    "two_tower": [
+        *("--arch", "electric_tiny", "--criterion", "electric", "--electric-variant", "two_tower"),
+        *("--generator-size", "1", "--generator-loss-tokens", "all"),
+    ],
+}
+
+
+def train(data: Path, save_dir: Path, *flags: str, num_ranks: int = 1) -> None:
+    launcher = [sys.executable]
+    if num_ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command = [*launcher, "-m", "fairseq_cli.train", str(data), *TINY_RUN, "--save-dir", str(save_dir)]
+    command += ["--max-update", str(LAST_UPDATE), "--save-interval-updates", str(SAVED_UPDATE)]
+    command += ["--validate-interval-updates", str(LAST_UPDATE), *flags]
+    env = environment({"CUDA_VISIBLE_DEVICES": ""})
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
+def losses(save_dir: Path) -> list[dict[str, float]]:
+    """What is logged of every update and validation, without speeds and gradients' norms."""
+    lines = (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    parts = ("loss", "_acc", "_auc", "replaced", "reward")
+    return [
+        {key: value for key, value in json.loads(line).items() if any(part in key for part in parts)} for line in lines
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", SETTINGS)
+def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path) -> None:
+    one, two, resumed = tmp_path / "one", tmp_path / "two", tmp_path / "resumed"
+    flags = [*SETTINGS[objective], "--dropout", "0.1"]
+    train(binarized_corpus, one, *flags, "--batch-size", "8", "--update-freq", "2")
+
+    shutil.copytree(one, resumed)
+    (saved,) = resumed.glob(f"checkpoint_*_{SAVED_UPDATE}.pt")
+    saved.replace(resumed / "checkpoint_last.pt")
+    train(binarized_corpus, resumed, *flags, "--batch-size", "8", "--update-freq", "2", "--num-workers", "1")
+    assert_same_run(resumed, one)
+
+    train(binarized_corpus, two, *flags, "--batch-size", "8", "--update-freq", "1", num_ranks=2)
+    expected, (halfway,) = checkpoint(one)["model"], one.glob(f"checkpoint_*_{SAVED_UPDATE}.pt")
+    before, moved = checkpoint(one, halfway.name)["model"], 0.0
+    for name, parameter in checkpoint(two)["model"].items():
+        assert (parameter - expected[name]).abs().max() < PARAMETER_TOLERANCE, name
+        moved = max(moved, (parameter - before[name]).abs().max().item())
+    assert moved > 100 * PARAMETER_TOLERANCE
+    logged, wanted = losses(two), losses(one)
+    assert len(logged) == len(wanted) > LAST_UPDATE
+    for found, reference in zip(logged, wanted, strict=True):
+        assert found.keys() == reference.keys()
+        for key in reference:
+            assert found[key] == pytest.approx(reference[key], abs=LOSS_TOLERANCE, rel=1e-3, nan_ok=True), key
