@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
-from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
 from amos_fairseq.functional.mixture import mixture_entropy
 
 
 @register_criterion("amos", dataclass=DetectionLossConfig)
-class AmosCriterion(FairseqCriterion):
+class AmosCriterion(PretrainingCriterion):
     """L_GEN + lambda L_DISC (AMOS Eq. 1, 2 and 4).
 
         L_GEN  = 1/|M| sum_{i in M} sum_{d in D} -log p_MLM(x_i | h_i^(d))                                       (Eq. 2)
@@ -44,26 +44,14 @@ class AmosCriterion(FairseqCriterion):
         rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
         loss = mlm_losses.sum() + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
 
-        num_masked = sample["num_masked"]
         logging_output = {
             "loss": loss.detach(),
             "rtd_loss": rtd_loss.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-            "sample_size": num_masked,
+            **batch_counts(sample),
             **mixture_sums(depth_names(model), output, mlm_losses.detach(), is_masked),
             **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
         }
-        return loss, num_masked, logging_output
-
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys from sums over all ranks and accumulated batches."""
-        log_sums(logging_outputs)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
+        return loss, sample["num_masked"], logging_output
 
 
 def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor) -> dict[str, Tensor]:

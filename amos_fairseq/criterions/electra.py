@@ -3,27 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_losses, detection_sums
-from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
 from amos_fairseq.models.electra import ElectraOutput
-
-# Terms of the variants in the log, and the sum that each is divided by.
-COUNTED_BY = {
-    "policy_loss": "sample_size",
-    "baseline_loss": "sample_size",
-    "reward": "sample_size",
-    "main_loss": "_predicted",
-    "main_acc": "_predicted",
-    "copy_prob": "_predicted",
-    "replaced": "sample_size",  # where no detector logs it
-}
 
 
 @dataclass
@@ -43,7 +32,7 @@ class ElectraCriterionConfig(DetectionLossConfig):
 
 
 @register_criterion("electra", dataclass=ElectraCriterionConfig)
-class ElectraCriterion(FairseqCriterion):
+class ElectraCriterion(PretrainingCriterion):
     """L_GEN + lambda L_DISC (thesis section 5.1.5: maximum likelihood for the generator, negative sampling for D').
 
         L_GEN  = 1/|M| sum_{i in M} -log q(x_i | x_masked)
@@ -66,6 +55,16 @@ class ElectraCriterion(FairseqCriterion):
     the thesis would call it noise. 5.3.4 writes D for the probability of "original", here it is 1 - D'; it does not say
     how the baseline's loss is weighed, which matters to no other parameter. All-Tokens MLM divides by special tokens too.
     """
+
+    COUNTED_BY = {
+        "policy_loss": "sample_size",
+        "baseline_loss": "sample_size",
+        "reward": "sample_size",
+        "main_loss": "_predicted",
+        "main_acc": "_predicted",
+        "copy_prob": "_predicted",
+        "replaced": "sample_size",  # where no detector logs it
+    }
 
     def __init__(
         self,
@@ -93,9 +92,7 @@ class ElectraCriterion(FairseqCriterion):
         loss = generator_loss + main_loss
         logging_output = {
             "loss": loss.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-            "sample_size": sample["num_masked"],
+            **batch_counts(sample),
             **generator_log,
             **main_log,
         }
@@ -166,12 +163,3 @@ class ElectraCriterion(FairseqCriterion):
             return self.main_loss_weight * main_loss, log
         log["copy_prob"] = (predictions.copy_probs * predictions.weights).sum()
         return self.main_loss_weight * self.task.masked_share * main_loss, log
-
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys from sums over all ranks and accumulated batches."""
-        log_sums(logging_outputs, {key: by for key, by in COUNTED_BY.items() if key in logging_outputs[0]})
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

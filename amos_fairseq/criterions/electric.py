@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from omegaconf import II
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
-from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names, log_sums
 
 
 @dataclass
@@ -19,7 +19,7 @@ class ElectricLossConfig(DetectionLossConfig):
 
 
 @register_criterion("electric", dataclass=ElectricLossConfig)
-class ElectricCriterion(FairseqCriterion):
+class ElectricCriterion(PretrainingCriterion):
     """L_GEN + lambda L_NCE (thesis section 5.1: Algorithm 2, and maximum likelihood for the generator, 5.1.5).
 
         L_GEN = 1/|R| sum_{t in R} -log q(x_t | x without t)
@@ -67,18 +67,12 @@ class ElectricCriterion(FairseqCriterion):
             f"mlm_loss_{depth}": mlm_loss.detach(),
             f"mlm_acc_{depth}": (output.mlm_correct * is_guessed).sum(),
             "_guessed": is_guessed.sum(),
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-            "sample_size": sample["num_masked"],
+            **batch_counts(sample),
             **detection,
         }
         return loss, sample["num_masked"], logging_output
 
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys from sums over all ranks and accumulated batches."""
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the contract's keys; the generator's are means over the tokens that it learns from."""
         log_sums(logging_outputs, {key: "_guessed" for key in logging_outputs[0] if key.startswith("mlm_")})
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

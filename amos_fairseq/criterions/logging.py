@@ -6,11 +6,39 @@ from typing import Any
 
 import torch
 from fairseq import metrics
+from fairseq.criterions import FairseqCriterion
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import log_detection
 
 PER_MASKED_POSITION = ("mlm_", "mixture_")
+
+
+class PretrainingCriterion(FairseqCriterion):
+    """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches.
+
+    ``COUNTED_BY`` names, for a term that is no mean over masked positions, the sum that it is divided by.
+    """
+
+    COUNTED_BY: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the contract's keys."""
+        log_sums(logging_outputs, {key: by for key, by in cls.COUNTED_BY.items() if key in logging_outputs[0]})
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
+
+
+def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
+    """What fairseq asks of every logging output; ``sample_size`` is the number of masked positions."""
+    return {
+        "ntokens": sample["ntokens"],
+        "nsentences": sample["nsentences"],
+        "sample_size": sample["num_masked"],
+    }
 
 
 def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:

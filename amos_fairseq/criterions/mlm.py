@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
-from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
 
 
 @register_criterion("mlm", dataclass=FairseqDataclass)
-class MlmCriterion(FairseqCriterion):
+class MlmCriterion(PretrainingCriterion):
     """L_MLM = 1/|M| sum_{i in M} -log p(x_i | x_masked)   (BERT's; thesis section 5.1.1, TEAMS Eq. 1)
 
     over the masked positions M of a batch, which is also what fairseq divides by. Shapes: B sequences, T tokens, M masked
@@ -32,17 +32,6 @@ class MlmCriterion(FairseqCriterion):
             "loss": loss.detach(),
             f"mlm_loss_{depth}": loss.detach(),
             f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum(),
-            "ntokens": sample["ntokens"],
-            "nsentences": sample["nsentences"],
-            "sample_size": sample["num_masked"],
+            **batch_counts(sample),
         }
         return loss, sample["num_masked"], logging_output
-
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys from sums over all ranks and accumulated batches."""
-        log_sums(logging_outputs)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import detection_loss, detection_sums
-from amos_fairseq.criterions.logging import depth_names, log_sums
+from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
 from amos_fairseq.errors import UserError
 
 
@@ -23,7 +23,7 @@ class TeamsCriterionConfig(FairseqDataclass):
 
 
 @register_criterion("teams", dataclass=TeamsCriterionConfig)
-class TeamsCriterion(FairseqCriterion):
+class TeamsCriterion(PretrainingCriterion):
     """L_MLM + lambda_1 L_RTD + lambda_2 L_MWS (TEAMS Eq. 9).
 
         L_MLM = 1/|M| sum_{i in M} -log P_G(x_i | x^M)                                                            (Eq. 1)
@@ -42,6 +42,8 @@ class TeamsCriterion(FairseqCriterion):
     Raises:
         UserError: the generator's loss has no weight: what it then proposes would stay noise.
     """
+
+    COUNTED_BY = {"mws_loss": "sample_size", "mws_acc": "sample_size"}
 
     def __init__(self, task, mlm_loss_weight: float, rtd_loss_weight: float, mws_loss_weight: float):
         super().__init__(task)
@@ -75,19 +77,7 @@ class TeamsCriterion(FairseqCriterion):
             sums["mws_loss"] = mws_loss.detach()
             sums["mws_acc"] = (output.mws_logits.argmax(-1).eq(0) * is_masked).sum()
 
-        num_masked = sample["num_masked"]
-        counts = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_masked}
-        return loss, num_masked, {"loss": loss.detach(), **sums, **counts}
-
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys from sums over all ranks and accumulated batches."""
-        has_selection = "mws_loss" in logging_outputs[0]
-        log_sums(logging_outputs, {"mws_loss": "sample_size", "mws_acc": "sample_size"} if has_selection else {})
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
+        return loss, sample["num_masked"], {"loss": loss.detach(), **sums, **batch_counts(sample)}
 
 
 def selection_loss(logits: Tensor, is_masked: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 from amos_fairseq.cli import plot_panels
 from amos_fairseq.cli import runs as runs_file
 from amos_fairseq.cli.main import main
-from amos_fairseq.criterions.electra import COUNTED_BY
+from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
 
 
@@ -137,7 +137,7 @@ def test_what_one_objective_logs_is_drawn_for_it_alone(save_dir, tmp_path, capsy
 def test_every_key_that_a_criterion_logs_beside_the_shared_ones_has_a_panel():
     """Keys as the criterions name them for the log."""
     drawn = {panel.key for panel in plot_panels.OBJECTIVE_PANELS}
-    assert set(COUNTED_BY) - {"replaced"} <= drawn
+    assert set(ElectraCriterion.COUNTED_BY) - {"replaced"} <= drawn
     assert {"mws_loss", "mws_acc"} <= drawn
 
 
