@@ -34,7 +34,7 @@ class ElectricCriterion(PretrainingCriterion):
     Departures: Algorithm 2, step 4, prints its two cases exchanged. The odds k / (n - k) of a text are taken for
     p / (1 - p); k counts special tokens and is rounded up, so that p is a little below the share of noise among the tokens
     that are no special ones. A sampled token that equals the original is noise, here and in ELECTRA-TT, whose scores
-    (5.4.5) hold for these labels only.
+    (5.4.5) hold for these labels only. The sums leave special tokens out, their divisor does not.
     """
 
     def __init__(self, task, discriminator_loss_weight: float, generator_loss_tokens: str):
