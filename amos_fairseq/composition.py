@@ -30,12 +30,27 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
     if not (config_dir / f"{name}.yaml").is_file():
         raise UserError(f"{config_dir / name}.yaml is missing: name a recipe such as amos_base, or the path of a YAML")
     try:
-        with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
-            cfg = compose(name, overrides=list(overrides))
+        cfg = compose_with_hydra(name, overrides, config_dir, with_hydra_settings=False)
         add_defaults(cfg)
         return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{config_dir / name}.yaml cannot be composed: {error}") from error
+
+
+def compose_with_hydra(
+    name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES, with_hydra_settings: bool = True
+) -> DictConfig:
+    """What Hydra makes of a recipe, before fairseq adds its defaults and before anything is resolved.
+
+    Args:
+        name, overrides, config_dir: those of :func:`compose_recipe`.
+        with_hydra_settings: keep the group ``hydra`` (directories of the run).
+
+    Raises:
+        HydraException, OmegaConfBaseException: it cannot be composed.
+    """
+    with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
+        return compose(name, overrides=list(overrides), return_hydra_config=with_hydra_settings)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """Where a configuration comes from: a YAML recipe, or the checkpoint of a run."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -51,10 +53,19 @@ def of_checkpoint(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int
     try:
         cfg = OmegaConf.create(settings)
         add_defaults(cfg)
+        add_types(cfg)
         OmegaConf.set_struct(cfg, True)
         cfg.merge_with_dotlist(list(overrides))
     except OmegaConfBaseException as error:
-        raise UserError(
-            f"{file}: {str(error).splitlines()[0]}; its settings can be changed with --set KEY=VALUE"
-        ) from error
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
+        raise UserError(f"{file}: {reason}; its settings can be changed with --set KEY=VALUE") from error
     return cfg, state["model"]["embed_tokens.weight"].size(0)
+
+
+def add_types(cfg: DictConfig) -> None:
+    """Give fairseq's own groups (optimization, dataset, ...) their types, as :func:`add_defaults` does for the others."""
+    for field in dataclasses.fields(FairseqConfig):
+        if dataclasses.is_dataclass(field.type) and field.name in cfg:
+            schema = OmegaConf.structured(field.type)
+            OmegaConf.set_struct(schema, False)  # what another fairseq has saved may stay
+            cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])

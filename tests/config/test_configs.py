@@ -4,8 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,22 +13,18 @@ import pytest
 import torch
 from fairseq import models, options
 from fairseq.data import Dictionary
-from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError
 
 import amos_fairseq  # noqa: F401  (registers what the recipes name)
+from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
-# Hydra announces the end of what fairseq calls on every composition.
+# Hydra announces the end of what fairseq calls when it reads flags.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
 ALL_NAMES = sorted(path.stem for path in (RECIPES / "config").glob("*.yaml"))
@@ -38,23 +32,10 @@ VARIANTS = sorted(f"variants/{path.stem}" for path in (RECIPES / "config" / "var
 OF_THE_FAMILY = [name for name in ALL_NAMES if name not in NAMES]
 
 
-@contextmanager
-def fairseqs_defaults(name: str) -> Iterator[None]:
-    """fairseq stores its defaults under the name of the recipe; for the next one, its variant, they would be a schema."""
-    hydra_init(name)
-    try:
-        yield
-    finally:
-        ConfigStore.instance().repo.pop(f"{name}.yaml")
-
-
 @cache
 def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES / "config") -> DictConfig:
-    """What ``fairseq-hydra-train`` hands to fairseq, step by step as in ``fairseq_cli.hydra_train``."""
-    with fairseqs_defaults(name), initialize_config_dir(str(config_dir), version_base="1.1"):
-        cfg = compose(name, overrides=["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides])
-    add_defaults(cfg)
-    return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+    """What ``fairseq-hydra-train`` hands to fairseq."""
+    return composition.compose_recipe(name, ["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides], config_dir)
 
 
 @cache
@@ -187,8 +168,7 @@ def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
     for key in differing:  # a setting that two groups share is stated in one
         assert any(OmegaConf.select(stated, f"{group}.{key}") is not None for group in groups), key
     assert build_on_meta(recipe.model, 4096)
-    with fairseqs_defaults(name), initialize_config_dir(str(RECIPES / "config"), version_base="1.1"):
-        cfg = compose(name, overrides=["task.data=DATA"], return_hydra_config=True)
+    cfg = composition.compose_with_hydra(name, ["task.data=DATA"])
     assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name.removeprefix('variants/')}"
 
 
@@ -246,11 +226,11 @@ def overrides_of(ablation: str) -> list[str]:
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigCompositionException, match="encoder_layrs"):
+    with pytest.raises(UserError, match="encoder_layrs"):
         compose_recipe("amos_tiny", "model.encoder_layrs=3")
     text = (RECIPES / "config" / "amos_tiny.yaml").read_text()
     (tmp_path / "amos_tiny.yaml").write_text(text.replace("encoder_layers:", "encoder_layrs:"))
-    with pytest.raises(ConfigKeyError, match="encoder_layrs"):
+    with pytest.raises(UserError, match="encoder_layrs"):
         compose_recipe("amos_tiny", config_dir=tmp_path)
 
 
@@ -264,8 +244,7 @@ def test_shards_are_named_without_quotes_and_no_data_is_a_clear_mistake() -> Non
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None:
     """Where the same command finds the run again, and what lies there after a long run."""
-    with fairseqs_defaults(name), initialize_config_dir(str(RECIPES / "config"), version_base="1.1"):
-        cfg = compose(name, overrides=["task.data=DATA"], return_hydra_config=True)
+    cfg = composition.compose_with_hydra(name, ["task.data=DATA"])
     assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name}"
     assert Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir) == Path(cfg.checkpoint.save_dir)
     assert cfg.hydra.job.chdir is False

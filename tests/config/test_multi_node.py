@@ -7,31 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from fairseq.dataclass.initialize import hydra_init
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
 from tiny_runs import ROOT
 
 from amos_fairseq.compat.distribution import arrange_ranks
 from amos_fairseq.compat.signals import REQUEUE
+from amos_fairseq.composition import RECIPES, compose_with_hydra
 
 MULTI_NODE = ROOT / "examples" / "multi_node"
-CONFIG_DIRECTORY = ROOT / "examples" / "pretraining" / "config"
 
 
 def launch(*flags: str) -> subprocess.CompletedProcess:
     command = [sys.executable, str(MULTI_NODE / "launch.py"), "--data", "DATA", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-
-
-def composed(config_name: str, overrides: list[str]) -> DictConfig:
-    GlobalHydra.instance().clear()
-    hydra_init(config_name)  # fairseq's schema of this YAML, as fairseq-hydra-train registers it
-    with initialize_config_dir(str(CONFIG_DIRECTORY), version_base=None):
-        cfg = compose(config_name, overrides=overrides, return_hydra_config=True)
-    GlobalHydra.instance().clear()
-    return cfg
 
 
 @pytest.mark.parametrize(
@@ -53,8 +40,8 @@ def test_global_batch_is_kept(flags, global_batch, num_gpus, per_gpu, update_fre
     words = shlex.split(result.stdout)
     assert words[0] == ("srun" if "srun" in flags else "torchrun")
     start = words.index("--config-dir")
-    assert words[start + 1] == str(CONFIG_DIRECTORY)
-    cfg = composed(words[start + 3], words[start + 4 :])
+    assert words[start + 1] == str(RECIPES)
+    cfg = compose_with_hydra(words[start + 3], words[start + 4 :])
     assert cfg.dataset.batch_size * cfg.optimization.update_freq[0] * num_gpus == global_batch
     assert cfg.distributed_training.distributed_world_size == num_gpus
     assert (cfg.task.data, cfg.common.seed, cfg.optimization.update_freq) == ("DATA", 2, [update_freq])
@@ -87,7 +74,7 @@ def test_ranks_of_the_slurm_command_are_accepted() -> None:
     """What srun sets for task 9 of 8 x 8, and what launch.py writes into the configuration, agree."""
     words = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
     assert words[words.index("--ntasks") + 1] == "64"
-    cfg = composed("amos_base", words[words.index("--config-name") + 2 :])
+    cfg = compose_with_hydra("amos_base", words[words.index("--config-name") + 2 :])
     slurm = {"SLURM_STEP_NODELIST": "node[0-7]", "SLURM_NNODES": "8", "SLURM_NTASKS": "64", "SLURM_LOCALID": "1"}
     cfg.distributed_training.distributed_init_method = None
     cfg.distributed_training.distributed_no_spawn = False
@@ -97,7 +84,7 @@ def test_ranks_of_the_slurm_command_are_accepted() -> None:
 def test_submitit_launcher_composes() -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
-    cfg = composed("amos_base", overrides)
+    cfg = compose_with_hydra("amos_base", overrides)
     launcher = cfg.hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     num_gpus = launcher.nodes * launcher.tasks_per_node

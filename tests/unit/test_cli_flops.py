@@ -47,10 +47,17 @@ def test_a_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Ca
     counted = flops(capsys, str(tmp_path), "--set", "optimization.max_update=11")
     assert (counted["embedding_rows"], counted["max_update"], counted["tokens_per_sequence"]) == (64, 11, 64)
     assert counted["training"]["today"]["total"] == 11 * counted["training"]["today"]["per_update"] > 0
-    with pytest.raises(SystemExit) as ended:
-        main(["flops", str(tmp_path), "--set", "model.nothing=1"])
-    assert ended.value.code == 1
-    assert "nothing" in capsys.readouterr().err
+    for mistake, words in {
+        "model.nothing=1": "model.nothing: Key 'nothing'",
+        "optimization.max_update=abc": "optimization.max_update: Value 'abc'",
+        "dataset.batch_size=x": "dataset.batch_size: Value 'x'",
+        "task.mask_prob=x": "task.mask_prob: Value 'x'",
+    }.items():
+        with pytest.raises(SystemExit) as ended:
+            main(["flops", str(tmp_path), "--set", mistake])
+        assert ended.value.code == 1
+        err = capsys.readouterr().err
+        assert (words in err, err.count("\n")) == (True, 1)
 
 
 def save_run(directory: Path, state: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -87,6 +94,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
         (["mlm_tiny", "--length", "65"], "--length 65: the model reads 1 to 64 tokens"),
         (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
         (["mlm_tiny", "--set", "optimization.max_update=0"], "sets no end"),
+        (["mlm_tiny", "--set", "optimization.max_update=abc"], "abc"),
         (["mlm_tiny", "--set", "model.max_positions=63"], "allows 63"),
         (["mlm_tiny", "--set", "dataset.batch_size=null"], "no room for one block"),
         (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
