@@ -53,8 +53,9 @@ class ElectraCriterion(PretrainingCriterion):
 
     Departures: a sampled token that equals the original counts as original, as in ELECTRA's released code; Algorithm 2 of
     the thesis would call it noise. 5.3.4 writes D for the probability of "original", here it is 1 - D'; it does not say
-    how the baseline's loss is weighed, which matters to no other parameter. All-Tokens MLM divides by special tokens too, so it weighs a little less. Where
-    embeddings are shared the reward trains the token embeddings as well, as they are the generator's output layer.
+    how the baseline's loss is weighed, which matters to no other parameter. All-Tokens MLM divides by special tokens
+    too, so it weighs a little less. Where embeddings are shared, the reward trains the token embeddings as well: they are
+    the generator's output layer.
     """
 
     COUNTED_BY = {
