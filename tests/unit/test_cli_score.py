@@ -7,16 +7,10 @@ import shutil
 
 import pytest
 import torch
-from full_disk import full_disk
 from small_runs import write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.scoring.cloze import MaskedCloze
-from amos_fairseq.scoring.jobs import score_file
-from amos_fairseq.scoring.lines import windows
-from amos_fairseq.scoring.pseudo_likelihood import Scorer
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
 TOO_LONG = 5
@@ -105,73 +99,6 @@ def test_electra_takes_a_formula(tmp_path, text, capsys):
     assert [float(row[1]) for row in table(capsys.readouterr().out) if row[5].strip("- ")] == outputs["exact"]
     # p q / (o (1 - p + p q) + p q) is below p q / (o (1 - p)).
     assert all(exact < thesis for exact, thesis in zip(*outputs.values(), strict=True))
-
-
-@pytest.fixture
-def long_text(tmp_path):
-    file = tmp_path / "long.txt"
-    file.write_text("the quick brown fox\na lazy dog\n" * 20, encoding="utf-8")
-    return file
-
-
-def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypatch):
-    """Stopped after the second window, and the last row that it kept cut in two: the result is that of one run."""
-    command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out"]
-    main([*command, str(tmp_path / "whole.tsv")])
-    calls, log_probs = [], MaskedCloze.log_probs
-
-    def interrupted(self, sequences):
-        calls.append(len(sequences))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return log_probs(self, sequences)
-
-    monkeypatch.setattr(MaskedCloze, "log_probs", interrupted)
-    assert main([*command, str(tmp_path / "scores.tsv")]) == 130
-    assert not (tmp_path / "scores.tsv").exists()
-    kept = tmp_path / "scores.tsv.unfinished"
-    assert len(kept.read_text(encoding="utf-8").splitlines()) == 1 + sum(calls[:2])
-    kept.write_bytes(kept.read_bytes()[:-9])
-    monkeypatch.setattr(
-        MaskedCloze, "log_probs", lambda self, given: calls.append(len(given)) or log_probs(self, given)
-    )
-    capsys.readouterr()
-    assert main([*command, str(tmp_path / "scores.tsv")]) == 0
-    assert f"{sum(calls[:2]) - 1} of 40 lines are scored already" in capsys.readouterr().err
-    assert sum(calls[3:]) == 40 - (sum(calls[:2]) - 1), "nothing is scored twice but the cut line"
-    assert not kept.exists()
-    whole, continued = ((tmp_path / name).read_text(encoding="utf-8") for name in ("whole.tsv", "scores.tsv"))
-    for a, b in zip(table(whole), table(continued), strict=True):
-        assert (a[0], a[2:5]) == (b[0], b[2:5])
-        assert float(a[1]) == pytest.approx(float(b[1]), abs=1e-3)  # other windows, other batches
-
-
-def test_rows_of_another_text_are_not_continued(run, long_text, text, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "scores.tsv"
-    monkeypatch.setattr("amos_fairseq.scoring.jobs.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    main(["score", str(run), str(long_text), "--out", str(out)])
-    monkeypatch.undo()
-    main(["score", str(run), str(text), "--out", str(out)])
-    assert "was of another text, checkpoint or format: begun anew" in capsys.readouterr().err
-    assert len(table(out.read_text(encoding="utf-8"))) == len(LINES)
-
-
-def test_no_more_lines_are_read_than_a_window_needs(run):
-    """So memory does not grow with the file: 32 batches of work, 4,096 lines at most."""
-    taken = 0
-
-    def endless():
-        nonlocal taken
-        while True:
-            taken += 1
-            yield "the quick brown fox"
-
-    scorer = Scorer(load_pretrained(run), tokens_per_batch=64)
-    first = next(scorer.windows(endless()))
-    passes = len(first[0].line.pieces)
-    assert len(first) == math.ceil(32 * 64 / (passes * (passes + 2)))
-    assert taken <= len(first) + 256
-    assert len(next(windows(iter(lambda: first[0].line, None), cost=lambda line: 0, limit=10))) == 4096
 
 
 def test_reranking_with_known_answer(run, tmp_path, capsys):
@@ -275,15 +202,3 @@ def test_flags_that_do_not_go_together_exit_with_2(arguments, capsys):
         main(["score", *arguments])
     assert exit_info.value.code == 2
     assert capsys.readouterr().err.startswith("usage: amos score")
-
-
-def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
-    out = tmp_path / "scores.tsv"
-    out.write_text("old", encoding="utf-8")
-    scorer = Scorer(load_pretrained(run), tokens_per_batch=4096)
-    assert scorer.pretrained.tokenizer.sha256  # known from here on; it needs files of its own
-    with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv.unfinished cannot be written \(File too large\)"):
-        score_file(scorer, long_text, "tsv", out)
-    assert out.read_text(encoding="utf-8") == "old"
-    score_file(scorer, long_text, "tsv", out)  # there is room again: the same call goes on
-    assert len(table(out.read_text(encoding="utf-8"))) == 40
