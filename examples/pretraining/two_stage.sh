@@ -5,7 +5,7 @@
 #   bash examples/pretraining/two_stage.sh SIZE DATA SAVE_DIR UPDATES [KEY=VALUE...]
 #
 # SIZE      tiny, small, base or large: mlm_SIZE.yaml is the first stage, electra_SIZE.yaml the second
-# DATA      what preprocess/pretraining/prepare.sh wrote
+# DATA      what preprocess/pretraining/prepare.sh wrote; several shards with : between
 # SAVE_DIR  SAVE_DIR/generator and SAVE_DIR/discriminator are two whole runs; the second one is to be kept
 # UPDATES   of each stage; each has a fresh Adam, its own warm-up and its own decay to the end of its updates
 # KEY=VALUE settings of both stages, for example dataset.batch_size=32 or optimization.lr=[0.001]
@@ -13,8 +13,17 @@
 # The same command continues whichever stage was stopped, and does nothing when both are finished.
 set -euo pipefail
 
-usage="usage: two_stage.sh tiny|small|base|large DATA SAVE_DIR UPDATES [KEY=VALUE...]"
-size="${1:?$usage}" data="${2:?$usage}" save_dir="${3:?$usage}" updates="${4:?$usage}"
+case "${1:-}" in
+    -h | --help)
+        sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p}' "$0"
+        exit 0
+        ;;
+esac
+if [ $# -lt 4 ]; then
+    echo "usage: two_stage.sh tiny|small|base|large DATA SAVE_DIR UPDATES [KEY=VALUE...]; --help tells what they are" >&2
+    exit 2
+fi
+size="$1" data="$2" save_dir="$3" updates="$4"
 overrides=("${@:5}")
 examples="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=examples/hydra_quoting.sh
@@ -29,8 +38,8 @@ fail() {
 check_arguments() {
     [ -f "$examples/pretraining/config/electra_$size.yaml" ] || fail "there is no size '$size': give tiny, small, base or large"
     [[ "$updates" =~ ^[1-9][0-9]*$ ]] || fail "UPDATES '$updates' is no number of updates: give a whole number above 0"
-    [ -f "$data/dict.txt" ] || fail "$data holds no binarized corpus (dict.txt): give the DIR of prepare.sh"
-    local override
+    local override first_shard="${data%%:*}"
+    [ -f "$first_shard/dict.txt" ] || fail "$first_shard holds no binarized corpus (dict.txt): give the DIR of prepare.sh"
     for override in ${overrides[@]+"${overrides[@]}"}; do
         [[ "$override" == *=* ]] || fail "'$override' is not KEY=VALUE; what is given is SIZE, DATA, SAVE_DIR, UPDATES, then settings"
     done

@@ -93,6 +93,7 @@ def test_both_stages_and_the_same_command_again(
         (["huge", "DATA", "OUT", "4"], "there is no size 'huge': give tiny, small, base or large"),
         (["tiny", "DATA", "OUT", "many"], "UPDATES 'many' is no number of updates"),
         (["tiny", "absent", "OUT", "4"], "absent holds no binarized corpus (dict.txt)"),
+        (["tiny", "SHARDS", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
         (["tiny", "DATA", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
         (["tiny", "DATA", "BEGUN", "4"], "was begun with SIZE and UPDATES tiny 9: give these, or another SAVE_DIR"),
     ],
@@ -103,7 +104,8 @@ def test_mistakes_are_one_line_before_anything_is_written(
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "two_stage.txt").write_text("tiny 9\n")
-    places = {"DATA": str(binarized_corpus), "OUT": str(tmp_path / "out"), "BEGUN": str(begun)}
+    shards = f"{binarized_corpus}:{binarized_corpus}"
+    places = {"DATA": str(binarized_corpus), "SHARDS": shards, "OUT": str(tmp_path / "out"), "BEGUN": str(begun)}
     done = two_stage(*(places.get(argument, argument) for argument in arguments))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("amos_fairseq: error: ")
@@ -111,3 +113,14 @@ def test_mistakes_are_one_line_before_anything_is_written(
     assert message in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["begun"]
     assert [path.name for path in begun.iterdir()] == ["two_stage.txt"]
+
+
+def test_help_and_usage(tmp_path: Path) -> None:
+    told = two_stage("--help")
+    assert (told.returncode, told.stderr) == (0, "")
+    for word in ("SIZE", "DATA", "SAVE_DIR", "UPDATES", "KEY=VALUE", "The same command continues"):
+        assert word in told.stdout
+    short = two_stage("tiny", "DATA")
+    assert (short.returncode, short.stdout) == (2, "")
+    assert short.stderr.startswith("usage: two_stage.sh")
+    assert short.stderr.count("\n") == 1
