@@ -12,4 +12,5 @@ ruff format --check .
 
 # Two test processes, one thread each: more threads than cores make small tensors slower, not faster.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec python -m pytest -n "${PYTEST_PROCESSES:-2}" "$@"
+# The slow tests stand together: whoever has nothing left takes them from the other.
+exec python -m pytest -n "${PYTEST_PROCESSES:-2}" --dist worksteal "$@"

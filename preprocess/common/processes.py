@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_children_with_this_process() -> None:
-    """From now on forked processes die with this one, also by kill -9, and leave Ctrl-C without a traceback.
+    """From now on forked processes die with this one, also by kill -9, and leave Ctrl-C to it.
 
     Left alone, the processes of a pool wait for ever on pipes that they hold open for each other.
     """
@@ -25,7 +25,8 @@ def end_children_with_this_process() -> None:
 
 
 def _die_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Ctrl-C reaches the whole group: a process that ended first would look to this one's parent as if the system had ended it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
