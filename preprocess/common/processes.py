@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_children_with_this_process() -> None:
-    """From now on forked processes die with this one, also by kill -9, and leave Ctrl-C to it.
+    """From now on forked processes die with this one, also by kill -9, and leave Ctrl-C without a traceback.
 
     Left alone, the processes of a pool wait for ever on pipes that they hold open for each other.
     """
@@ -25,8 +25,7 @@ def end_children_with_this_process() -> None:
 
 
 def _die_with_parent() -> None:
-    # Ctrl-C reaches the whole group: a process that ended first would look to this one's parent as if the system had ended it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -44,11 +43,14 @@ def process_pool(number: int, initializer: Callable[..., None], *arguments: Any)
 
     Raises:
         UserError: the system ended one of them (usually for want of memory).
+        KeyboardInterrupt: Ctrl-C ended one of them; it reaches the whole group, this process not always first.
     """
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), initializer, arguments)
     try:
         yield pool
     except BrokenProcessPool as error:
+        if any(process.exitcode == -signal.SIGINT for process in (pool._processes or {}).values()):
+            raise KeyboardInterrupt from error
         raise UserError(
             "a process was ended by the system, usually for want of memory: give fewer --workers (or, where a vocabulary "
             "is learned, a smaller --sample-megabytes), and run the command again"
