@@ -69,6 +69,8 @@ def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path
     shutil.copytree(one, resumed)
     (saved,) = resumed.glob(f"checkpoint_*_{SAVED_UPDATE}.pt")
     saved.replace(resumed / "checkpoint_last.pt")
+    (resumed / "checkpoint_best.pt").unlink()  # of the last update: nothing would be left to train
+    assert {path.name for path in resumed.glob("*.pt")} == {"checkpoint_last.pt"}
     train(binarized_corpus, resumed, *flags, "--batch-size", "8", "--update-freq", "2", "--num-workers", "1")
     assert_same_run(resumed, one)
 
