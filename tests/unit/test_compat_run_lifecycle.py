@@ -1,12 +1,15 @@
 """Which starts are refused, which do nothing, and which go on."""
 
 import hashlib
+import queue
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fairseq.data.iterators import BackgroundConsumer
 from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRSchedule,
     PolynomialDecayLRScheduleConfig,
@@ -73,6 +76,19 @@ def test_a_run_is_finished_by_updates_or_epochs() -> None:
     early = trainer_at(50, max_update=100, total=100, max_epoch=3)
     assert finished(early, SimpleNamespace(next_epoch_idx=3)) is None
     assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
+
+
+def test_a_finished_run_waits_for_what_still_reads() -> None:
+    """fairseq's own thread, over a source that takes its time after the last item."""
+
+    def slow_to_end() -> Any:
+        yield 1
+        time.sleep(0.3)
+
+    reader = BackgroundConsumer(queue.Queue(), slow_to_end(), None, None)
+    reader.start()
+    run_lifecycle.wait_for_readers()
+    assert not reader.is_alive()
 
 
 def test_a_finished_run_is_not_trained() -> None:
