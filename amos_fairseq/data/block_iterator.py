@@ -5,7 +5,7 @@ an update takes the next G blocks, whatever G is made of. fairseq counts its pos
 means something else after the number of ranks changed; here a checkpoint stores it in blocks.
 """
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 from fairseq.data import iterators
@@ -14,6 +14,24 @@ from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 
 RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start the epochs anew"
+
+
+def blocks_per_batch(
+    tokens_per_block: int, max_tokens: Optional[int], max_sentences: Optional[int], max_positions: Optional[int]
+) -> int:
+    """``max_sentences`` blocks or what fits into ``max_tokens``; :class:`UserError` where no whole block fits."""
+    if max_positions is not None and max_positions < tokens_per_block:
+        raise UserError(
+            f"a block has --tokens-per-sample {tokens_per_block} tokens, but the model's --max-positions or --max-tokens "
+            f"allows {max_positions}"
+        )
+    limits = [limit for limit in (max_sentences, max_tokens and max_tokens // tokens_per_block) if limit is not None]
+    if not limits or min(limits) < 1:
+        raise UserError(
+            f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
+            f"--tokens-per-sample {tokens_per_block}: give more"
+        )
+    return min(limits)
 
 
 def equal_batches(indices: np.ndarray, batch_size: int) -> List[List[int]]:

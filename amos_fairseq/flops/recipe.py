@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig
 
+from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -67,7 +68,9 @@ def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
     with DEVICE:
         model = models.build_model(cfg.model, task).train()
         criterion = task.build_criterion(cfg.criterion).train()
-    batch_size = task.blocks_per_batch(cfg.dataset.max_tokens, cfg.dataset.batch_size, model.max_positions())
+    batch_size = blocks_per_batch(
+        task.cfg.tokens_per_sample, cfg.dataset.max_tokens, cfg.dataset.batch_size, model.max_positions()
+    )
     return Recipe(
         task=task,
         model=model,

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
-from fairseq.data import Dictionary, TokenBlockDataset, data_utils
+from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
+from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
+from amos_fairseq.data.corpus import read_blocks, require_split
 from amos_fairseq.data.mask_treatment import OF_OBJECTIVE, TREATMENTS, MaskTreatment
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions
 from amos_fairseq.data.seeding import Purpose, noise_seed
@@ -130,7 +131,7 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         """
         paths = [os.path.join(directory, self.cfg.train_subset) for directory in shard_directories(self.cfg.data)]
         for path in paths:
-            _require_split(path)
+            require_split(path)
         logger.info(f"counting the tokens of {', '.join(paths)}")
         counts = sum_over_ranks(
             count_tokens(
@@ -155,10 +156,12 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         directories = shard_directories(self.cfg.data)
         training = split == self.cfg.train_subset
         for directory in directories if training else directories[:1]:
-            _require_split(os.path.join(directory, split))
+            require_split(os.path.join(directory, split))
         path = os.path.join(directories[(epoch - 1) % len(directories)], split)
-        tokens = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
-        self.datasets[split] = self.mask_blocks(self._break_into_blocks(tokens, path), training, path)
+        blocks = read_blocks(
+            path, self.dictionary, self.cfg.tokens_per_sample, str(self.cfg.sample_break_mode), combine=combine
+        )
+        self.datasets[split] = self.mask_blocks(blocks, training, path)
 
     def mask_blocks(self, blocks: Any, training: bool, source: str) -> MaskedBlockDataset:
         """Blocks as :class:`MaskedBlockDataset` takes them, masked by the settings of this task."""
@@ -172,20 +175,6 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
             treatment=self.mask_treatment,
             source=source,
         )
-
-    def _break_into_blocks(self, tokens: Any, path: str) -> TokenBlockDataset:
-        size = self.cfg.tokens_per_sample - 1  # <s> takes the first place
-        blocks = TokenBlockDataset(
-            tokens,
-            tokens.sizes,
-            size,
-            pad=self.dictionary.pad(),
-            eos=self.dictionary.eos(),
-            break_mode=str(self.cfg.sample_break_mode),
-        )
-        cut = int((blocks.sizes > size).sum())
-        logger.info(f"{path}: {len(blocks)} blocks of up to {size + 1} tokens, {cut} of them cut to that length")
-        return blocks
 
     def get_batch_iterator(
         self,
@@ -207,7 +196,7 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         Raises:
             UserError: no whole block fits, or the corpus is smaller than one global batch.
         """
-        batch_size = self.blocks_per_batch(max_tokens, max_sentences, max_positions)
+        batch_size = blocks_per_batch(self.cfg.tokens_per_sample, max_tokens, max_sentences, max_positions)
         dataset.set_epoch(epoch)
         indices = dataset.ordered_indices()
         update_freq = 1
@@ -227,24 +216,6 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
             epoch=epoch,
             buffer_size=data_buffer_size,
         )
-
-    def blocks_per_batch(
-        self, max_tokens: Optional[int], max_sentences: Optional[int], max_positions: Optional[int]
-    ) -> int:
-        """``max_sentences`` blocks or what fits into ``max_tokens``; :class:`UserError` where no whole block fits."""
-        length = self.cfg.tokens_per_sample
-        if max_positions is not None and max_positions < length:
-            raise UserError(
-                f"a block has --tokens-per-sample {length} tokens, but the model's --max-positions or --max-tokens "
-                f"allows {max_positions}"
-            )
-        limits = [limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None]
-        if not limits or min(limits) < 1:
-            raise UserError(
-                f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
-                f"--tokens-per-sample {length}: give more"
-            )
-        return min(limits)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Before the first update: the vocabulary lies in ``SAVE_DIR/tokenizer``, and a model that samples by frequencies
@@ -281,11 +252,3 @@ def check_settings(cfg: TextPretrainingConfig) -> None:
         raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
     if cfg.tokens_per_sample < 2:
         raise UserError(f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room beside <s>: give 2 or more")
-
-
-def _require_split(path: str) -> None:
-    for suffix in (".bin", ".idx"):
-        if not os.path.isfile(path + suffix):
-            raise UserError(f"{path}{suffix} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
-    if os.path.getsize(path + ".bin") == 0:
-        raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")

@@ -139,10 +139,7 @@ class Comparison:
     def fine_tuning(self, pretraining: Pretraining, share: float) -> FineTuning:
         """The fine-tunings of the checkpoint at a share of the budget, as far as it is there."""
         name, point = pretraining.entry.name, share_name(share)
-        settings = dict(self.fine_tuning_settings)
-        if (CONFIGS / settings["recipe"]).is_file():  # one that lies beside the preset
-            settings["recipe"] = CONFIGS / settings["recipe"]
-        flags = [str(part) for flag, value in settings.items() for part in (f"--{flag}", value)]
+        flags = [str(part) for flag, value in self.fine_tuning_settings.items() for part in (f"--{flag}", value)]
         if self.device == "cpu":
             flags += ["--cpu", "--parallel", str(self.options.parallel)]
         return FineTuning(
