@@ -65,6 +65,10 @@ class EncoderConfig(FairseqDataclass):
     relative_position_max_distance: int = field(
         default=128, metadata={"help": "distance in tokens from which on all relative positions share a bucket"}
     )
+    kernels: ChoiceEnum(["fast", "reference"]) = field(
+        default="fast",
+        metadata={"help": "how attention and output layer are computed; reference: slowly, as their definitions read"},
+    )
 
 
 def check_encoder(cfg: EncoderConfig) -> None:
@@ -103,6 +107,7 @@ def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropou
         position_max_distance=cfg.relative_position_max_distance,
         embedding_width=cfg.embedding_dim,
         num_token_types=cfg.token_types,
+        kernels=str(cfg.kernels),
     )
 
 

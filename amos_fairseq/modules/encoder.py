@@ -17,7 +17,7 @@ class EncoderShape:
     """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos.
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
-    ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself.
+    ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast or reference.
     """
 
     num_layers: int
@@ -35,6 +35,7 @@ class EncoderShape:
     embedding_width: int = 0
     num_token_types: int = 0
     attends_to: str = "all"
+    kernels: str = "fast"
 
 
 class TransformerLayer(nn.Module):
