@@ -8,7 +8,9 @@ from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, prepare_bias
 from amos_fairseq.modules.attention import SelfAttention
+from amos_fairseq.modules.dropout import make_dropout
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
 
@@ -17,7 +19,8 @@ class EncoderShape:
     """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos.
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
-    ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast or reference.
+    ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast,
+    or reference for attention and dropout as their definitions read.
     """
 
     num_layers: int
@@ -43,15 +46,15 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, shape: EncoderShape):
         super().__init__()
-        self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout)
+        self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
         self.attention_norm = LayerNorm(shape.width, shape.layer_norm_eps)
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
         self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
-        self.activation_dropout = nn.Dropout(shape.activation_dropout)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
 
-    def forward(self, states: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, bias: AttentionBias) -> Tensor:
         """[B,T,D] -> [B,T,D]; ``bias`` as for :class:`SelfAttention`."""
         states = self.attention_norm(states + self.dropout(self.attention(states, bias)))
         expanded = self.activation_dropout(gelu(self.ffn_in(states)))
@@ -73,7 +76,7 @@ class TransformerEncoder(nn.Module):
         self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
         self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
         self.embedding_norm = LayerNorm(embedding_width, shape.layer_norm_eps)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
         self.embedding_projection = None if embedding_width == shape.width else nn.Linear(embedding_width, shape.width)
         self.relative_position = (
             None
@@ -122,15 +125,14 @@ class TransformerEncoder(nn.Module):
         states = self.dropout(self.embedding_norm(embeddings))
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
-    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> Tensor | None:
-        """Relative positions [1,H,T,T] plus -inf at the forbidden pairs, or None where all attend to all alike."""
+    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> AttentionBias:
+        """Relative positions [H,T,T], and the forbidden pairs [B or 1, 1, T or 1, T], as the layers take them."""
         length = embeddings.size(1)
-        bias = None if self.relative_position is None else self.relative_position(length).unsqueeze(0)
+        learned = None if self.relative_position is None else self.relative_position(length)
         forbidden = self.forbidden_pairs(length, padding_mask, embeddings.device)
-        if forbidden is None:
-            return bias
-        minus = torch.zeros_like(forbidden, dtype=embeddings.dtype).masked_fill(forbidden, float("-inf"))
-        return minus if bias is None else bias + minus
+        fixed = None if forbidden is None else forbidden.to(embeddings.dtype) * FORBIDDEN
+        bias = AttentionBias(learned, fixed)
+        return prepare_bias(bias, embeddings.device) if self.shape.kernels == "fast" else bias
 
     def forbidden_pairs(self, length: int, padding_mask: Tensor | None, device: torch.device) -> Tensor | None:
         """True where a query (last dimension but one) must not see a key (last): [B or 1, 1, T or 1, T] bool, or None."""
@@ -140,5 +142,5 @@ class TransformerEncoder(nn.Module):
         places = torch.arange(length, device=device)
         ahead = places - places[:, None]  # [T,T], key position minus query position
         wrong_side = (ahead > 0 if self.shape.attends_to == "past" else ahead < 0)[None, None]
-        # Padding behind a text has nothing on its side but itself to see, and the softmax of an empty row may be NaN.
+        # Padding behind a text has nothing on its side but itself to see.
         return wrong_side if padding is None else wrong_side | (padding & (ahead != 0))

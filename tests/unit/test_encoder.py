@@ -7,6 +7,7 @@ import torch
 from fairseq.modules import layer_norm
 from small_models import small_batch, small_model
 
+from amos_fairseq.functional.attention import FORBIDDEN, NO_BIAS, AttentionBias
 from amos_fairseq.modules.attention import SelfAttention
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
@@ -54,25 +55,17 @@ def naive_attention(module: SelfAttention, states: torch.Tensor, bias: torch.Ten
     return module.output(out)
 
 
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
 @torch.no_grad()
-def test_attention_against_a_loop():
+def test_attention_against_a_loop(kernels):
     torch.manual_seed(0)
-    module = SelfAttention(8, 2, 0.0)
-    states, bias = random(2, 5, 8), random(2, 2, 5, 5, seed=2)
-    bias[1, :, :, 3:] = -math.inf
-    got = module(states, bias)
-    assert torch.allclose(got.double(), naive_attention(module, states, bias), atol=1e-6)
-
-
-@torch.no_grad()
-def test_one_bias_for_all_sequences_and_no_bias():
-    torch.manual_seed(0)
-    module = SelfAttention(8, 2, 0.0)
-    states, bias = random(2, 5, 8), random(1, 2, 5, 5, seed=2)
-    shared, none = module(states, bias), module(states, None)
-    assert torch.allclose(shared.double(), naive_attention(module, states, bias.expand(2, -1, -1, -1)), atol=1e-6)
-    module = module.float()
-    assert torch.allclose(none.double(), naive_attention(module, states, torch.zeros(2, 2, 5, 5)), atol=1e-6)
+    module = SelfAttention(8, 2, 0.0, kernels)
+    states, learned, fixed = random(2, 5, 8), random(2, 5, 5, seed=2), torch.zeros(2, 1, 1, 5)
+    fixed[1, :, :, 3:] = FORBIDDEN
+    for bias in (AttentionBias(learned, fixed), AttentionBias(learned), AttentionBias(fixed=fixed), NO_BIAS):
+        added = sum((part for part in bias if part is not None), torch.zeros(2, 2, 5, 5))
+        got = module.float()(states, bias)
+        assert torch.allclose(got.double(), naive_attention(module, states, added), atol=1e-6)
 
 
 def test_width_that_heads_do_not_divide_is_refused():
@@ -114,16 +107,17 @@ def test_each_dropout_acts_in_training_alone(place):
     assert torch.equal(module(embeddings)[-1], encoder().eval()(embeddings)[-1])
 
 
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
 @torch.no_grad()
-def test_dropout_scales_what_it_keeps():
+def test_dropout_scales_what_it_keeps(kernels):
     """Attention over one key has weight 1; with dropout 0.75 it is 4 in a quarter of the cases, within 5 deviations."""
     torch.manual_seed(0)
-    module = SelfAttention(2, 1, 0.75).train()
+    module = SelfAttention(2, 1, 0.75, kernels).train()
     module.query_key_value.weight.zero_()
     module.query_key_value.bias.fill_(1.0)
     module.output.weight.copy_(torch.eye(2))
     module.output.bias.zero_()
-    values = module(torch.zeros(4000, 1, 2), None)[:, 0, 0]
+    values = module(torch.zeros(4000, 1, 2))[:, 0, 0]
     assert set(values.unique().tolist()) == {0.0, 4.0}
     assert abs(int((values == 4).sum()) - 1000) < 5 * math.sqrt(4000 * 0.25 * 0.75)
 

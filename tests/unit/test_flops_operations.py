@@ -55,10 +55,10 @@ def test_attention_is_counted_as_its_two_products_and_softmax() -> None:
 
     with META:
         attention = SelfAttention(D, num_heads=2, dropout=0.0)
-    counted = count(lambda: attention(STATES, bias=None))["Global"]
+    counted = count(lambda: attention(STATES))["Global"]
     assert counted.matmul == B * (2 * T * D * 4 * D + 4 * T * T * D)  # q, k, v, output; q k^T and weights v
-    # 5 of the softmax for each pair and head; q and k are scaled before their product.
-    assert counted.elementwise == B * (5 * 2 * T * T + 2 * T * D)
+    # 5 of the softmax for each pair and head; q is scaled before the product.
+    assert counted.elementwise == B * (5 * 2 * T * T + T * D)
 
 
 def test_modules_hold_what_ran_inside_them() -> None:
