@@ -14,7 +14,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from amos_fairseq.functional.cpu_attention import cpu_attention
 
 # Added to the score of a pair that is forbidden: exp of it is exactly 0 beside any real score, float16 can hold it, and,
-# unlike -inf, it leaves a query that may see nothing with finite weights and gradients.
+# unlike -inf, it leaves a query that may see nothing with finite weights and gradients (which mean nothing).
 FORBIDDEN = -30_000.0
 
 # CUDA's memory-efficient kernel reads rows of a mask whose starts are multiples of so many elements; PyTorch would copy
@@ -70,13 +70,18 @@ FUSED = {
 
 
 def prepare_bias(bias: AttentionBias, device: torch.device) -> AttentionBias:
-    """What :func:`fast_attention` would otherwise do in every layer: on CUDA one aligned sum, elsewhere nothing."""
+    """What :func:`fast_attention` would otherwise do in every layer: on CUDA one mask, elsewhere nothing."""
+    return AttentionBias(fixed=as_one_mask(bias)) if device.type == "cuda" else bias
+
+
+def as_one_mask(bias: AttentionBias) -> Tensor | None:
+    """The sum of ``bias``, [B or 1, H or 1, T or 1, T], with rows that start where the fused kernels want them."""
     given = [part for part in bias if part is not None]
-    if device.type != "cuda" or not given or (bias.learned is None and bias.fixed.stride(-2) % MASK_ALIGNMENT == 0):
-        return bias
+    if not given or (bias.learned is None and bias.fixed.stride(-2) % MASK_ALIGNMENT == 0):
+        return bias.fixed
     length = given[0].size(-1)
     added = pad(sum(given), (0, -length % MASK_ALIGNMENT))[..., :length]
-    return AttentionBias(fixed=added if added.ndim == 4 else added.unsqueeze(0))
+    return added if added.ndim == 4 else added.unsqueeze(0)
 
 
 def attention_by_definition(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
@@ -108,7 +113,5 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor
         return cpu_attention(heads, bias.learned, bias.fixed, dropout)
     query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
     with sdpa_kernel(FUSED[backend]):
-        mixed = scaled_dot_product_attention(
-            query, key, value, attn_mask=prepare_bias(bias, heads.device).fixed, dropout_p=dropout
-        )
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=as_one_mask(bias), dropout_p=dropout)
     return mixed.transpose(1, 2)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from omegaconf import DictConfig
-from torch.nn.attention import SDPBackend
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.composition import RECIPES, compose_recipe
@@ -13,7 +12,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.flops import recipe as recipes
 from amos_fairseq.flops.report import report_flops
 from amos_fairseq.flops.training import training_flops
-from amos_fairseq.modules import attention
 
 V = 30_522  # thesis Table 5.3: BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64
@@ -114,9 +112,7 @@ def test_the_thesis_convention_gives_table_5_3(
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_parts_of_every_objective_sum_up_and_meta_counts_what_a_cpu_does(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_every_objective_sum_up_and_meta_counts_what_a_cpu_does(name: str) -> None:
     cfg = recipe(name, "dataset.batch_size=2", "optimization.update_freq=[1]")
     report = report_flops(cfg, 600, inference_length=None)
     assert all(min(operations) >= 0 for operations in report.modules.values())
@@ -126,8 +122,7 @@ def test_parts_of_every_objective_sum_up_and_meta_counts_what_a_cpu_does(
     assert 1.5 * forward < report.today.per_update <= 3 * forward * (1 + 1e-9)
     assert (report.inference is None) == ("two_tower" in name)
 
-    # The same step with numbers; PyTorch has no formula for the fused attention of a CPU.
-    monkeypatch.setattr(attention, "BACKENDS", [SDPBackend.MATH])
+    # The same step with numbers.
     assert step_on_cpu(cfg) == report.today.per_update
 
 

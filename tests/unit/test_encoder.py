@@ -85,6 +85,24 @@ def test_padding_columns_change_nothing_for_real_tokens(scheme):
         assert torch.allclose(without, unmasked, atol=1e-6)
 
 
+@pytest.mark.parametrize("attends_to", ["all", "past"])
+@pytest.mark.parametrize("scheme", ["t5", "none"])
+def test_fast_kernels_give_the_values_and_gradients_of_the_definitions(scheme, attends_to):
+    """Three layers in float64: some thousand roundings. One sequence has only padding, whose outputs no loss counts."""
+    mask = torch.tensor([[False] * 6, [False] * 4 + [True] * 2, [True] * 6])
+    results = []
+    for kernels in ("fast", "reference"):
+        module = encoder(position_scheme=scheme, attends_to=attends_to, kernels=kernels).double().train()
+        embeddings = random(3, 6, 8).double().requires_grad_()
+        outputs = torch.stack(module(embeddings, mask))
+        assert outputs.isfinite().all()
+        outputs = outputs[:, ~mask]
+        outputs.pow(3).sum().backward()
+        results.append([outputs.detach(), embeddings.grad, *(parameter.grad for parameter in module.parameters())])
+    for fast, reference in zip(*results, strict=True):
+        torch.testing.assert_close(fast, reference, rtol=1e-10, atol=1e-10)
+
+
 def test_layer_after_a_stop_sends_no_gradient_down():
     module = encoder()
     outputs = module(random(2, 6, 8), detach_after=[1])

@@ -1,0 +1,97 @@
+"""The fused kernels of attention against its definition, on a CUDA device."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from amos_fairseq.functional.attention import (
+    FORBIDDEN,
+    AttentionBias,
+    attention_by_definition,
+    choose_backend,
+    fast_attention,
+    prepare_bias,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+B, H, D = 4, 3, 64
+# Products in float32 run in another order; in half precision scores, weights and gradients are rounded to 11 and 8 bits.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, AttentionBias]:
+    torch.manual_seed(length)
+    heads = torch.randn(B, length, 3, H, D, device="cuda").to(dtype).requires_grad_()
+    learned = torch.randn(H, length, length, device="cuda").to(dtype).requires_grad_()
+    padding = torch.zeros(B, 1, 1, length, dtype=torch.bool, device="cuda")
+    padding[1, ..., (length + 1) // 2 :] = True
+    fixed = padding.to(dtype) * FORBIDDEN
+    return heads, AttentionBias(
+        learned if kind in ("learned", "all") else None, fixed if kind in ("padding", "all") else None
+    )
+
+
+def relative_error(got: Tensor, exact: Tensor) -> float:
+    assert got.isfinite().all()
+    return ((got.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", ["none", "learned", "padding", "all"])
+@pytest.mark.parametrize("length", [1, 7, 64, 65, 128, 192, 200, 320, 512])
+def test_equals_the_definition_in_float64(length: int, kind: str, dtype: torch.dtype) -> None:
+    """Also at T % 128 == 64, where cuDNN's backward pass gives NaN with a mask."""
+    heads, bias = made_up(length, kind, dtype)
+    assert choose_backend(heads.device, dtype, D, kind != "none") != "math"  # a fused kernel
+    out = fast_attention(heads, prepare_bias(bias, heads.device), 0.0)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    exact_heads = heads.detach().double().requires_grad_()
+    parts = [None if part is None else part.detach().double() for part in bias]
+    if parts[0] is not None:
+        parts[0].requires_grad_()
+    exact = attention_by_definition(exact_heads, AttentionBias(*parts), 0.0)
+    exact.backward(grad.double())
+    assert relative_error(out, exact) < TOLERANCES[dtype]
+    assert relative_error(heads.grad[:, :, 2], exact_heads.grad[:, :, 2]) < TOLERANCES[dtype]
+    if length > 1:  # over a single key the weights are 1 and neither query, key nor bias has a gradient
+        assert relative_error(heads.grad, exact_heads.grad) < TOLERANCES[dtype]
+        if parts[0] is not None:
+            assert relative_error(bias.learned.grad, parts[0].grad) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("kind", ["none", "all"])
+@pytest.mark.parametrize("length", [64, 192, 200])
+def test_backward_drops_what_forward_dropped(length: int, kind: str, dtype: torch.dtype) -> None:
+    """With fixed weights the output is linear in v: <v, gradient of v> = <output, gradient of the output>."""
+    heads, bias = made_up(length, kind, dtype)
+    bias = prepare_bias(bias, heads.device)
+    out = fast_attention(heads, bias, 0.5)
+    assert not torch.equal(out, fast_attention(heads, bias, 0.5))
+    grad = out.detach()  # so that the sum is one of squares, far above its rounding
+    (grad_heads,) = torch.autograd.grad(out, heads, grad)
+    by_value = (grad_heads[:, :, 2].double() * heads[:, :, 2].double()).sum()
+    by_output = (out.double() * grad.double()).sum()
+    assert abs(by_value / by_output - 1) < TOLERANCES[dtype]
+
+
+def test_a_sequence_of_padding_alone_is_finite() -> None:
+    for dtype in TOLERANCES:
+        heads, _ = made_up(192, "none", dtype)
+        fixed = torch.full((B, 1, 1, 192), FORBIDDEN, dtype=dtype, device="cuda")
+        out = fast_attention(heads, prepare_bias(AttentionBias(fixed=fixed), heads.device), 0.1)
+        (grad,) = torch.autograd.grad(out.sum(), heads)
+        assert out.isfinite().all()
+        assert grad.isfinite().all()
+
+
+@torch.no_grad()
+def test_dropped_weights_keep_their_mean() -> None:
+    """Over 2000 draws, within six standard errors of what is there without dropout."""
+    heads, bias = made_up(16, "learned", torch.float32)
+    bias = prepare_bias(bias, heads.device)
+    draws = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(2000)])
+    error = draws.std(0) / 2000**0.5
+    assert ((draws.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()

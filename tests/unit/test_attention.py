@@ -1,0 +1,209 @@
+"""Fast attention against its definition: values and gradients, padding, towers, dropout, and what it may not make."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amos_fairseq.functional import attention, cpu_attention
+from amos_fairseq.functional.attention import (
+    FORBIDDEN,
+    NO_BIAS,
+    AttentionBias,
+    as_one_mask,
+    attention_by_definition,
+    choose_backend,
+    fast_attention,
+    prepare_bias,
+)
+from amos_fairseq.functional.dropout import draw_kept, scale_of_kept
+
+B, H, D = 3, 2, 8  # d = 8 a head
+LENGTHS = (1, 7, 64, 65, 128, 192, 200)
+KINDS = ("none", "learned", "padding", "tower", "all")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+Result = tuple[Tensor, ...]
+
+
+def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, AttentionBias]:
+    """Heads and bias; of three padded sequences one has only padding."""
+    torch.manual_seed(length)
+    heads = torch.randn(B, length, 3, H, D, dtype=torch.float64).to(dtype).requires_grad_()
+    learned = torch.randn(H, length, length, dtype=torch.float64).to(dtype).requires_grad_()
+    padding = torch.zeros(B, 1, 1, length, dtype=torch.bool)
+    padding[1, ..., length // 2 :] = True
+    padding[2] = True
+    places = torch.arange(length)
+    ahead = (places > places[:, None])[None, None]
+    forbidden = {"padding": padding, "tower": ahead, "all": ahead | padding}.get(kind)
+    return heads, AttentionBias(
+        learned if kind in ("learned", "all") else None, None if forbidden is None else forbidden.to(dtype) * FORBIDDEN
+    )
+
+
+def values_and_gradients(attend: Any, heads: Tensor, bias: AttentionBias, dropout: float = 0.0) -> Result:
+    """The output and the gradients of heads and learned bias, for one made-up gradient of the output.
+
+    What a query that may see nothing mixes means nothing: it must be finite, and has no gradient, as no loss counts it.
+    """
+    out = attend(heads, bias, dropout)
+    assert out.isfinite().all()
+    if bias.fixed is not None:
+        sees = (bias.fixed > FORBIDDEN / 2).any(-1).squeeze(1)[..., None, None]  # [B or 1, T or 1, 1, 1]
+        out = out * sees
+    torch.manual_seed(1)
+    inputs = [heads] if bias.learned is None else [heads, bias.learned]
+    grad = torch.randn(out.shape, dtype=torch.float64).to(out.dtype)
+    return out.detach(), *torch.autograd.grad(out, inputs, grad)
+
+
+def in_double(heads: Tensor, bias: AttentionBias) -> tuple[Tensor, AttentionBias]:
+    fixed = None if bias.fixed is None else bias.fixed.double()
+    learned = None if bias.learned is None else bias.learned.detach().double().requires_grad_()
+    return heads.detach().double().requires_grad_(), AttentionBias(learned, fixed)
+
+
+@pytest.mark.parametrize("group_bytes", [1, 2**21])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_equals_the_definition(length: int, kind: str, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence at a time, and all at once. Sums of up to 200 products in another order: some hundred roundings."""
+    monkeypatch.setattr(cpu_attention, "GROUP_BYTES", group_bytes)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+        heads, bias = made_up(length, kind, dtype)
+        expected = values_and_gradients(attention_by_definition, *in_double(heads, bias))
+        for got, exact in zip(values_and_gradients(fast_attention, heads, bias), expected, strict=True):
+            assert got.dtype == dtype
+            assert got.isfinite().all()
+            torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["none", "learned", "all"])
+@pytest.mark.parametrize("length", [7, 65, 192])
+def test_bfloat16_is_as_near_to_the_exact_result_as_the_definition(length: int, kind: str) -> None:
+    """Both round scores, weights and gradients to 8 bits; in another order, so up to twice the error of the other."""
+    heads, bias = made_up(length, kind, torch.bfloat16)
+    exact = values_and_gradients(attention_by_definition, *in_double(heads, bias))
+    ours = values_and_gradients(fast_attention, heads, bias)
+    theirs = values_and_gradients(attention_by_definition, heads, bias)
+    for of_ours, of_theirs, of_exact in zip(ours, theirs, exact, strict=True):
+        assert of_ours.dtype == torch.bfloat16
+        error, allowed = ((of.double() - of_exact).norm() for of in (of_ours, of_theirs))
+        assert error < 2 * allowed
+        assert allowed < 0.02 * of_exact.norm()
+
+
+@pytest.mark.parametrize("kind", ["none", "all"])
+def test_gradients_of_dropped_weights_by_finite_differences(kind: str) -> None:
+    """The same seed gives the same mask, so that the function is smooth; float64, other masks forward and backward fail."""
+    heads, bias = made_up(3, kind, torch.float64)
+
+    def seeded(heads: Tensor, learned: Tensor | None) -> Tensor:
+        torch.manual_seed(7)
+        return fast_attention(heads, AttentionBias(learned, bias.fixed), 0.4)
+
+    assert torch.autograd.gradcheck(seeded, (heads, bias.learned))
+
+
+def test_dropout_is_that_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By autograd, with the mask that the same seed draws, in groups of two sequences and one."""
+    heads, bias = made_up(9, "all", torch.float64)
+    monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 2 * H * 9 * 9 * 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
+    def by_mask(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        weights = (query @ key.transpose(-2, -1) / D**0.5 + bias.learned + bias.fixed).softmax(-1)
+        kept = draw_kept((B, H, 9, 9), dropout)
+        return (torch.where(kept, weights * scale_of_kept(dropout), 0) @ value).transpose(1, 2)
+
+    results = []
+    for attend in (fast_attention, by_mask):
+        torch.manual_seed(3)
+        results.append(values_and_gradients(attend, heads, bias, 0.3))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_dropped_weights_keep_their_mean() -> None:
+    """Over 4000 draws, within six standard errors of what is there without dropout."""
+    heads, bias = made_up(7, "learned", torch.float32)
+    torch.manual_seed(0)
+    draws = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(4000)])
+    error = draws.std(0) / 4000**0.5
+    assert ((draws.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()
+
+
+class Sizes(TorchDispatchMode):
+    """The most elements of a tensor that an operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def test_no_gradient_of_every_sequence_is_made_for_the_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 1)
+    heads, bias = made_up(64, "learned", torch.float32)
+    sizes = {}
+    for attend in (fast_attention, attention_by_definition):
+        out = attend(heads, bias, 0.0)
+        with Sizes() as backward:
+            out.sum().backward()
+        sizes[attend] = backward.largest
+    assert sizes[fast_attention] == max(H * 64 * 64, B * 64 * 3 * H * D)
+    assert sizes[attention_by_definition] == B * H * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_width", "has_bias", "expected"),
+    [
+        (CPU, torch.float32, 64, True, "by_hand"),
+        (CPU, torch.bfloat16, 5, False, "by_hand"),
+        (CUDA, torch.bfloat16, 64, False, "flash"),
+        (CUDA, torch.float16, 256, False, "flash"),
+        (CUDA, torch.float16, 264, False, "efficient"),
+        (CUDA, torch.bfloat16, 64, True, "efficient"),
+        (CUDA, torch.float32, 64, False, "efficient"),
+        (CUDA, torch.float64, 64, False, "math"),
+        (CUDA, torch.bfloat16, 12, True, "math"),
+        (torch.device("meta"), torch.float32, 64, True, "definition"),
+    ],
+)
+def test_who_computes_where(device, dtype, head_width, has_bias, expected) -> None:
+    assert choose_backend(device, dtype, head_width, has_bias) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1, 7, 64])
+def test_way_through_a_fused_kernel(length: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, with the one kernel of PyTorch that a CPU has for everything."""
+    heads, bias = made_up(length, kind, torch.float64)
+    expected = values_and_gradients(attention_by_definition, heads, bias)
+    monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
+    prepared = prepare_bias(bias, CUDA)
+    assert as_one_mask(prepared) is prepared.fixed  # once for all layers
+    if prepared.fixed is not None:
+        assert prepared.learned is None
+        assert prepared.fixed.ndim == 4
+        assert prepared.fixed.stride(-2) % 8 == 0
+        assert prepared.fixed.stride(-1) == 1
+    got = values_and_gradients(lambda heads, _, dropout: fast_attention(heads, prepared, dropout), heads, bias)
+    for of_got, of_expected in zip(got, expected, strict=True):
+        torch.testing.assert_close(of_got, of_expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_cpu_takes_the_bias_as_it_is() -> None:
+    _, bias = made_up(7, "all", torch.float32)
+    assert prepare_bias(bias, CPU) is bias
+    assert prepare_bias(NO_BIAS, CUDA) == NO_BIAS

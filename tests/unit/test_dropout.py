@@ -1,0 +1,92 @@
+"""Dropout from few random numbers: its probability, scale and gradient."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from amos_fairseq.functional.dropout import draw_kept, dropout, dropped_levels, scale_of_kept
+from amos_fairseq.modules.dropout import make_dropout
+
+COUNT = 2**20
+
+
+def assert_share(values: torch.Tensor, probability: float) -> None:
+    """Of independent draws; six standard deviations are left on one seed in five hundred million."""
+    count = values.numel()
+    deviation = math.sqrt(count * probability * (1 - probability))
+    assert abs(int(values.sum()) - count * probability) < 6 * deviation
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.75])
+def test_every_lane_of_a_random_number_drops_with_the_probability(probability: float) -> None:
+    torch.manual_seed(0)
+    kept = draw_kept((COUNT // 4, 4), probability)
+    assert kept.dtype == torch.bool
+    for lane in kept.t():
+        assert_share(lane, 1 - dropped_levels(probability) / 2**16)
+
+
+def test_neighbours_are_independent() -> None:
+    """Both of two neighbours are kept in a quarter of the cases: within a random number, and from one to the next."""
+    torch.manual_seed(1)
+    kept = draw_kept((COUNT,), 0.5)
+    for distance in (1, 2, 3, 4, 5):
+        assert_share((kept & kept.roll(distance))[:: distance + 1], 0.25)
+
+
+@pytest.mark.parametrize("probability", [1e-9, 1e-5, 0.1, 1 / 3, 0.9, 1 - 1e-9])
+def test_probability_in_effect_is_near_and_the_scale_fits_it(probability: float) -> None:
+    effective = dropped_levels(probability) / 2**16
+    assert abs(effective - probability) < 2**-16
+    assert effective < 1
+    assert scale_of_kept(probability) * (1 - effective) == pytest.approx(1, rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (3, 5, 11), (0, 4), (64, 64)])
+def test_values_are_zero_or_scaled_and_the_gradient_knows_which(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(shape, dtype=dtype, requires_grad=True)
+    out = dropout(x, 0.25)
+    assert out.dtype == dtype
+    assert set(out.detach().unique().tolist()) <= {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
+    assert out.numel() < 100 or 0 < int(out.eq(0).sum()) < out.numel()
+    out.backward(torch.ones_like(out))
+    assert torch.equal(x.grad, out)
+
+
+def test_other_layouts_are_dropped_where_they_stand() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 9, dtype=torch.float64).t().requires_grad_()
+    grad = torch.randn(6, 9, dtype=torch.float64).t()
+    out = dropout(x, 0.5)
+    assert torch.allclose(out, torch.where(out == 0, 0, 2 * x), rtol=1e-15)
+    out.backward(grad)
+    assert torch.equal(x.grad, torch.where(out == 0, 0, 2 * grad))
+
+
+def test_the_seed_decides() -> None:
+    x, draws = torch.ones(1000), []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        draws.append((dropout(x, 0.5), dropout(x, 0.5)))
+    (first, second), again, other = draws
+    assert torch.equal(first, again[0])
+    assert torch.equal(second, again[1])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, other[0])
+
+
+def test_module_acts_in_training_alone_and_reference_is_that_of_pytorch() -> None:
+    x = torch.ones(1000)
+    for kernels in ("fast", "reference"):
+        module = make_dropout(0.5, kernels)
+        assert not torch.equal(module(x), x)
+        assert torch.equal(module.eval()(x), x)
+        assert torch.equal(make_dropout(0.0, kernels)(x), x)
+    torch.manual_seed(0)
+    expected = nn.functional.dropout(x, 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(make_dropout(0.5, "reference")(x), expected)
