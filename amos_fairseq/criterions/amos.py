@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from fairseq import metrics
 from fairseq.criterions import register_criterion
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
-from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
+from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names, mean
 from amos_fairseq.functional.mixture import mixture_entropy
 
 
@@ -49,9 +50,18 @@ class AmosCriterion(PretrainingCriterion):
             "rtd_loss": rtd_loss.detach(),
             **batch_counts(sample),
             **mixture_sums(depth_names(model), output, mlm_losses.detach(), is_masked),
+            **lost_mass_sums(output.gumbel_residual),
             **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
         }
         return loss, sample["num_masked"], logging_output
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """The contract's keys and, with more digits, ``gumbel_residual``: the mass of y that the gradient did not see."""
+        super().reduce_metrics(logging_outputs)
+        if "gumbel_residual" in logging_outputs[0]:
+            total, count = (sum(log[key] for log in logging_outputs) for key in ("gumbel_residual", "_measured"))
+            metrics.log_scalar("gumbel_residual", mean(total, count), count, round=8)
 
 
 def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor) -> dict[str, Tensor]:
@@ -65,3 +75,10 @@ def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor
         sums[f"mlm_acc_{name}"] = correct[depth]
         sums[f"mixture_{name}"] = weights[depth]
     return sums
+
+
+def lost_mass_sums(gumbel_residual: Tensor | None) -> dict[str, Any]:
+    """Of the positions where it was measured; nothing where the gradient is exact, or there is none."""
+    if gumbel_residual is None:
+        return {}
+    return {"gumbel_residual": gumbel_residual.sum(), "_measured": len(gumbel_residual)}

@@ -13,9 +13,7 @@ from fairseq.models import register_model
 from omegaconf import II
 from torch import Tensor, nn
 
-from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
-from amos_fairseq.functional.sampling import adversarial_residual, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
     EncoderConfig,
     embedding_width,
@@ -27,6 +25,13 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
 from amos_fairseq.modules.mixture import STRATEGIES, MixtureWeights, parse_weights
+from amos_fairseq.modules.mixture_guesses import (
+    Adversary,
+    MixtureGuesses,
+    OutputRows,
+    guess_by_definition,
+    guess_in_chunks,
+)
 
 
 @dataclass
@@ -44,6 +49,13 @@ class AmosConfig(EncoderConfig):
     )
     fixed_mixture_weights: str = field(default="", metadata={"help": "a number per depth, for --mixture fixed"})
     gumbel_temperature: float = field(default=0.3, metadata={"help": "temperature tau of Gumbel-Softmax"})
+    # Of V = 32,768 the 128 largest hold all but some 2e-5 of Gumbel-Softmax at temperature 0.3: functional/gumbel_entries.py.
+    gumbel_entries: int = field(
+        default=128,
+        metadata={
+            "help": "largest entries of Gumbel-Softmax, at most, that carry its gradient with --kernels fast; 0: all, exactly"
+        },
+    )
     no_stop_gradient: bool = field(
         default=False, metadata={"help": "let deeper MLM losses train the shallower blocks too (ablation)"}
     )
@@ -66,6 +78,9 @@ class AmosOutput(NamedTuple):
     corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
+    gumbel_residual: Tensor | None = (
+        None  # [some positions] float32, Gumbel-Softmax beyond the entries kept; None: all are
+    )
 
 
 @register_model("amos", dataclass=AmosConfig)
@@ -121,22 +136,22 @@ class AmosModel(PretrainingModel):
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         originals = tokens.gather(1, masked_positions)
-        guesses = [self.guess(h, bias, originals) for h, bias in zip(hidden, self.mlm_biases, strict=True)]
         gamma = self.mixture(features)
-        sampled, residual = self.sample(hidden, gamma)
-        corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
+        guesses = self.guess_and_sample(hidden, gamma, originals)
+        corrupted = replace_positions(tokens, masked_positions, guesses.sampled, masked_weights)
         embeddings = self.embed_tokens(corrupted)
-        if residual is not None:
-            embeddings = add_at_positions(embeddings, masked_positions, residual, masked_weights)
+        if guesses.residual is not None:
+            embeddings = add_at_positions(embeddings, masked_positions, guesses.residual, masked_weights)
         states = self.discriminator(embeddings, padding_mask)[-1]
         return AmosOutput(
-            mlm_nll=torch.stack([nll for nll, _ in guesses]),
-            mlm_correct=torch.stack([correct for _, correct in guesses]),
+            mlm_nll=guesses.nll,
+            mlm_correct=guesses.correct,
             mixture_weights=gamma,
-            sampled_tokens=sampled,
+            sampled_tokens=guesses.sampled,
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(states),
+            gumbel_residual=guesses.gumbel_residual,
         )
 
     def generate(
@@ -167,20 +182,26 @@ class AmosModel(PretrainingModel):
         """The output bias [V] of each depth."""
         return [head.bias for head in self.head_of_depth]
 
-    def sample(self, hidden: list[Tensor], gamma: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Replacements from the mixture: tokens [B,M], and the residual [B,M,E] that carries the reversed gradient.
+    def guess_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixtureGuesses:
+        """What each depth guesses, and replacements from the mixture, with the reversed gradient where somebody learns by it.
 
-        The residual is None where nobody would receive its gradient.
+        Args:
+            hidden: h^(d), K tensors [B,M,E].
+            gamma: [B,M,K] float32.
+            originals: [B,M] int64.
         """
-        multiplier = self.cfg.adversarial_mlm_multiplier
-        biases = [head.bias for head in self.mlm_heads]
-        logits = mix_logits(hidden, biases, gamma, self.embed_tokens.weight, multiplier)
-        logits = logits.masked_fill(self.unsampled_rows, float("-inf"))
-        noise = gumbel_noise(logits)
-        sampled = gumbel_max(logits, noise)
-        if not (self.mixture.learned or multiplier) or not torch.is_grad_enabled():
-            return sampled, None
-        return sampled, adversarial_residual(logits, noise, self.cfg.gumbel_temperature, self.embed_tokens.weight)
+        biases = torch.stack([head.bias for head in self.mlm_heads])
+        rows = OutputRows(self.embed_tokens.weight, biases, self.unsampled_rows, self.unsampled_indices)
+        guess = guess_in_chunks if self.is_fast else guess_by_definition
+        return guess(hidden, gamma, originals, rows, self.adversary if torch.is_grad_enabled() else None)
+
+    @property
+    def adversary(self) -> Adversary | None:
+        """None where neither the mixture nor an MLM head learns from the discriminator."""
+        cfg = self.cfg
+        if not (self.mixture.learned or cfg.adversarial_mlm_multiplier):
+            return None
+        return Adversary(cfg.gumbel_temperature, cfg.adversarial_mlm_multiplier, cfg.gumbel_entries)
 
     @torch.no_grad()
     def propose(
@@ -211,6 +232,8 @@ def check_settings(cfg: AmosConfig) -> None:
     """Raise ValueError for numbers out of range, and for a setting that another one makes meaningless."""
     if cfg.gumbel_temperature <= 0:
         raise ValueError(f"--gumbel-temperature {cfg.gumbel_temperature} must be above 0 (0.3 in AMOS, Appendix B)")
+    if cfg.gumbel_entries < 0:
+        raise ValueError(f"--gumbel-entries {cfg.gumbel_entries} must not be negative; 0 keeps all")
     if cfg.adversarial_mlm_multiplier < 0:
         raise ValueError(f"--adversarial-mlm-multiplier {cfg.adversarial_mlm_multiplier} must not be negative")
     if cfg.fixed_mixture_weights and str(cfg.mixture) != "fixed":

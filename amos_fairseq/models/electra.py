@@ -78,6 +78,7 @@ class ElectraModel(GeneratorModel):
                 self.rows.num_rows,
                 cfg.layer_norm_eps,
                 copies=objective == "all_tokens_mlm",
+                is_fast=self.is_fast,
             )
 
     @property
@@ -105,29 +106,24 @@ class ElectraModel(GeneratorModel):
         """Mask, guess, sample, corrupt, detect; the arguments are those of :meth:`AmosModel.forward`."""
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         originals = tokens.gather(1, masked_positions)
-        features = hidden = nll = correct = log_probs = baseline_logits = None
+        features = None
         if self.generator is not None:
             features = self.read_masked(masked_tokens, masked_positions, padding_mask)
-            hidden = self.mlm_head(features)
-            nll, correct = self.guess_originals(hidden, originals)
-        logits = self.noise_logits(hidden, originals)
-        sampled = self.sample(logits)
-        if self.cfg.adversarial:
-            log_probs, baseline_logits = self.estimate_reward(features, logits, sampled)
-        corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
+        guesses = self.guess_and_sample(features, originals)
+        corrupted = replace_positions(tokens, masked_positions, guesses.sampled, masked_weights)
         states = self.discriminator(self.embed_tokens(corrupted), padding_mask)[-1]
         detects = str(self.cfg.main_objective) == "detection"
         return ElectraOutput(
-            mlm_nll=nll,
-            mlm_correct=correct,
-            sampled_tokens=sampled,
+            mlm_nll=guesses.nll,
+            mlm_correct=guesses.correct,
+            sampled_tokens=guesses.sampled,
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(states) if detects else None,
             predictions=None if detects else self.predict(states, corrupted, tokens, masked_positions, masked_weights),
             learns_by_likelihood=self.learns_by_likelihood,
-            sampled_log_probs=log_probs,
-            baseline_logits=baseline_logits,
+            sampled_log_probs=guesses.sampled_log_probs,
+            baseline_logits=guesses.baseline_logits,
         )
 
     def predict(

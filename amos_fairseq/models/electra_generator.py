@@ -4,10 +4,13 @@ Shapes: B sequences, T tokens, M masked positions a sequence, D width of the gen
 the vocabulary.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.replacements import Replacements
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import embedding_width
 from amos_fairseq.models.electra_config import ElectraConfig, generator_shape
@@ -16,6 +19,16 @@ from amos_fairseq.models.pretraining import SingleGuesserModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.modules.token_noise import TokenNoise
+
+
+class GeneratorGuesses(NamedTuple):
+    """What the generator says of the masked tokens, and what it puts there; None where it reads nothing, or has no reward."""
+
+    nll: Tensor | None  # [B,M] float32, -log p(original), nats
+    correct: Tensor | None  # [B,M] bool, the best guess is the original
+    sampled: Tensor  # [B,M] int64
+    sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
+    baseline_logits: Tensor | None = None  # [B,M] float32, with it
 
 
 class GeneratorModel(SingleGuesserModel):
@@ -62,6 +75,30 @@ class GeneratorModel(SingleGuesserModel):
     def learns_by_likelihood(self) -> bool:
         """Whether the generator is trained as a masked language model."""
         return self.generator is not None and not (self.cfg.adversarial or self.cfg.frozen_generator)
+
+    def guess_and_sample(self, features: Tensor | None, originals: Tensor) -> GeneratorGuesses:
+        """From its last states ``features`` [B,M,D] (None where it reads nothing) and ``originals`` [B,M] int64.
+
+        By reward a generator learns from all probabilities, and one that reads nothing has no output layer: with both the
+        logits of all rows are needed, and there is no fast way.
+        """
+        if features is None:
+            return GeneratorGuesses(None, None, self.sample(self.noise_logits(None, originals)))
+        hidden = self.mlm_head(features)
+        if self.is_fast and not self.cfg.adversarial:
+            return self.guess_and_sample_in_chunks(hidden, originals)
+        logits = self.noise_logits(hidden, originals)
+        guesses = GeneratorGuesses(*self.guess_originals(hidden, originals), self.sample(logits))
+        if not self.cfg.adversarial:
+            return guesses
+        return GeneratorGuesses(*guesses[:3], *self.estimate_reward(features, logits, guesses.sampled))
+
+    def guess_and_sample_in_chunks(self, hidden: Tensor, originals: Tensor) -> GeneratorGuesses:
+        forbidden = originals.flatten() if self.cfg.disallow_true_token else None
+        sampler = Replacements(self.cfg.generator_temperature, forbidden)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.learns_by_likelihood):
+            nll, correct, (sampled,) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+        return GeneratorGuesses(nll, correct, sampled)
 
     def guess_originals(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`guess`; for the log alone, and without a gradient, where the generator does not learn from it."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.functional.positions import gather_positions, replace_positions
+from amos_fairseq.functional.replacements import Replacements
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.electra_config import generator_shape
@@ -128,14 +129,9 @@ class ElectricModel(PretrainingModel):
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         is_scored = self.is_scored(tokens)
         hidden = self.read(tokens, padding_mask)
-        at_sampled = gather_positions(hidden, masked_positions)
-        if str(self.cfg.generator_loss_tokens) == "all":
-            nll, correct = self.guess(hidden, self.mlm_head.bias, tokens)
-        else:
-            nll, correct = self.guess(at_sampled, self.mlm_head.bias, tokens.gather(1, masked_positions))
         if self.discriminator is None:
-            return ElectricOutput(nll, correct, is_scored)
-        sampled = self.sample(at_sampled)
+            return ElectricOutput(*self.guess(hidden, self.mlm_head.bias, tokens), is_scored)
+        nll, correct, sampled = self.guess_and_sample(hidden, tokens, masked_positions)
         noised = replace_positions(tokens, masked_positions, sampled, masked_weights)
         logits = self.detection_head(self.discriminator(self.embed_tokens(noised), padding_mask)[-1])
         if self.variant == "electric":
@@ -160,9 +156,24 @@ class ElectricModel(PretrainingModel):
         """True at the tokens that are no special ones: [B,T] bool."""
         return ~self.unsampled_rows[tokens]
 
+    def guess_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-log q(original) and whether it is the best guess, of all tokens [B,T] or those at ``positions`` [B,M], and noise
+        for these, [B,M]; ``hidden`` [B,T,E] as from :meth:`read`."""
+        bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
+        if str(self.cfg.generator_loss_tokens) == "all":
+            return *self.guess(hidden, bias, tokens), self.sample(at_sampled)
+        originals = tokens.gather(1, positions)
+        if not self.is_fast:
+            return *self.guess(at_sampled, bias, originals), self.sample(at_sampled)
+        nll, correct, (sampled,) = self.guess_and_draw(at_sampled, bias, originals, Replacements())
+        return nll, correct, sampled
+
     @torch.no_grad()
     def sample(self, hidden: Tensor) -> Tensor:
         """Noise tokens [B,M] from the generator's softmax without special tokens and padding rows; no gradient passes."""
+        if self.is_fast:
+            no_matter = hidden.new_zeros(hidden.shape[:-1], dtype=torch.int64)
+            return self.guess_and_draw(hidden, self.mlm_head.bias, no_matter, Replacements())[-1][0]
         logits = self.sampling_logits(hidden, self.mlm_head.bias)
         return gumbel_max(logits, gumbel_noise(logits))
 

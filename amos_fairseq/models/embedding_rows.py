@@ -40,3 +40,7 @@ class EmbeddingRows:
         rows[list(self.special)] = True
         rows[self.num_tokens :] = True
         return rows
+
+    def unsampled_indices(self) -> Tensor:
+        """The same rows, int64."""
+        return torch.tensor([*self.special, *range(self.num_tokens, self.num_rows)])

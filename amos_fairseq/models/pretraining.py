@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
 from amos_fairseq.models.embedding_rows import EmbeddingRows
@@ -43,6 +44,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         self.rows = rows
         self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
         self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
+        self.register_buffer("unsampled_indices", rows.unsampled_indices(), persistent=False)
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
@@ -74,6 +76,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """Suffixes of the log keys of what guesses masked tokens: its number of layers, one for each MLM head."""
 
     @property
+    def is_fast(self) -> bool:
+        """Whether the output layer runs in chunks that are sampled from at once, or as its definition reads."""
+        return str(self.cfg.kernels) == "fast"
+
+    @property
     def generator_embedding(self) -> nn.Embedding:
         """What guesses masked tokens reads these token embeddings, and its output layer is tied to them."""
         return self.embed_tokens
@@ -84,7 +91,19 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         Returns:
             -log p(original) [...] float32 in nats, and whether it is the best guess [...] bool.
         """
-        return linear_cross_entropy(hidden, self.generator_embedding.weight, bias, originals)
+        cross_entropy = chunked_cross_entropy if self.is_fast else linear_cross_entropy
+        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals)
+
+    def guess_and_draw(
+        self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """As :meth:`guess`, the fast way, and what ``sampler`` draws from the same logits: tensors [...] or [...,S]."""
+        embedding, positions = self.generator_embedding.weight, hidden.flatten(0, -2)
+        nll, correct, drawn = output_layer(
+            positions[None], embedding, bias[None], originals.flatten(), self.unsampled_indices, sampler
+        )
+        shape = originals.shape
+        return nll.view(shape), correct.view(shape), tuple(part.unflatten(0, shape) for part in drawn)
 
     def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """The output layer, tied to the token embeddings: [...,E] -> [...,V] float32."""

@@ -13,6 +13,7 @@ from fairseq.models import register_model
 from torch import Tensor
 
 from amos_fairseq.functional.positions import gather_positions, replace_positions
+from amos_fairseq.functional.replacements import Replacements, ReplacementsAndNegatives
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.embedding_rows import EmbeddingRows
@@ -128,8 +129,7 @@ class TeamsModel(SingleGuesserModel):
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         originals = tokens.gather(1, masked_positions)
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        nll, correct = self.guess(hidden, self.mlm_head.bias, originals)
-        sampled, candidates = self.sample(hidden, originals)
+        nll, correct, sampled, candidates = self.guess_and_sample(hidden, originals)
         corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
         mws_states, rtd_states = self.discriminate(corrupted, padding_mask)
         return TeamsOutput(
@@ -142,6 +142,18 @@ class TeamsModel(SingleGuesserModel):
             candidates=candidates,
             mws_logits=self.select(mws_states, masked_positions, candidates) if "mws" in self.tasks else None,
         )
+
+    def guess_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """-log p(original) and whether it is the best guess, [B,M] each, then what :meth:`sample` returns."""
+        if not self.is_fast:
+            return *self.guess(hidden, self.mlm_head.bias, originals), *self.sample(hidden, originals)
+        sampler = Replacements()
+        if "mws" in self.tasks:
+            is_hardest = str(self.cfg.negative_sampling) == "hardest"
+            sampler = ReplacementsAndNegatives(originals.flatten(), self.cfg.negative_samples, is_hardest)
+        nll, correct, (sampled, *negatives) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+        candidates = torch.cat([originals.unsqueeze(-1), *negatives], dim=-1) if negatives else None
+        return nll, correct, sampled, candidates
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor | None]:

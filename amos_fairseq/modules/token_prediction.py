@@ -7,6 +7,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.functional.copy_mechanism import copy_cross_entropy
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.output_layer import chunked_cross_entropy
 from amos_fairseq.modules.heads import MlmHead
 
 
@@ -27,11 +28,21 @@ class TokenPrediction(nn.Module):
         embedding_width: E of the token embeddings, to which the output layer is tied.
         vocabulary_rows: V.
         layer_norm_eps: of the head.
-        copies: whether there is a copy mechanism.
+        copies: whether there is a copy mechanism, which needs all logits at once.
+        is_fast: compute the output layer in chunks where there is none.
     """
 
-    def __init__(self, width: int, embedding_width: int, vocabulary_rows: int, layer_norm_eps: float, copies: bool):
+    def __init__(
+        self,
+        width: int,
+        embedding_width: int,
+        vocabulary_rows: int,
+        layer_norm_eps: float,
+        copies: bool,
+        is_fast: bool,
+    ):
         super().__init__()
+        self.cross_entropy = chunked_cross_entropy if is_fast else linear_cross_entropy
         self.mlm_head = MlmHead(width, embedding_width, vocabulary_rows, layer_norm_eps)
         self.copy_layer = nn.Linear(width, 1) if copies else None
 
@@ -49,7 +60,7 @@ class TokenPrediction(nn.Module):
         """
         hidden, bias = self.mlm_head(states), self.mlm_head.bias
         if self.copy_layer is None:
-            return TokenPredictions(*linear_cross_entropy(hidden, embedding, bias, originals), weights.float(), None)
+            return TokenPredictions(*self.cross_entropy(hidden, embedding, bias, originals), weights.float(), None)
         copy_logits = self.copy_layer(states).squeeze(-1).float()  # [B,N]
         logits = linear(hidden, embedding, bias).float()  # [B,N,V]
         losses = copy_cross_entropy(logits, copy_logits, inputs, originals)

@@ -1,6 +1,7 @@
 """ELECTRA's loss and every gradient against Hugging Face's ElectraForMaskedLM and ElectraForPreTraining."""
 
 import torch
+from given_draws import give_draws
 from small_models import MASK_PROB, SETTINGS, TOKENS, small_batch, small_task
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -62,7 +63,7 @@ def test_loss_and_gradients_are_those_of_hugging_face() -> None:
     inputs = batch["net_input"]
     draw = torch.Generator().manual_seed(3)
     sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
-    model.sample = lambda logits: sampled
+    give_draws(model, sampled)
     loss, sample_size, _ = ElectraCriterion(small_task(), 50.0)(model, batch)
     loss.backward()
 
@@ -118,9 +119,8 @@ def test_samples_follow_the_generators_softmax() -> None:
     model = small_electra()
     hidden = torch.randn(1, 1, EMBEDDING) * 0.5
     draws = 20_000
-    sampled = model.sample(
-        model.noise_logits(hidden.expand(1, draws, EMBEDDING), torch.zeros(1, draws).long())
-    ).flatten()
+    many, originals = hidden.expand(1, draws, EMBEDDING), torch.zeros(1, draws).long()
+    sampled = model.guess_and_sample_in_chunks(many, originals).sampled.flatten()
     logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias)
     logits[model.unsampled_rows] = float("-inf")
     expected = logits.softmax(-1)

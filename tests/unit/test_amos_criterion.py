@@ -110,13 +110,25 @@ def test_sums_over_batches_are_the_sum_of_the_whole():
     assert {key: several[key] for key in one} == pytest.approx(one, rel=1e-5)
 
 
+def test_the_mass_beyond_the_entries_is_the_mean_over_all_where_it_was_measured():
+    """Hand numbers, small ones: four digits would show nothing of them. Without a measurement there is no key."""
+    batch, logs = small_batch(), []
+    for measured in ([1e-5, 3e-5], [2e-5, 2e-5, 7e-5, 1e-5]):
+        model = GivenOutput(batch, seed=2)
+        model.output = model.output._replace(gumbel_residual=torch.tensor(measured))
+        logs.append(small_criterion()(model, batch)[2])
+    assert logged(*logs)["gumbel_residual"] == pytest.approx(16e-5 / 6, abs=1e-8)
+    assert "gumbel_residual" not in logged(small_criterion()(GivenOutput(batch, seed=2), batch)[2])
+
+
 def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dict]:
     net_input = {name: value[rows] for name, value in batch["net_input"].items()}
     part = batch | {"net_input": net_input, "ntokens": int(net_input["tokens"].ne(1).sum())}
     part |= {"num_masked": int(net_input["masked_weights"].sum()), "nsentences": len(net_input["tokens"])}
     model = GivenOutput(part, seed=0)
     k_first = ("mlm_nll", "mlm_correct")
-    model.output = AmosOutput(**{n: v[:, rows] if n in k_first else v[rows] for n, v in output._asdict().items()})
+    given = {name: value for name, value in output._asdict().items() if value is not None}
+    model.output = AmosOutput(**{n: v[:, rows] if n in k_first else v[rows] for n, v in given.items()})
     return model, part
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from given_draws import give_noise
 from reference_amos import ReferenceAmos, assert_close, losses_and_gradients
 from small_models import gumbel, small_batch, small_criterion, small_model
-
-from amos_fairseq.models import amos
 
 SETTINGS = {
     "amos": {},
@@ -27,6 +26,12 @@ SETTINGS = {
     "temperature": {"gumbel_temperature": 1.7},
 }  # fmt: skip
 CONSTANT = {"single depth": [1.0], "adversarial MLM, single depth": [1.0], "fixed": [0.2, 0.3, 0.5]}
+# Of 64 rows 40 are words: so many entries are all that Gumbel-Softmax has. Fewer are test_gumbel_entries.py's.
+WAYS = {
+    "reference": {"kernels": "reference"},
+    "exact": {"kernels": "fast", "gumbel_entries": 0},
+    "entries": {"kernels": "fast", "gumbel_entries": 40},
+}
 WEIGHT, SHARE = 50.0, 3 / 12
 
 
@@ -34,21 +39,21 @@ WEIGHT, SHARE = 50.0, 3 / 12
 def noise(monkeypatch):
     """The same Gumbel noise for the model and for the reference."""
     noise = gumbel(4, 3, 64, seed=3)
-    monkeypatch.setattr(amos, "gumbel_noise", lambda like: noise)
+    give_noise(monkeypatch, noise)
     return noise
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_losses_samples_and_all_gradients_are_the_reference_ones(name, noise):
-    model, batch = small_model(**SETTINGS[name]), small_batch()
+def test_losses_samples_and_all_gradients_are_the_reference_ones(name, way, noise):
+    model, batch = small_model(**SETTINGS[name], **WAYS[way]), small_batch()
     expected = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE, CONSTANT.get(name, [1 / 3] * 3))
     loss, log, gradients = losses_and_gradients(model, small_criterion(WEIGHT), batch)
 
     total = expected.generator_loss + WEIGHT * SHARE * expected.detection_loss
     assert float(loss) == pytest.approx(total, rel=1e-5)
     assert float(log["rtd_loss"]) == pytest.approx(expected.detection_loss, rel=1e-5)
-    with torch.no_grad():
-        output = model(**batch["net_input"])
+    output = model(**batch["net_input"])
     for row, count in enumerate((3, 2, 3, 3)):
         assert output.sampled_tokens[row, :count].tolist() == expected.sampled[row]
         assert torch.allclose(output.mixture_weights[row, :count].double(), expected.mixture_weights[row], atol=1e-6)

@@ -5,19 +5,29 @@ test_amos_gradients.py compares all numbers; here stands what must be nothing, r
 
 import pytest
 import torch
-from small_models import gumbel, small_batch, small_criterion, small_model
+from given_draws import give_noise
+from small_models import SETTINGS, gumbel, small_batch, small_criterion, small_model
 
-from amos_fairseq.functional import sampling
-from amos_fairseq.models import amos
+from amos_fairseq.functional import gumbel_entries, sampling
+from amos_fairseq.modules import mixture_guesses
 
 DEPTHS = [1, 2, 4]
 ENTRY = {"generators.0.embed_positions", "generators.0.embedding_norm"}
 
 
-@pytest.fixture(autouse=True)
-def noise(monkeypatch):
-    noise = gumbel(4, 3, 64, seed=3)
-    monkeypatch.setattr(amos, "gumbel_noise", lambda like: noise)
+WAYS = {
+    "reference": {"kernels": "reference"},
+    "all entries": {"kernels": "fast", "gumbel_entries": 0},
+    "some entries": {"kernels": "fast", "gumbel_entries": 20},
+}
+
+
+@pytest.fixture(autouse=True, params=WAYS.values(), ids=WAYS)
+def way(monkeypatch, request):
+    """Every statement holds whichever way the output layer is computed."""
+    for setting, value in request.param.items():
+        monkeypatch.setitem(SETTINGS, setting, value)
+    give_noise(monkeypatch, gumbel(4, 3, 64, seed=3))
 
 
 def gradients(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -79,7 +89,8 @@ def test_detection_loss_reaches_v_and_features_but_no_mlm_head():
 )
 def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings, monkeypatch):
     """And the vocabulary-wide products of the adversarial path are not computed."""
-    monkeypatch.setattr(amos, "adversarial_residual", None)
+    for residual in ("adversarial_residual", "entries_residual"):
+        monkeypatch.setattr(mixture_guesses, residual, None)
     model = small_model(**settings)
     output = model(**small_batch()["net_input"])
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
@@ -104,7 +115,8 @@ def test_embedding_gets_only_the_ordinary_gradient_of_the_tokens_that_were_read(
 def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discriminator(monkeypatch):
     model, batch = small_model(), small_batch()
     reversed_ = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
-    monkeypatch.setattr(sampling, "reverse_gradient", lambda x: x * 1)
+    for functions in (sampling, gumbel_entries):
+        monkeypatch.setattr(functions, "reverse_gradient", lambda x: x * 1)
     straight = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
     assert reversed_.keys() == straight.keys()
     for name, grad in reversed_.items():

@@ -32,12 +32,13 @@ def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, to
         hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[:, :1]
         original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
         torch.manual_seed(4)
-        sampled, candidates = model.sample(hidden.expand(1, count, -1), original.expand(1, count))
+        _, _, sampled, candidates = model.guess_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
     return sampled[0], candidates[0], logits[0, 0, 0, WORDS].double().softmax(-1), int(original)
 
 
-def test_candidates_are_the_original_and_different_other_words() -> None:
-    sampled, candidates, _, original = draws(small_teams().eval(), 5000)
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_candidates_are_the_original_and_different_other_words(kernels: str) -> None:
+    sampled, candidates, _, original = draws(small_teams(kernels=kernels).eval(), 5000)
     assert candidates.shape == (5000, 4)
     assert candidates[:, 0].eq(original).all()
     assert not candidates[:, 1:].eq(original).any()
@@ -46,10 +47,11 @@ def test_candidates_are_the_original_and_different_other_words() -> None:
     assert candidates.sort(-1).values.diff(dim=-1).gt(0).all()
 
 
-def test_first_negatives_follow_the_generator_without_the_original() -> None:
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_first_negatives_follow_the_generator_without_the_original(kernels: str) -> None:
     """And replacements follow it with the original, independently of the negatives: 20,000 draws, 5 standard errors."""
     count = 20_000
-    sampled, candidates, softmax, original = draws(small_teams().eval(), count)
+    sampled, candidates, softmax, original = draws(small_teams(kernels=kernels).eval(), count)
     others = softmax.clone()
     others[original - 4] = 0
     others /= others.sum()
@@ -65,11 +67,22 @@ def test_first_negatives_follow_the_generator_without_the_original() -> None:
     assert softmax[original - 4] > 0.01  # leaving it out makes a difference
 
 
-def test_the_hardest_negatives_are_the_most_likely_other_words() -> None:
-    model = small_teams(negative_sampling="hardest", negative_samples=39).eval()
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_the_hardest_negatives_are_the_most_likely_other_words(kernels: str) -> None:
+    model = small_teams(negative_sampling="hardest", negative_samples=39, kernels=kernels).eval()
     _, candidates, softmax, original = draws(model, 2)
     ranked = [word for word in (4 + softmax.argsort(descending=True)).tolist() if word != original]
     assert candidates.tolist() == [[original, *ranked]] * 2
+
+
+def test_as_many_negatives_as_there_are_other_words_are_all_of_them() -> None:
+    """Also where the generator is so sure of one other word that exp of the rest is nothing in float32."""
+    model = small_teams(negative_samples=39).eval()
+    with torch.no_grad():
+        model.mlm_head.bias[[9, 20]] += 500.0
+    _, candidates, _, original = draws(model, 50)
+    others = [word for word in WORDS.tolist() if word != original]
+    assert candidates[:, 1:].sort(-1).values.tolist() == [others] * 50
 
 
 @pytest.mark.parametrize(

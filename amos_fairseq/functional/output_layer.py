@@ -1,0 +1,166 @@
+"""Output layer and cross entropy of several depths at once, some positions at a time, with samples from the same logits.
+
+Shapes: K depths, N positions, n positions of a chunk, E width of the token embeddings, V rows of the vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+# Logits of a chunk, in bytes. On a GPU enough rows (2,048 at V = 32,768) to keep every multiprocessor busy; on a CPU 512,
+# with which adding to the gradient [V,E] costs little beside the product that is added.
+CHUNK_BYTES = {"cuda": 256 * 2**20}
+CHUNK_BYTES_ELSEWHERE = 64 * 2**20
+
+# The logit of a row that is never sampled. Finite, so that 0 times it, in a mixture of depths, is not nan.
+FORBIDDEN = -1e30
+
+# (logits [K,n,V], exp(logits - their maximum) [K,n,V], which of the N positions) -> tensors [n,...]. Rows that are not sampled
+# have FORBIDDEN and 0. Both may be overwritten.
+Sampler = Callable[[Tensor, Tensor, slice], tuple[Tensor, ...]]
+
+
+class Guesses(NamedTuple):
+    nll: Tensor  # [K,N] float32, -log p(target), nats
+    correct: Tensor  # [K,N] bool, no row has a larger logit than the target
+    drawn: tuple[Tensor, ...]  # what the sampler returned for all positions, [N,...]; no gradient
+
+
+def output_layer(
+    hidden: Tensor,
+    weight: Tensor,
+    biases: Tensor,
+    targets: Tensor,
+    unsampled: Tensor | None = None,
+    sampler: Sampler | None = None,
+) -> Guesses:
+    """What :func:`linear_cross_entropy` says of K depths, and samples, in memory of a chunk of logits instead of [K,N,V].
+
+    Forward keeps the log of each softmax' denominator; backward computes the logits again, chunk by chunk, and sums the
+    gradients of weight and bias in float32. The softmax of the loss runs over every row, in float32.
+
+    Args:
+        hidden: [K,N,E] any float dtype.
+        weight: [V,E], the token embeddings.
+        biases: [1,V], shared by all depths, or [K,V].
+        targets: [N] int64 rows of ``weight``.
+        unsampled: int64 indices of the rows that are never sampled; needed with a sampler.
+        sampler: draws from each chunk's logits.
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight, biases = (tensor.to(dtype) for tensor in (hidden, weight, biases))
+    with torch.autocast(device, enabled=False):
+        nll, correct, *drawn = _OutputLayer.apply(hidden, weight, biases, targets, unsampled, sampler)
+    return Guesses(nll, correct, tuple(drawn))
+
+
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`output_layer` with the arguments and results of :func:`linear_cross_entropy`: one depth, any leading shape."""
+    guesses = output_layer(hidden.flatten(0, -2).unsqueeze(0), weight, bias.unsqueeze(0), targets.flatten())
+    return guesses.nll.view_as(targets), guesses.correct.view_as(targets)
+
+
+def chunks(num_positions: int, bytes_per_position: int, device: torch.device) -> Iterator[slice]:
+    """Equal parts of the positions, the last one maybe smaller, of at most CHUNK_BYTES each (but of one position at least)."""
+    at_once = max(1, CHUNK_BYTES.get(device.type, CHUNK_BYTES_ELSEWHERE) // bytes_per_position)
+    at_once = max(1, math.ceil(num_positions / max(1, math.ceil(num_positions / at_once))))
+    return (slice(start, min(start + at_once, num_positions)) for start in range(0, max(1, num_positions), at_once))
+
+
+class _OutputLayer(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        biases: Tensor,
+        targets: Tensor,
+        unsampled: Tensor | None,
+        sampler: Sampler | None,
+    ) -> tuple[Tensor, ...]:
+        parts = []
+        for places in logit_chunks(hidden, weight):
+            logits = chunk_logits(hidden[:, places], weight, biases)  # [K,n,V]
+            of_target = logits.gather(-1, target_index(targets[places], len(hidden))).squeeze(-1)
+            weights, log_sum, best = softmax_parts(logits, None if sampler is None else unsampled)
+            drawn = () if sampler is None else sampler(logits, weights, places)
+            # Positions first, like what is drawn.
+            parts.append((log_sum.T, (log_sum - of_target).T, (of_target >= best).T, *drawn))
+        log_sum, nll, correct, *drawn = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, biases, targets, log_sum.T)
+        ctx.mark_non_differentiable(correct, *drawn)
+        return nll.T.contiguous(), correct.T.contiguous(), *drawn
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_nll: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, biases, targets, log_sum = ctx.saved_tensors
+        by_hidden = torch.empty_like(hidden)
+        by_weight, by_biases = (torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for tensor in (weight, biases))
+        for places in logit_chunks(hidden, weight):
+            # d nll / d logits = p - onehot(target)
+            by_logits = chunk_logits(hidden[:, places], weight, biases)
+            by_logits.sub_(log_sum[:, places, None]).exp_()
+            index = target_index(targets[places], len(hidden))
+            by_logits.scatter_add_(-1, index, by_logits.new_full((), -1.0).expand(index.shape))
+            by_logits.mul_(by_nll[:, places, None])
+            by_biases += by_logits.sum(1) if len(biases) > 1 else by_logits.sum((0, 1))
+            rounded = by_logits.to(weight.dtype).flatten(0, 1)  # [K n,V]
+            by_hidden[:, places] = (rounded @ weight).unflatten(0, (len(hidden), -1))
+            add_product(by_weight, rounded.T, hidden[:, places].flatten(0, 1))
+        return by_hidden, by_weight.to(weight.dtype), by_biases.to(biases.dtype), None, None, None
+
+
+def logit_chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
+    """Chunks of positions by the size of their logits in float32."""
+    return chunks(hidden.size(1), 4 * len(hidden) * len(weight), hidden.device)
+
+
+def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
+    """[K,n,E] -> [K,n,V] float32; a new tensor."""
+    if len(biases) == 1:
+        logits = linear(hidden, weight, biases[0])
+        return logits.to(wide(logits.dtype))
+    logits = linear(hidden, weight)
+    return logits.to(wide(logits.dtype)).add_(biases.unsqueeze(1))
+
+
+def softmax_parts(logits: Tensor, unsampled: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logits - maximum) [K,n,V], log of the sum of exp(logits) over every row, and every row's largest logit, [K,n] each.
+
+    With ``unsampled``, these rows of ``logits`` become FORBIDDEN, their weights 0, and the maximum is that of the other
+    rows: words then do not vanish beside a special token that the generator is sure of.
+    """
+    if unsampled is None:
+        best = logits.amax(-1)
+        weights = (logits - best.unsqueeze(-1)).exp_()
+        return weights, weights.sum(-1).log_() + best, best
+    apart = logits.index_select(-1, unsampled)
+    weights, log_sum, best = softmax_parts(logits.index_fill_(-1, unsampled, FORBIDDEN), None)
+    return weights, torch.logaddexp(log_sum, apart.logsumexp(-1)), torch.maximum(best, apart.amax(-1))
+
+
+def target_index(targets: Tensor, num_depths: int) -> Tensor:
+    """[n] -> [K,n,1], to gather from or scatter into [K,n,V]."""
+    return targets.view(1, -1, 1).expand(num_depths, -1, -1)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left right; rounded sums of chunks would lose what a chunk adds, so ``total`` may have the wider dtype."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for half precision, what it is otherwise."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,130 @@
+"""Drawing rows by a few numbers a position: frequencies, rows that must never be drawn, and the race against Gumbel noise."""
+
+import math
+
+import pytest
+import torch
+from chi_square import FALSE_ALARM, chi_square_p
+from scipy import stats
+
+from amos_fairseq.functional import drawing
+from amos_fairseq.functional.drawing import draw_distinct_rows, draw_rows, is_repeated, pick, race, unseen_scores
+
+LAST = 1 - 2**-53  # the largest number that torch.rand gives in float64
+
+
+def some_weights(num_rows: int, spread: float) -> torch.Tensor:
+    """One position [1,V] with rows of weight 0 at both ends and in between, a whole block of them too."""
+    draw = torch.Generator().manual_seed(num_rows)
+    weights = (torch.randn(1, num_rows, generator=draw) * spread).exp()
+    zeros = [0, num_rows // 2, num_rows - 1, *range(num_rows // 4, num_rows // 4 + 2 * math.isqrt(num_rows))]
+    weights[:, zeros] = 0
+    return weights
+
+
+@pytest.mark.parametrize(("num_rows", "spread"), [(64, 1.0), (53, 1.0), (1000, 0.5), (1024, 3.0)])
+def test_rows_follow_their_weights(num_rows: int, spread: float) -> None:
+    """60,000 draws, many of a position and one of many; 53 rows are a single block."""
+    torch.manual_seed(0)
+    weights = some_weights(num_rows, spread)
+    for drawn in (draw_rows(weights, 60_000), draw_rows(weights.repeat(60_000, 1), 1)):
+        counts = torch.bincount(drawn.flatten(), minlength=num_rows)
+        assert len(counts) == num_rows
+        assert chi_square_p(counts, weights[0].double() / weights.double().sum()) > FALSE_ALARM
+        wrong = weights[0].double() ** 1.3  # the test would see it
+        assert chi_square_p(counts, wrong / wrong.sum()) < FALSE_ALARM
+
+
+def test_positions_and_draws_are_independent() -> None:
+    """Two words of probability 1/2: neighbours agree in half of 100,000 pairs, within 5 standard deviations."""
+    torch.manual_seed(1)
+    rows = draw_rows(torch.ones(1000, 4) * torch.tensor([0.0, 1.0, 0.0, 1.0]), 100).eq(1)
+    spread = 5 * math.sqrt(100_000) / 2
+    assert abs(int((rows[1:] == rows[:-1]).sum()) - 99_900 / 2) < spread
+    assert abs(int((rows[:, 1:] == rows[:, :-1]).sum()) - 99_000 / 2) < spread
+
+
+@pytest.mark.parametrize("point", [0.0, 0.5, LAST])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1 / 3, 1e30])
+def test_no_point_falls_on_a_row_of_weight_0(point: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one at the point 0, nor one behind the last word, or beyond all, at the largest point."""
+    monkeypatch.setattr(drawing, "uniform", lambda like, *shape: torch.full((len(like), *shape), point).double())
+    for num_rows in (64, 53, 1000):
+        weights = some_weights(num_rows, 3.0) * scale
+        words = weights[0].nonzero().flatten()
+        drawn = {int(draw_rows(weights, 1)), *draw_distinct_rows(weights.clone(), len(words)).flatten().tolist()}
+        assert drawn == set(words.tolist())  # all of them, one after another
+
+
+def test_points_are_picked_by_cumulative_sums() -> None:
+    weights = torch.tensor([0.0, 2.0, 0.0, 1.0, 1.0, 0.0])
+    points = torch.tensor([0.0, 0.4999, 0.5001, 0.7499, 0.7501, LAST]).double()
+    assert pick(weights, points).tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def test_rare_words_beside_a_sure_one_are_drawn_as_often_as_they_should() -> None:
+    """2 million draws of 1,023 words of 2e-7 each and one of nearly 1; the smallest float32 steps below 1 are 6e-8."""
+    torch.manual_seed(2)
+    weights = torch.full((1, 1024), 2e-7)
+    weights[:, 300] = 1.0
+    drawn = torch.cat([draw_rows(weights, 250_000) for _ in range(8)], dim=1)
+    others = drawn[drawn.ne(300)]
+    assert abs(len(others) - 409) < 5 * math.sqrt(409)
+    assert len(others.unique()) > 300  # 409 draws of 1,023 words: some 338 different ones
+
+
+def test_nothing_to_draw_from_and_nan_still_give_rows() -> None:
+    """An overflow must reach the loss, which stops or skips the update; it must not end in an index out of range."""
+    for value in (0.0, math.nan, math.inf):
+        weights = torch.full((3, 64), value)
+        for drawn in (draw_rows(weights, 5), draw_distinct_rows(weights.clone(), 5), race(weights, 5).rows):
+            assert drawn.ge(0).all()
+            assert drawn.lt(64).all()
+
+
+def test_repeated_rows_are_all_but_the_first_of_their_kind() -> None:
+    rows = torch.tensor([[3, 1, 3, 2, 1, 3], [0, 0, 0, 0, 0, 0], [5, 4, 3, 2, 1, 0]])
+    expected = [[row in line[:place] for place, row in enumerate(line)] for line in rows.tolist()]
+    assert is_repeated(rows).tolist() == expected
+
+
+def perturbed(weights: torch.Tensor, num_arrivals: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """log w + Gumbel noise of every row, put together from those that arrived and those that did not; and the first row."""
+    finished = race(weights, num_arrivals)
+    unseen = unseen_scores(weights, finished)
+    seen = torch.full_like(unseen, -math.inf).scatter_reduce(1, finished.rows, finished.scores, "amax")
+    assert (unseen.isneginf() | seen.isneginf()).all()
+    # The entries are the largest: nothing that did not arrive lies above any that did.
+    lowest = finished.scores.masked_fill(finished.scores.isneginf(), math.inf).amin(1)
+    assert unseen.amax(1).le(lowest).all()
+    return torch.maximum(seen, unseen), finished.rows[:, 0]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_a_race_is_gumbel_noise_on_every_row(spread: float) -> None:
+    """30,000 races of 5 arrivals among 9 rows: each row's noise is Gumbel(0, 1), any two are uncorrelated, the first is the
+    largest and follows the softmax."""
+    torch.manual_seed(3)
+    logits = torch.linspace(-1, 1, 10) * spread
+    logits[4] = -math.inf
+    words = torch.arange(10).ne(4)
+    scores, first = perturbed(logits.exp().repeat(30_000, 1), 5)
+    assert scores[:, 4].isneginf().all()
+    assert torch.equal(scores.argmax(1), first)
+    noise = (scores - logits)[:, words].double()
+    for row in noise.T:
+        assert stats.kstest(row.numpy(), stats.gumbel_r.cdf).pvalue > FALSE_ALARM
+    correlations = torch.corrcoef(noise.T) - torch.eye(9)
+    assert correlations.abs().max() < 5 / math.sqrt(30_000)
+    counts = torch.bincount(first, minlength=10)
+    assert chi_square_p(counts, logits.double().softmax(-1)) > FALSE_ALARM
+
+
+def test_a_race_does_not_depend_on_the_scale_of_the_weights_but_by_a_constant() -> None:
+    weights = some_weights(64, 2.0).repeat(3, 1)
+    torch.manual_seed(4)
+    one = race(weights, 20)
+    torch.manual_seed(4)
+    other = race(weights * 2**-40, 20)
+    assert torch.equal(one.rows, other.rows)
+    torch.testing.assert_close(one.scores - 40 * math.log(2), other.scores, rtol=0, atol=1e-5)

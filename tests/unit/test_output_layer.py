@@ -1,0 +1,159 @@
+"""The output layer in chunks: values and gradients against softmax over all logits at once, what it draws from, its memory."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from amos_fairseq.functional import output_layer as module
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.output_layer import FORBIDDEN, chunked_cross_entropy, chunks, output_layer
+
+N, E, V = 13, 8, 40
+UNSAMPLED = torch.tensor([0, 1, 38, 39])
+
+
+def inputs(num_depths: int, num_biases: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """hidden, weight, biases that require a gradient, and targets."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((num_depths, N, E), (V, E), (num_biases, V))
+    leaves = [torch.randn(*shape, generator=draw).to(dtype).requires_grad_() for shape in shapes]
+    return [*leaves, torch.randint(V, (N,), generator=draw)]
+
+
+def at_once(hidden, weight, biases, targets) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = hidden @ weight.T + biases.unsqueeze(1)
+    nll = cross_entropy(logits.flatten(0, 1), targets.repeat(len(hidden)), reduction="none")
+    return nll.view(len(hidden), -1), logits.argmax(-1).eq(targets)
+
+
+def with_gradients(leaves: list[torch.Tensor], nll: torch.Tensor) -> list[torch.Tensor]:
+    """Of a sum in which every position and depth has its own weight, 0 among them."""
+    weights = torch.randn(nll.shape, generator=torch.Generator().manual_seed(1)).to(nll.dtype)
+    weights[:, 2] = 0
+    return [nll, *torch.autograd.grad((nll * weights).sum(), leaves)]
+
+
+@pytest.fixture(params=[1, 5, 13, 1000], ids="{} positions at once".format)
+def some_at_once(request, monkeypatch) -> int:
+    """Chunks of one, of five with a last one of three, and a single one."""
+    monkeypatch.setattr(module, "chunks", lambda count, size, device: chunks_of(count, request.param))
+    return request.param
+
+
+def chunks_of(count: int, at_once: int) -> list[slice]:
+    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+
+
+@pytest.mark.parametrize(("num_depths", "num_biases"), [(1, 1), (3, 1), (3, 3)])
+@pytest.mark.parametrize("samples", [False, True], ids=["", "sampled"])
+def test_values_and_all_gradients_in_float64(
+    num_depths: int, num_biases: int, samples: bool, some_at_once: int
+) -> None:
+    """To rounding: 1e-12. That rows are never sampled changes nothing of the loss, whose softmax has them."""
+    *leaves, targets = inputs(num_depths, num_biases)
+    targets[0], targets[1] = 0, 39
+    sampler = (lambda logits, weights, places: (weights.sum(-1)[0],)) if samples else None
+    guesses = output_layer(*leaves, targets, UNSAMPLED if samples else None, sampler)
+    nll, correct = at_once(*leaves, targets)
+    assert torch.equal(guesses.correct, correct)
+    for got, expected in zip(with_gradients(leaves, guesses.nll), with_gradients(leaves, nll), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_correct_is_a_target_with_the_largest_logit_of_all_rows() -> None:
+    """Also where that row is never sampled, and where two rows have the largest logit."""
+    hidden, weight = torch.ones(1, 4, 1), torch.tensor([[3.0], [5.0], [5.0], [1.0], [7.0]])
+    targets, draws_nothing = torch.tensor([4, 1, 0, 2]), lambda logits, weights, places: ()
+    for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
+        bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
+        assert output_layer(hidden, weight, bias, targets).correct[0].tolist() == expected
+        guesses = output_layer(hidden, weight, bias, targets, torch.tensor([3, 4]), draws_nothing)
+        assert guesses.correct[0].tolist() == expected
+
+
+def test_a_sampler_sees_logits_and_weights_of_the_words(some_at_once: int) -> None:
+    """Chunk by chunk, and what it returns is put together for all positions; a sure special token hides no word."""
+    hidden, weight, biases, targets = (tensor.detach() for tensor in inputs(3, 3))
+    biases[:, 0] = 300.0  # exp(-300) of what the words get would be nothing in float32
+    words = torch.ones(V, dtype=torch.bool)
+    words[UNSAMPLED] = False
+    seen = []
+
+    def sampler(logits: torch.Tensor, weights: torch.Tensor, places: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.extend(range(places.start, places.stop))
+        assert logits[..., UNSAMPLED].eq(FORBIDDEN).all()
+        return logits.transpose(0, 1).clone(), weights.transpose(0, 1).clone()
+
+    logits, weights = output_layer(hidden, weight, biases, targets, UNSAMPLED, sampler).drawn
+    expected = (hidden @ weight.T + biases.unsqueeze(1)).transpose(0, 1)
+    assert seen == list(range(N))
+    torch.testing.assert_close(logits[..., words], expected[..., words], rtol=1e-12, atol=1e-12)
+    expected = (expected - expected[..., words].amax(-1, keepdim=True)).exp()
+    expected[..., ~words] = 0
+    torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+    assert weights[..., UNSAMPLED].eq(0).all()
+
+
+def test_float32_is_the_reference_of_any_leading_shape() -> None:
+    """Sums of at most 40 terms of size 1 in another order."""
+    hidden, weight, biases, targets = inputs(1, 1, torch.float32)
+    leaves = [hidden, weight, biases]
+    got, expected = (
+        cross_entropy(hidden[0, :12].view(3, 4, E), weight, biases[0], targets[:12].view(3, 4))
+        for cross_entropy in (chunked_cross_entropy, linear_cross_entropy)
+    )
+    assert got[0].shape == got[1].shape == (3, 4)
+    assert torch.equal(got[1], expected[1])
+    for ours, theirs in zip(with_gradients(leaves, got[0]), with_gradients(leaves, expected[0]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_is_as_near_to_the_truth_as_the_reference(some_at_once: int) -> None:
+    """The same rounded inputs in float64; both round logits and their gradients to 8 bits once: 2^-8 of the norm."""
+    *leaves, targets = inputs(3, 1, torch.bfloat16)
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = with_gradients(doubles, at_once(*doubles, targets)[0])
+    guesses = output_layer(*leaves, targets)
+    assert guesses.nll.dtype == torch.float32
+    for got, expected in zip(with_gradients(leaves, guesses.nll), exact, strict=True):
+        assert (got.double() - expected).norm() < 2**-7 * expected.norm()
+
+
+def test_the_weights_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 equal positions, one at a time: a bfloat16 sum stays where one more of them is below half of its last bit."""
+    monkeypatch.setattr(module, "chunks", lambda count, size, device: chunks_of(count, 1))
+    hidden, weight = torch.ones(1, 512, 1).bfloat16(), torch.zeros(2, 1).bfloat16().requires_grad_()
+    output_layer(hidden, weight, torch.zeros(1, 2).bfloat16(), torch.zeros(512).long()).nll.sum().backward()
+    assert weight.grad.flatten().tolist() == [-256.0, 256.0]
+
+
+def test_autocast_computes_products_in_its_dtype_and_returns_gradients_of_the_parameters() -> None:
+    *leaves, targets = inputs(3, 1, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        nll = output_layer(*leaves, targets).nll
+    rounded = [leaf.detach().bfloat16().requires_grad_() for leaf in leaves]
+    expected = with_gradients(rounded, output_layer(*rounded, targets).nll)
+    for got, of_rounded in zip(with_gradients(leaves, nll), expected, strict=True):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, of_rounded.float())
+
+
+def test_chunks_are_all_positions_once_and_of_nearly_one_size() -> None:
+    cpu = torch.device("cpu")
+    for count, size in ((2464, 3 * 4 * 32768), (5, 2**20), (1, 2**40), (320, 4 * 32768)):
+        parts = list(chunks(count, size, cpu))
+        assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))
+        lengths = [part.stop - part.start for part in parts]
+        assert max(lengths) * size <= module.CHUNK_BYTES_ELSEWHERE or max(lengths) == 1
+        assert len(set(lengths[:-1])) <= 1
+        assert len(parts) == math.ceil(count / max(1, module.CHUNK_BYTES_ELSEWHERE // size))
+
+
+def test_no_position_at_all_gives_nothing() -> None:
+    hidden, weight, biases, _ = inputs(3, 1)
+    guesses = output_layer(hidden[:, :0], weight, biases, torch.zeros(0, dtype=torch.int64))
+    assert guesses.nll.shape == guesses.correct.shape == (3, 0)
+    guesses.nll.sum().backward()
+    assert not weight.grad.any()
