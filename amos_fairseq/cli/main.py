@@ -7,11 +7,11 @@ import signal
 import sys
 from typing import Optional, Sequence
 
-from amos_fairseq.cli import export, flops, glue, import_, inspect, plot, score, squad
+from amos_fairseq.cli import bench, export, flops, glue, import_, inspect, plot, score, squad
 from amos_fairseq.errors import report_user_errors
 
 INTERRUPTED = 128 + signal.SIGINT  # what shells say of a command that Ctrl-C has ended
-SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops)
+SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,87 @@
+"""Our side of the contest: the update that ``fairseq-hydra-train`` makes, by fairseq's own trainer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fairseq import models
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
+
+from amos_fairseq.bench.settings import Setup
+from amos_fairseq.compat.master_weights import master_weights
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+
+
+class UnsavedTrainer(Trainer):
+    """fairseq's trainer; a step that fails leaves no ``crash.pt`` behind, as there is no run to look into."""
+
+    def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> None:
+        """Save nothing."""
+
+
+class FairseqStep:
+    """A model of this package with its criterion, optimizer, schedule, clipping, number format and logging.
+
+    The only part of a real update that is left out is the exchange between ranks.
+    """
+
+    def __init__(self, setup: Setup, task: TextPretrainingTask, name: str, description: str):
+        self.name = name
+        self.description = description
+        torch.manual_seed(setup.cfg.common.seed)
+        model = models.build_model(setup.cfg.model, task)
+        if getattr(model, "awaits_token_counts", False):
+            model.set_token_counts(made_up_counts(task))
+        self.trainer = UnsavedTrainer(setup.cfg, task, model, task.build_criterion(setup.cfg.criterion))
+
+    @classmethod
+    def of(cls, setup: Setup, name: str, description: str) -> "FairseqStep":
+        return cls(setup, build_task(setup.cfg.task, setup.vocabulary_size), name, description)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.trainer.get_model()
+
+    @property
+    def criterion(self) -> nn.Module:
+        return self.trainer.get_criterion()
+
+    def step(self, batch: dict[str, Any]) -> None:
+        """Forward, backward, clipping, optimizer, schedule and statistics; see :class:`Contestant`."""
+        with metrics.aggregate(new_root=True):  # statistics of another contestant stay apart
+            self.trainer.train_step([batch])
+
+    def state(self) -> Iterator[Tensor]:
+        """Everything that stays between two steps: weights, gradients, master weights, moments."""
+        yield from tensors_of(self.module)
+        optimizer = self.trainer.optimizer
+        if hasattr(optimizer, "fp32_params"):
+            yield from master_weights(optimizer)
+        yield from moments_of(optimizer.optimizer)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, their gradients, and buffers."""
+    for parameter in module.parameters():
+        yield parameter.data
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from module.buffers()
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """What the optimizer keeps, and the gradients of the parameters that are its own (master weights)."""
+    for group in optimizer.param_groups:
+        yield from (parameter.grad for parameter in group["params"] if parameter.grad is not None)
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if torch.is_tensor(value))
+
+
+def made_up_counts(task: TextPretrainingTask) -> Tensor:
+    """Frequencies for a generator that samples by them: those of the dictionary, 0 for what is never sampled."""
+    counts = torch.tensor(task.dictionary.count)
+    counts[task.special_ids] = 0
+    return counts

@@ -1,0 +1,81 @@
+"""What this machine is, and how fast it multiplies matrices and moves bytes."""
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amos_fairseq.bench.timing import best_seconds
+
+# Edges of square products: the peak is the fastest of them, as the best size differs between machines.
+MATMUL_EDGES = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192, 16384)}
+COPIED_BYTES = {"cpu": 2**28, "cuda": 2**31}  # far beyond every cache
+SECONDS = 0.7  # for the repetitions of each
+PACKAGES = ("amos_fairseq", "torch", "fairseq-fixed", "transformers", "numpy")
+
+
+def matmul_peak(device: torch.device, dtype: torch.dtype, edges: tuple[int, ...] | None = None) -> float:
+    """FLOP/s of the fastest square matrix product, a multiplication and an addition being two.
+
+    float32 is PyTorch's default float32 (no TF32 unless the caller allowed it).
+    """
+    return max(2 * edge**3 / matmul_seconds(edge, device, dtype) for edge in edges or MATMUL_EDGES[device.type])
+
+
+def matmul_seconds(edge: int, device: torch.device, dtype: torch.dtype) -> float:
+    # Numbers near 1: subnormal ones slow some processors down.
+    left, right = (torch.rand(edge, edge, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    return best_seconds(lambda: torch.mm(left, right, out=product), device, SECONDS)
+
+
+def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
+    """Bytes/s read and written by the copy of ``size`` bytes, both counted."""
+    source = torch.ones(size or COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / best_seconds(lambda: target.copy_(source), device, SECONDS)
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Hardware, for the report."""
+    described = {
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "gpu": None,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        described["gpu"] = {
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return described
+
+
+def processor_name() -> str:
+    """The model as Linux names it; the architecture elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that a step runs through."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,252 @@
+"""Pieces of the step by themselves, fast and by definition, beside what the machine needs at least.
+
+Shapes: B sequences, T tokens, M masked positions a sequence, N = B M, K depths, H heads, D width of the encoder, E of the
+token embeddings, V rows of the vocabulary. FLOPs count a multiplication and an addition as two; a backward pass has twice
+the products of its forward pass. Bytes are those of inputs, weights, results and their gradients, each as often as a step
+cannot do without.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from fairseq import models, optim
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from amos_fairseq.bench.report import PieceTime
+from amos_fairseq.bench.settings import Setup
+from amos_fairseq.bench.timing import Batch, Progress, best_seconds
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.output_layer import output_layer
+from amos_fairseq.functional.replacements import Replacements
+from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
+from amos_fairseq.models.configuration import embedding_width, encoder_shape
+from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_by_definition, guess_in_chunks
+from amos_fairseq.optim.grouped_adam import first, parse_betas
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+
+WAYS = ("fast", "reference")
+SAMPLED_POSITIONS = 512  # the logits of more would not lie in a processor's caches, nor do those of a chunk
+SECONDS = 0.5  # for the repetitions of each
+
+
+@dataclass(frozen=True)
+class Piece:
+    """``ways``: for each of :data:`WAYS` a call that does the work once."""
+
+    name: str
+    sizes: str
+    flops: float
+    bytes: float
+    ways: dict[str, Callable[[], object]]
+
+
+def time_piece(
+    piece: Piece, device: torch.device, peak: float, bandwidth: float, progress: Progress, seconds: float = SECONDS
+) -> PieceTime:
+    """The fastest repetition of each way; ``peak`` in FLOP/s, ``bandwidth`` in bytes/s."""
+    progress(f"piece: {piece.name}")
+    return PieceTime(
+        name=piece.name,
+        sizes=piece.sizes,
+        flops=piece.flops,
+        bytes=piece.bytes,
+        floor=max(piece.flops / peak, piece.bytes / bandwidth),
+        seconds={way: best_seconds(piece.ways[way], device, seconds) for way in WAYS},
+    )
+
+
+def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterator[Piece]:
+    """Of one step of the recipe, built when their turn comes: the next may need the memory of the one before."""
+    num_sequences, num_masked = batch["net_input"]["masked_positions"].shape
+    rows = EmbeddingRows.of(task.source_dictionary)
+    layer = MadeUpOutputLayer.of(setup, rows, num_sequences, num_masked)
+    yield attention(setup, num_sequences)
+    yield output_layer_alone(layer)
+    if setup.cfg.criterion._name != "mlm":
+        yield sampling(layer)
+    if len(layer.hidden) > 1 and setup.cfg.model.mixture == "learned":
+        yield mixture(setup, layer)
+    yield optimizer(setup, task)
+
+
+def attention(setup: Setup, num_sequences: int) -> Piece:
+    """Self-attention of a layer of the main encoder, projections included, with the bias that the encoder gives it."""
+    shape, length = encoder_shape(setup.cfg.model), setup.cfg.task.tokens_per_sample
+    ways = {way: attention_step(setup, way, num_sequences) for way in WAYS}
+    width, heads, size = shape.width, shape.num_heads, setup.dtype.itemsize
+    products = 8 * num_sequences * length * width**2 + 4 * num_sequences * length**2 * width
+    bias = 0 if shape.position_scheme == "none" else heads * length**2
+    return Piece(
+        "attention" + (" with a learned bias" if bias else ""),
+        f"B={num_sequences} T={length} H={heads} D={width}",
+        flops=3 * products,
+        bytes=size * (4 * num_sequences * length * width + 3 * 4 * width**2 + 3 * bias),
+        ways=ways,
+    )
+
+
+def attention_step(setup: Setup, way: str, num_sequences: int) -> Callable[[], None]:
+    """Forward and backward of the first layer's attention, with the arguments that the encoder calls it with."""
+    shape = dataclasses.replace(encoder_shape(setup.cfg.model), num_layers=1, kernels=way)
+    encoder = TransformerEncoder(shape).to(setup.device, setup.dtype).train()
+    module = encoder.layers[0].attention
+    arguments: list[object] = []
+    hook = module.register_forward_pre_hook(
+        lambda module, args, kwargs: arguments.extend((args, kwargs)), with_kwargs=True
+    )
+    length, width = setup.cfg.task.tokens_per_sample, shape.embedding_width or shape.width
+    encoder(torch.randn(num_sequences, length, width, device=setup.device, dtype=setup.dtype))
+    hook.remove()
+    positional, named = tree_map_only(Tensor, as_leaf, arguments)
+    leaves = [leaf for leaf in tree_leaves((positional, named)) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    leaves += module.parameters()
+
+    def step() -> None:
+        mixed = module(*positional, **named)
+        differentiate(mixed, leaves, mixed.detach())
+
+    return step
+
+
+def differentiate(result: Tensor, leaves: Sequence[Tensor], gradient: Tensor | None = None) -> None:
+    """Every gradient of ``leaves``, added to none: those of a step are made anew, too."""
+    result.backward(gradient)
+    for leaf in leaves:
+        leaf.grad = None
+
+
+def as_leaf(tensor: Tensor) -> Tensor:
+    """The same numbers, with a gradient of its own where there was one."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+@dataclass(frozen=True)
+class MadeUpOutputLayer:
+    """hidden: K leaves [B,M,E]; gamma: [B,M,K] float32, a leaf; originals: [B,M] int64."""
+
+    hidden: list[Tensor]
+    gamma: Tensor
+    originals: Tensor
+    rows: OutputRows
+
+    @classmethod
+    def of(cls, setup: Setup, rows: EmbeddingRows, num_sequences: int, num_masked: int) -> "MadeUpOutputLayer":
+        model, device, dtype = setup.cfg.model, setup.device, setup.dtype
+        depths = model.generator_depths.split(",") if setup.cfg.criterion._name == "amos" else [""]
+        width, places = embedding_width(model), (num_sequences, num_masked)
+
+        def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.randn(*shape, device=device).mul_(model.init_std).to(dtype).requires_grad_()
+
+        output_rows = OutputRows(
+            leaf(rows.num_rows, width),
+            leaf(1, rows.num_rows),
+            rows.unsampled().to(device),
+            rows.unsampled_indices().to(device),
+        )
+        gamma = torch.full((*places, len(depths)), 1 / len(depths), device=device).requires_grad_()
+        originals = torch.randint(rows.num_tokens, places, device=device)
+        return cls([leaf(*places, width) for _ in depths], gamma, originals, output_rows)
+
+    @property
+    def sizes(self) -> str:
+        num_rows, width = self.rows.embedding.shape
+        return f"K={len(self.hidden)} N={self.originals.numel()} E={width} V={num_rows}"
+
+    @property
+    def product(self) -> int:
+        """FLOPs of all logits."""
+        return 2 * len(self.hidden) * self.originals.numel() * self.rows.embedding.numel()
+
+    @property
+    def traffic(self) -> int:
+        """Bytes of hidden states and embeddings, forward and backward, and of their gradients."""
+        return 3 * self.rows.embedding.nbytes + 3 * sum(h.nbytes for h in self.hidden)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [*self.hidden, self.gamma, self.rows.embedding, self.rows.biases]
+
+
+def output_layer_alone(layer: MadeUpOutputLayer) -> Piece:
+    """Cross entropy of every depth, forward and backward."""
+    embedding, biases = layer.rows.embedding, layer.rows.biases
+
+    def fast() -> None:
+        hidden = torch.stack([h.flatten(0, 1) for h in layer.hidden])
+        nll = output_layer(hidden, embedding, biases, layer.originals.flatten()).nll
+        differentiate(nll.sum(), layer.leaves)
+
+    def reference() -> None:
+        losses = [linear_cross_entropy(h, embedding, biases[0], layer.originals)[0] for h in layer.hidden]
+        differentiate(torch.stack(losses).sum(), layer.leaves)
+
+    return Piece("output layer", layer.sizes, 3 * layer.product, layer.traffic, {"fast": fast, "reference": reference})
+
+
+def sampling(layer: MadeUpOutputLayer) -> Piece:
+    """A token for each of some positions from logits that are there: from the exponentials that the cross entropy needs
+    anyway, or with Gumbel noise for every row."""
+    num_positions = min(layer.originals.numel(), SAMPLED_POSITIONS)
+    logits = torch.randn(num_positions, len(layer.rows.embedding), device=layer.gamma.device)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    sampler, places = Replacements(), slice(0, num_positions)
+    return Piece(
+        "sampling",
+        f"N={num_positions} V={logits.size(1)}",
+        flops=0,
+        bytes=logits.nbytes,
+        ways={
+            "fast": lambda: sampler(logits[None], weights[None], places),
+            "reference": lambda: gumbel_max(logits, gumbel_noise(logits)),
+        },
+    )
+
+
+def mixture(setup: Setup, layer: MadeUpOutputLayer) -> Piece:
+    """AMOS: cross entropy of every depth, a sample of their mixture, and Gumbel-Softmax's gradient to the mixture."""
+    model = setup.cfg.model
+    adversary = Adversary(model.gumbel_temperature, model.adversarial_mlm_multiplier, model.gumbel_entries)
+
+    def step(guess: Callable) -> None:
+        guesses = guess(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
+        differentiate(guesses.nll.sum() + guesses.residual.float().sum(), layer.leaves)
+
+    return Piece(
+        "output layer, mixture, its gradient",
+        layer.sizes,
+        flops=3 * layer.product,
+        bytes=layer.traffic,
+        ways={"fast": lambda: step(guess_in_chunks), "reference": lambda: step(guess_by_definition)},
+    )
+
+
+def optimizer(setup: Setup, task: TextPretrainingTask) -> Piece:
+    """The recipe's optimizer on float32 weights, against AdamW in a loop over the parameters."""
+    cfg = setup.cfg
+    model = models.build_model(cfg.model, task).to(setup.device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    ours = optim.build_optimizer(cfg.optimizer, parameters)
+    loop = torch.optim.AdamW(
+        [nn.Parameter(parameter.detach().clone()) for parameter in parameters],
+        lr=first(cfg.optimization.lr), betas=parse_betas(cfg.optimizer.adam_betas), eps=cfg.optimizer.adam_eps,
+        weight_decay=cfg.optimizer.weight_decay, foreach=False, fused=False,
+    )  # fmt: skip
+    for group in loop.param_groups:
+        for copy, parameter in zip(group["params"], parameters, strict=True):
+            copy.grad = parameter.grad
+    number = sum(parameter.numel() for parameter in parameters)
+    return Piece(
+        "optimizer",
+        f"{number:,} parameters",
+        flops=0,
+        bytes=4 * 7 * number,  # read weight, gradient and two moments; write weight and moments
+        ways={"fast": ours.step, "reference": loop.step},
+    )

@@ -1,0 +1,133 @@
+"""Where the time of a step goes, by torch.profiler.
+
+Modules mark their forward pass as ranges of the profile. An operator belongs to the innermost range that it runs in. In
+the backward pass it runs in a node of autograd, which carries the sequence number of the operator that made it, and so
+belongs where that one ran. On a GPU the time of an operator is that of the kernels that it starts.
+"""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.timing import Batch, wait_for
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.modules.attention import SelfAttention
+from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead
+from amos_fairseq.modules.mixture import MixtureWeights
+from amos_fairseq.modules.relative_position import RelativePositionBias
+
+PREFIX = "part: "
+EMBEDDINGS, ATTENTION, FFN = "embeddings", "attention", "feed-forward, residuals, LayerNorm"
+HEADS, OUTPUT, LOSS = "heads", "output layer, sampling", "loss, statistics"
+OPTIMIZER, OTHER = "clipping, optimizer", "other"
+PARTS = (EMBEDDINGS, ATTENTION, FFN, HEADS, OUTPUT, LOSS, OPTIMIZER, OTHER)
+
+# The first that a module is an instance of; what a model does outside of its modules is its output layer.
+PART_OF_MODULE: tuple[tuple[type[nn.Module], str], ...] = (
+    (SelfAttention, ATTENTION),
+    (RelativePositionBias, ATTENTION),
+    (TransformerLayer, FFN),
+    (TransformerEncoder, EMBEDDINGS),
+    (nn.Embedding, EMBEDDINGS),
+    (EmbeddingHead, HEADS),
+    (DetectionHead, HEADS),
+    (MixtureWeights, HEADS),
+    (PretrainingModel, OUTPUT),
+)
+# Ranges of fairseq's own; they hold no forward pass.
+PART_OF_FAIRSEQ = dict.fromkeys(("reduce-grads", "multiply-grads", "clip-grads", "optimizer"), OPTIMIZER)
+BACKWARD_NODE = "autograd::engine::evaluate_function"
+
+
+def shares_of_parts(step: FairseqStep, batch: Batch, device: torch.device, steps: int = 1) -> dict[str, float]:
+    """Part -> its share of the time of ``steps`` steps, which have been warmed up; the shares sum to 1."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with marked_parts(step), profile(activities=activities, acc_events=True) as profiled:
+        for _ in range(steps):
+            step.step(batch)
+        wait_for(device)
+    return shares(profiled.events(), on_gpu=device.type == "cuda")
+
+
+@contextlib.contextmanager
+def marked_parts(step: FairseqStep) -> Iterator[None]:
+    """Let every module of a part mark its forward pass, and the criterion its own work."""
+    parts = [(module, part_of(module)) for module in step.module.modules()] + [(step.criterion, LOSS)]
+    hooks = []
+    for module, part in parts:
+        if part is not None:
+            before, after = range_hooks(PREFIX + part)
+            hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def part_of(module: nn.Module) -> str | None:
+    return next((part for kind, part in PART_OF_MODULE if isinstance(module, kind)), None)
+
+
+def range_hooks(name: str) -> tuple[Callable, Callable]:
+    """Hooks that open and close a range; a stack, since a module may run inside itself or twice."""
+    opened: list[record_function] = []
+
+    def before(module: nn.Module, inputs: tuple) -> None:
+        opened.append(record_function(name))
+        opened[-1].__enter__()
+
+    def after(module: nn.Module, inputs: tuple, output: object) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    return before, after
+
+
+def shares(events: list[FunctionEvent], on_gpu: bool) -> dict[str, float]:
+    """Part -> share of the time of all operators."""
+    events = [event for event in events if event.device_type == DeviceType.CPU]  # kernels are counted where they start
+    made_in = parts_of_nodes(events)
+    times: dict[str, float] = defaultdict(float)
+    for event in events:
+        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        times[enclosing_part(event, made_in)] += own
+    whole = sum(times.values())
+    return {part: times[part] / whole for part in PARTS}
+
+
+def parts_of_nodes(events: list[FunctionEvent]) -> dict[int, str]:
+    """Sequence number -> part in which the forward pass made the node of autograd.
+
+    Several operators may see a number; the last of them made the node, and the counter went on.
+    """
+    forward = [event for event in events if event.sequence_nr >= 0 and part_in_forward(event) is not None]
+    return {event.sequence_nr: part_in_forward(event) for event in sorted(forward, key=lambda e: e.time_range.start)}
+
+
+def part_in_forward(event: FunctionEvent | None) -> str | None:
+    while event is not None:
+        if event.name.startswith(PREFIX):
+            return event.name.removeprefix(PREFIX)
+        event = event.cpu_parent
+    return None
+
+
+def enclosing_part(event: FunctionEvent | None, made_in: dict[int, str]) -> str:
+    """The innermost range, node of autograd or part of fairseq's step around an operator."""
+    while event is not None:
+        if event.name.startswith(PREFIX):
+            return event.name.removeprefix(PREFIX)
+        if event.name in PART_OF_FAIRSEQ:
+            return PART_OF_FAIRSEQ[event.name]
+        if event.name.startswith(BACKWARD_NODE):
+            return made_in.get(event.sequence_nr, OTHER)
+        event = event.cpu_parent
+    return OTHER

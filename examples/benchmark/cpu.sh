@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# bash examples/benchmark/cpu.sh [OUT_DIR] [FLAGS OF AMOS BENCH]
+#
+# ELECTRA-small and AMOS-small on a CPU, float32 and bf16, 16 sequences of 128 tokens, beside Hugging Face's ELECTRA and the
+# plain definitions in the same run. Nothing else should run meanwhile.
+# OUT_DIR: where the dated pages go (default: examples/benchmark/results).
+set -euo pipefail
+
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=examples/environment.sh
+source "$HERE/../environment.sh"
+case "${1:-}" in
+    -h | --help)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+        exit
+        ;;
+esac
+OUT="${1:-$HERE/results}"
+shift || true
+prepare_environment
+
+for precision in float32 bf16; do
+    python -m amos_fairseq.cli.main bench electra_small --device cpu --precision "$precision" --out "$OUT" --pieces \
+        --set dataset.batch_size=16 --peer hf hf_naive reference "$@"
+    python -m amos_fairseq.cli.main bench amos_small --device cpu --precision "$precision" --out "$OUT" --pieces \
+        --set dataset.batch_size=16 --peer hf reference "$@"
+done

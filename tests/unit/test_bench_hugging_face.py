@@ -1,0 +1,106 @@
+"""The peer built of Hugging Face's parts does our work: as many parameters, the same loss, the same gradients."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.hugging_face import HuggingFaceObjective, build_objective
+from amos_fairseq.bench.hugging_face_step import INPUTS, HuggingFaceStep
+from amos_fairseq.bench.made_up_text import make_up_text
+from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.interop.hugging_face import to_hugging_face
+from amos_fairseq.interop.hugging_face_tables import MASKED_LM, PRETRAINING
+
+# One token type, as the library cannot have less; no dropout, so that both sides compute the same.
+EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]
+# Both run through the layers in float32; sums have another order on the other side.
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def setup_of(recipe: str, *overrides: str) -> Setup:
+    return prepare(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32"), 600)
+
+
+def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:
+    """Embeddings, one encoder and its heads, under the names of a model that is this encoder."""
+    kept = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", *heads))}
+    prefix = f"{encoder}."
+    return kept | {f"encoder.{name.removeprefix(prefix)}": t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:
+    guesser = "transformer" if peer.discriminator is None else "generator"
+    peer.guesser.load_state_dict(to_hugging_face("electra", MASKED_LM, part(weights, guesser, "mlm_head")))
+    if peer.discriminator is not None:
+        discriminator = part(weights, "discriminator", "detection_head")
+        peer.discriminator.load_state_dict(to_hugging_face("electra", PRETRAINING, discriminator))
+
+
+@pytest.mark.parametrize("naive", [False, True])
+@pytest.mark.parametrize("recipe", ["electra_tiny", "mlm_tiny"])
+def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = setup_of(recipe)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    ours = FairseqStep(setup, task, "ours", "")
+    model, batch = ours.module.train(), make_up_text(task, 3).batches[0]
+    outputs = []
+    model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    loss, sample_size, _ = ours.criterion(model, batch)
+    (loss / sample_size).backward()
+
+    rows = model.rows
+    peer = build_objective(setup.cfg, rows.num_rows, rows.pad, naive)
+    assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in model.parameters())
+    give_weights(peer, {name: tensor.detach() for name, tensor in model.state_dict().items()})
+    if peer.discriminator is not None:
+        monkeypatch.setattr(peer, "sample", lambda logits: outputs[0].sampled_tokens.flatten())
+    peer_loss = peer.train()(**{name: batch["net_input"][name] for name in INPUTS})
+    peer_loss.backward()
+
+    torch.testing.assert_close(peer_loss, loss / sample_size, **CLOSE)
+    # Shared by all of its readers, so it receives every gradient that there is.
+    theirs = peer.guesser.electra.embeddings.word_embeddings.weight.grad
+    torch.testing.assert_close(theirs, model.embed_tokens.weight.grad, **CLOSE)
+    assert theirs.abs().max() > 100 * CLOSE["atol"]
+
+
+def test_the_networks_share_their_embeddings_and_output_layer() -> None:
+    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1, naive=False)
+    embedding = peer.discriminator.electra.embeddings.word_embeddings.weight
+    assert peer.guesser.generator_lm_head.weight is embedding
+    assert peer.guesser.electra.embeddings is peer.discriminator.electra.embeddings
+    attention = {type(layer.attention.self).__name__ for layer in peer.guesser.electra.encoder.layer}
+    assert attention == {"BertSdpaSelfAttention"}
+
+
+def test_samples_follow_the_softmax() -> None:
+    """Frequencies of 20,000 draws within 4 standard errors of the probabilities."""
+    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1, naive=False)
+    torch.manual_seed(0)
+    logits, draws = torch.randn(1, 6) * 2, 20_000
+    seen = torch.bincount(peer.sample(logits.expand(draws, -1)), minlength=6) / draws
+    expected = logits[0].softmax(-1)
+    assert (seen - expected).abs().le(4 * (expected * (1 - expected) / draws).sqrt()).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_step_learns_and_clips(precision: str) -> None:
+    """The loss of one repeated batch falls; masters stay float32; a tiny clip norm bounds what AdamW's moments see."""
+    setup = setup_of("mlm_tiny", "optimization.clip_norm=0.001", "optimization.lr=[0.01]")
+    setup = dataclasses.replace(setup, precision=precision)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    torch.manual_seed(0)
+    step = HuggingFaceStep(setup, build_objective(setup.cfg, 640, 1, naive=False), "hf", "")
+    batch = make_up_text(task, 3).batches[0]
+    inputs = {name: batch["net_input"][name] for name in INPUTS}
+    before = step.module(**inputs)
+    for _ in range(5):
+        step.step(batch)
+    assert step.module(**inputs) < before - 0.1
+    assert {parameter.dtype for parameter in step.module.parameters()} == {torch.float32}
+    norm = torch.stack([p.grad.norm() for p in step.module.parameters() if p.grad is not None]).norm()
+    torch.testing.assert_close(norm, torch.tensor(0.001), rtol=1e-3, atol=0)

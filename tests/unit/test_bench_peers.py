@@ -1,0 +1,114 @@
+"""Who takes part in the contest, what is refused, and which FLOPs a peer's steps are worth."""
+
+import pytest
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.made_up_text import make_up_text, random_blocks
+from amos_fairseq.bench.peers import PEERS, build_entries, comparable
+from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.errors import UserError
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.flops.training import training_flops
+
+VOCABULARY = 600
+
+
+def setup_of(recipe: str, *overrides: str, **settings) -> Setup:
+    return prepare(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
+
+
+def test_every_peer_comes_once_in_the_order_asked() -> None:
+    setup = setup_of("electra_tiny")
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    entries = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
+    assert [(entry.contestant.name, entry.is_ours) for entry in entries] == [
+        ("ours", True),
+        ("reference", False),
+        ("hf", False),
+    ]
+    kernels = [entry.contestant.module.cfg.kernels for entry in entries[:2]]
+    assert kernels == ["fast", "reference"]
+    assert {entry.unequal_work for entry in entries} == {""}
+    compiled = build_entries(setup, task, ["hf"], compile=True)
+    assert [entry.contestant.name for entry in compiled] == ["ours", "hf", "ours, compiled", "hf, compiled"]
+    assert [entry.contestant.module._compiled_call_impl is not None for entry in compiled] == [False, False, True, True]
+
+
+def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
+    setup = setup_of("amos_tiny")
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    ours, reference = (entry.contestant for entry in build_entries(setup, task, ["reference"], compile=False))
+    for mine, other in zip(ours.module.parameters(), reference.module.parameters(), strict=True):
+        assert mine.equal(other)
+    texts = [make_up_text(task, 2) for _ in range(2)]
+    for one, two in zip(*(text.batches for text in texts), strict=True):
+        assert all(one["net_input"][name].equal(two["net_input"][name]) for name in one["net_input"])
+
+
+def test_made_up_text_is_full_blocks_of_pieces_masked_by_the_task() -> None:
+    setup = setup_of("mlm_tiny", "task.tokens_per_sample=40", "task.mask_prob=0.2")
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    text = make_up_text(task, 2)
+    assert (text.tokens_per_batch, text.masked_per_batch) == (2 * 40, 2 * 8)
+    for batch in text.batches:
+        inputs = batch["net_input"]
+        assert inputs["masked_weights"].eq(1).all()
+        assert not set(inputs["tokens"][:, 1:].flatten().tolist()) & set(task.special_ids)
+    assert len({batch["first_id"] for batch in text.batches}) == len(text.batches)
+    pieces = {piece for block in range(200) for piece in random_blocks(task, 200)[block]["tokens"][1:].tolist()}
+    assert len(pieces) == VOCABULARY - len(task.special_ids)  # 7,800 draws leave out a piece with probability 1e-3
+
+
+def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
+    """The peer's FLOPs are those of ELECTRA's recipe with AMOS' embedding width, dropout, length and batch."""
+    overrides = ["task.tokens_per_sample=32", "model.embedding_dim=48", "model.dropout=0.2"]
+    setup, difference = comparable(setup_of("amos_tiny", *overrides))
+    assert "ELECTRA instead of amos" in difference
+    plain = ["distributed_training.distributed_world_size=1", "dataset.batch_size=2"]
+    expected = training_flops(compose_recipe("electra_tiny", [*plain, *overrides]), VOCABULARY)
+    found = training_flops(setup.cfg, setup.vocabulary_size)
+    assert (found.per_update, found.tokens_per_update) == (expected.per_update, expected.tokens_per_update)
+    assert (setup.cfg.model.dropout, setup.cfg.model.embedding_dim) == (0.2, 48)
+
+
+def test_precision_is_the_recipes_own_unless_another_is_asked() -> None:
+    assert setup_of("mlm_base").precision == "bf16"
+    assert setup_of("mlm_tiny").precision == "float32"
+    assert setup_of("mlm_base", precision="float32").cfg.common.bf16 is False
+    assert setup_of("mlm_tiny", precision="bf16").cfg.common.bf16 is True
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "words"),
+    [
+        ("electra_tiny", ["model.relative_position_scheme=t5"], "model.relative_position_scheme=t5 is nothing that"),
+        ("electra_tiny", ["model.generator_temperature=2"], "model.generator_temperature=2.0 is nothing that"),
+        ("mlm_tiny", ["model.activation_dropout=0.1"], "model.activation_dropout=0.1 is nothing that"),
+        ("amos_tiny", ["model.encoder_layers=3"], "no ELECTRA recipe has an encoder of these sizes"),
+    ],
+)
+def test_what_the_library_cannot_do_is_refused(recipe: str, overrides: list[str], words: str) -> None:
+    setup = setup_of(recipe, *overrides)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    with pytest.raises(UserError, match=words):
+        build_entries(setup, task, ["hf"], compile=False)
+
+
+def test_an_unknown_peer_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(UserError, match=f"--peer nobody is unknown: choose among {', '.join(PEERS)}"):
+        build_entries(setup_of("mlm_tiny"), None, ["nobody"], compile=False)
+
+
+@pytest.mark.parametrize("recipe", ["variants/electra_unigram_tiny", "electric_tiny", "teams_tiny"])
+def test_every_objective_makes_steps_that_change_its_weights(recipe: str) -> None:
+    """The first update of the schedule has the learning rate 0, the second has not."""
+    setup = setup_of(recipe)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    step, batches = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches
+    before = [parameter.detach().clone() for parameter in step.module.parameters()]
+    for batch in batches[:2]:
+        step.step(batch)
+    changed = [not old.equal(new) for old, new in zip(before, step.module.parameters(), strict=True)]
+    assert sum(changed) > len(changed) / 2
+    assert step.trainer.get_num_updates() == 2

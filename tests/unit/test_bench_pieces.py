@@ -1,0 +1,72 @@
+"""Pieces by themselves: both ways do the work, and the FLOPs of the floor are those that PyTorch counts."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+from amos_fairseq.bench.made_up_text import make_up_text
+from amos_fairseq.bench.pieces import WAYS, Piece, all_pieces, time_piece
+from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.flops.operations import count_matmuls
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.modules import attention
+
+
+def pieces_of(recipe: str, *overrides: str) -> tuple[Setup, dict[str, Piece]]:
+    settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32")
+    setup = prepare(settings, 600)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    pieces = all_pieces(setup, task, make_up_text(task, 2).batches[0])
+    return setup, {piece.name: piece for piece in pieces}
+
+
+def test_flops_are_those_that_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has no formula for a fused attention of the CPU; the definition is made of products that it counts."""
+    monkeypatch.setattr(attention, "BACKENDS", [SDPBackend.MATH], raising=False)
+    _, pieces = pieces_of("amos_tiny")
+    for name in ("attention with a learned bias", "output layer"):
+        assert count_matmuls(pieces[name].ways["reference"]) == pieces[name].flops > 0
+
+
+def test_every_piece_of_amos_runs_both_ways() -> None:
+    _, pieces = pieces_of("amos_tiny")
+    names = [
+        "attention with a learned bias",
+        "output layer",
+        "sampling",
+        "output layer, mixture, its gradient",
+        "optimizer",
+    ]
+    assert list(pieces) == names
+    for piece in pieces.values():
+        timed = time_piece(piece, torch.device("cpu"), peak=1e6, bandwidth=1e3, progress=lambda text: None, seconds=0.0)
+        assert timed.floor == max(piece.flops / 1e6, piece.bytes / 1e3) > 0
+        assert list(timed.seconds) == list(WAYS)
+        assert min(timed.seconds.values()) > 0
+
+
+def test_only_what_a_recipe_has_is_a_piece() -> None:
+    assert list(pieces_of("mlm_tiny")[1]) == ["attention", "output layer", "optimizer"]
+    assert list(pieces_of("amos_tiny", "model.mixture=uniform")[1])[-2:] == ["sampling", "optimizer"]
+
+
+def test_samples_are_tokens_both_ways() -> None:
+    """None of the rows that are made up lies beyond the vocabulary's, and different places draw different ones."""
+    _, pieces = pieces_of("electra_tiny")
+    (fast,), reference = (pieces["sampling"].ways[way]() for way in WAYS)
+    for sampled in (fast, reference):
+        assert sampled.shape == (20,)
+        assert 0 <= sampled.min() <= sampled.max() < 640
+        assert len(sampled.unique()) > 10
+
+
+def test_the_optimizers_step_alike() -> None:
+    """One step from equal weights with equal gradients; the loop decays every weight, so without decay."""
+    _, pieces = pieces_of("mlm_tiny", "optimizer.weight_decay=0")
+    ours, loop = (pieces["optimizer"].ways[way] for way in WAYS)
+    ours(), loop()
+    mine = [parameter for group in ours.__self__.param_groups for parameter in group["params"]]
+    other = loop.__self__.param_groups[0]["params"]
+    assert sum(parameter.numel() for parameter in mine) * 28 == pieces["optimizer"].bytes
+    for expected in other:
+        assert any(expected.shape == found.shape and torch.allclose(expected, found) for found in mine)

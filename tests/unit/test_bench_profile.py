@@ -1,0 +1,82 @@
+"""Shares of a profile: by made-up events whose sums are known, and of a model with one part that outweighs all others."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+
+from amos_fairseq.bench import profile
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.made_up_text import make_up_text
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.flops.recipe import build_task
+
+
+def event(name: str, own: float, start: float, parent: Any = None, sequence_nr: int = -1, on_gpu: float = 0.0) -> Any:
+    return SimpleNamespace(
+        name=name,
+        self_cpu_time_total=own,
+        self_device_time_total=on_gpu,
+        sequence_nr=sequence_nr,
+        cpu_parent=parent,
+        time_range=SimpleNamespace(start=start),
+        device_type=DeviceType.CPU,
+    )
+
+
+def made_up_step() -> list[Any]:
+    """Output layer around attention, a mask without a node, backward in reverse order, optimizer, and a stray operator."""
+    output = event(profile.PREFIX + profile.OUTPUT, 0.0, 0)
+    attention = event(profile.PREFIX + profile.ATTENTION, 1.0, 1, output)
+    softmax = event("softmax", 4.0, 2, attention, sequence_nr=7, on_gpu=30.0)
+    comparison = event("gt", 2.0, 3, attention, sequence_nr=8)  # sees the number of the node that follows it
+    product = event("mm", 3.0, 4, output, sequence_nr=8, on_gpu=10.0)
+    mm_node = event(f"{profile.BACKWARD_NODE}: MmBackward0", 0.0, 5, sequence_nr=8)
+    softmax_node = event(f"{profile.BACKWARD_NODE}: SoftmaxBackward0", 0.0, 6, sequence_nr=7)
+    grad_mm = event("mm", 5.0, 5.5, mm_node, on_gpu=20.0)
+    grad_softmax = event("_softmax_backward_data", 6.0, 6.5, softmax_node, on_gpu=40.0)
+    accumulation = event(f"{profile.BACKWARD_NODE}: AccumulateGrad", 1.5, 7, sequence_nr=-1)
+    optimizer = event("optimizer", 0.0, 8)
+    update = event("_fused_adamw_", 2.5, 9, optimizer)
+    backward = [mm_node, grad_mm, softmax_node, grad_softmax, accumulation]
+    # The order of the list is no order in time.
+    return [*backward, product, comparison, softmax, attention, output, update, optimizer]
+
+
+def test_operators_belong_where_their_node_was_made() -> None:
+    shares = profile.shares(made_up_step(), on_gpu=False)
+    assert {part: share * 25 for part, share in shares.items() if share} == pytest.approx(
+        {profile.ATTENTION: 1 + 4 + 2 + 6, profile.OUTPUT: 3 + 5, profile.OPTIMIZER: 2.5, profile.OTHER: 1.5}
+    )
+    assert list(shares) == list(profile.PARTS)
+
+
+def test_on_a_gpu_the_time_is_that_of_the_kernels_and_counts_once() -> None:
+    kernel = event("a kernel", 0.0, 2.5, on_gpu=30.0)
+    kernel.device_type = DeviceType.CUDA
+    shares = profile.shares([*made_up_step(), kernel], on_gpu=True)
+    assert {part: share for part, share in shares.items() if share} == pytest.approx(
+        {profile.ATTENTION: 0.7, profile.OUTPUT: 0.3}
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [
+        (profile.FFN, ["model.encoder_ffn_embed_dim=4096"]),
+        (profile.OUTPUT, ["model.encoder_layers=1", "model.generator_depths='1'", "task.mask_prob=0.9"]),
+    ],
+)
+def test_the_part_with_the_most_products_takes_the_most_time(part: str, settings: list[str]) -> None:
+    """Each has more than 90 % of the FLOPs, forward and backward; the rest are small operations."""
+    vocabulary = 600 if part == profile.FFN else 20_000
+    setup = prepare(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    step, batch = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches[0]
+    step.step(batch)
+    shares = profile.shares_of_parts(step, batch, torch.device("cpu"))
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares[part] == max(shares[name] for name in profile.PARTS if name != profile.OPTIMIZER)
+    assert min(shares[name] for name in (profile.ATTENTION, profile.EMBEDDINGS, profile.LOSS, profile.OPTIMIZER)) > 0

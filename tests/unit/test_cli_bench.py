@@ -1,0 +1,147 @@
+"""``amos bench`` from end to end in this process: what it prints and keeps, and how it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amos_fairseq.bench import machine
+from amos_fairseq.bench.profile import PARTS
+from amos_fairseq.cli.main import main
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.flops.training import training_flops
+
+SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "dataset.batch_size=2"]
+
+
+@pytest.fixture(autouse=True)
+def small_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MATMUL_EDGES", {"cpu": (32, 64)})
+    monkeypatch.setattr(machine, "COPIED_BYTES", {"cpu": 2**16})
+    monkeypatch.setattr(machine, "SECONDS", 0.0)
+
+
+def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The JSON and the page of one run."""
+    main(["bench", *arguments, *SMALL, "--device", "cpu", "--out", str(out)])
+    (page,), (values,) = out.glob("*.md"), out.glob("*.json")
+    assert page.stem == values.stem
+    return json.loads(values.read_text()), page.read_text()
+
+
+def test_a_contest_is_told_with_all_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    found, page = bench(tmp_path / "results", "electra_tiny", "--peer", "hf", "hf_naive", "reference")
+    printed = capsys.readouterr().out
+    assert printed.startswith(page)
+    assert str(tmp_path / "results") in printed.removeprefix(page)
+    assert found["work"] == {
+        "objective": "electra", "sequences": 2, "tokens_per_sequence": 64, "masked_positions": 20,
+        "vocabulary_rows": 640, "precision": "float32", "device": "cpu",
+    }  # fmt: skip
+    names = [contestant["name"] for contestant in found["contestants"]]
+    assert names == ["ours", "hf", "hf_naive", "reference"]
+    ours, *others = found["contestants"]
+    cfg = compose_recipe("electra_tiny", ["distributed_training.distributed_world_size=1", "dataset.batch_size=2"])
+    assert {c["flops_per_token"] for c in found["contestants"]} == {training_flops(cfg, 600).per_token}
+    for contestant in found["contestants"]:
+        check_row(contestant, found["matmul_peak"])
+    assert ours["ours_is_faster_by"] is None
+    for other in others:
+        ratios = sorted(theirs / our for our, theirs in zip(ours["seconds"], other["seconds"], strict=True))
+        assert other["ours_is_faster_by"] == pytest.approx({
+            "min": ratios[0], "median": sum(ratios) / 2, "max": ratios[1],
+        })  # fmt: skip
+    assert list(found["parts"]) == list(PARTS)
+    assert sum(found["parts"].values()) == pytest.approx(1)
+    assert found["config"]["model"]["kernels"] == "fast"
+    assert found["config"]["dataset"]["batch_size"] == 2
+    assert found["versions"]["torch"] == torch.__version__
+    assert (found["pieces"], found["not_compiled"]) == ([], {})
+    for shown in (*names, *PARTS, "matrix peak", "encoder_layers: 2"):
+        assert shown in page
+
+
+def check_row(row: dict[str, Any], peak: float) -> None:
+    """Two steps of 128 tokens; weights, gradients and two moments are four numbers of 4 bytes a parameter."""
+    speed = row["tokens_per_second"]
+    assert speed["min"] == pytest.approx(128 / max(row["seconds"]))
+    assert speed["max"] == pytest.approx(128 / min(row["seconds"]))
+    assert speed["median"] == pytest.approx((speed["min"] + speed["max"]) / 2)
+    assert row["flops_per_second"] == pytest.approx(row["flops_per_token"] * speed["median"])
+    assert row["fraction_of_peak"] == pytest.approx(row["flops_per_second"] / peak)
+    assert 16 * row["parameters"] <= row["held_bytes"] <= 16 * row["parameters"] * 1.02
+    assert row["peak_bytes"] > row["held_bytes"]
+
+
+def test_bf16_keeps_float32_masters(tmp_path: Path) -> None:
+    """Weights, gradients 2 bytes each; masters, their gradients and two moments 4: 20 bytes a parameter."""
+    found, _ = bench(tmp_path, "mlm_tiny", "--precision", "bf16")
+    (row,) = found["contestants"]
+    assert found["work"]["precision"] == "bf16"
+    assert 20 * row["parameters"] <= row["held_bytes"] <= 20 * row["parameters"] * 1.02
+
+
+def test_a_peer_with_other_work_is_said_so(tmp_path: Path) -> None:
+    found, page = bench(tmp_path, "amos_tiny", "--peer", "hf")
+    ours, peer = found["contestants"]
+    assert ours["unequal_work"] == ""
+    assert "ELECTRA instead of amos" in peer["unequal_work"]
+    assert peer["unequal_work"] in page
+    assert peer["flops_per_token"] < ours["flops_per_token"]
+
+
+def test_what_cannot_be_compiled_leaves_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_later(module: torch.nn.Module, **settings: Any) -> None:
+        def refuse(*arguments: Any, **inputs: Any) -> None:
+            raise RuntimeError("no compiler\nis found")
+
+        module.forward = refuse
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_later)
+    found, page = bench(tmp_path, "mlm_tiny", "--compile")
+    assert [row["name"] for row in found["contestants"]] == ["ours"]
+    assert found["not_compiled"] == {"ours, compiled": "no compiler"}
+    assert "`ours, compiled` is not in the contest: no compiler" in page
+
+
+def test_without_out_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["bench", "mlm_tiny", *SMALL])
+    assert "tokens/s" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["amos_nope"], "amos_nope.yaml is missing"),
+        (["mlm_tiny", "--steps", "0"], "--steps 0 must be at least 1"),
+        (["mlm_tiny", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["mlm_tiny", "--set", "optimization.update_freq=[2]"], "a step is one micro-batch"),
+        (["mlm_tiny", "--set", "common.amp=true"], "give --precision float32, bf16 or fp16"),
+        (["mlm_tiny", "--precision", "fp16", "--device", "cpu"], "--fp16 needs a GPU"),
+        (["mlm_tiny", "--peer", "nobody"], "--peer nobody is unknown"),
+        (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
+        (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
+        (["mlm_tiny", "--out", "/dev/null/results"], "--out /dev/null/results cannot be made"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out) == (1, "")
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("amos_fairseq: error: ")
+    assert words in captured.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "mlm_tiny", "--device", "cuda"])
+    assert "--device cuda: PyTorch finds no GPU here" in capsys.readouterr().err
