@@ -63,8 +63,11 @@ class _CpuDropout(Function):
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Zero each value of ``x`` (any shape, floating point) with a probability in [0, 1), scale what is kept by 1 / (1 - p).
 
-    On a CPU masks come from fewer random numbers, see :func:`dropped_levels`; elsewhere this is PyTorch's own dropout.
+    On a CPU masks come from fewer random numbers, see :func:`dropped_levels`; elsewhere, and where torch.compile fuses it
+    with its surroundings, this is PyTorch's own dropout.
     """
     if probability == 0:
         return x
-    return _CpuDropout.apply(x, probability) if x.device.type == "cpu" else functional.dropout(x, probability)
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return functional.dropout(x, probability)
+    return _CpuDropout.apply(x, probability)

@@ -6,6 +6,7 @@ from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from amos_fairseq.modules.dropout import make_dropout
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, TransformerLayer
 
 
@@ -17,8 +18,8 @@ class FeedForwardHead(nn.Module):
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
         self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
-        self.activation_dropout = nn.Dropout(shape.activation_dropout)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
