@@ -124,7 +124,7 @@ class AmosModel(PretrainingModel):
         masked_weights: Tensor,
         has_padding: bool = True,
     ) -> AmosOutput:
-        """Mask, guess, mix, sample, corrupt, detect.
+        """Mask, guess and sample from the mixture of the depths, corrupt, detect.
 
         Args:
             tokens: [B,T] int64, the original text.

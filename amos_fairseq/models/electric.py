@@ -16,6 +16,7 @@ from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of, noise_logits
+from amos_fairseq.functional.output_layer import word_log_probs
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.replacements import Replacements
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
@@ -27,8 +28,6 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, MlmHead
 from amos_fairseq.modules.two_tower import TwoTower
 
-# log q of all tokens of a batch passes through logits of this many tokens at a time, 268 MB at 32,768 rows.
-TOKENS_AT_ONCE = 2048
 NO_ENCODER = (
     "--electric-variant two_tower has no encoder to fine-tune or to load: it scores text; give a model of the variant "
     "electric or electra_tt"
@@ -188,12 +187,10 @@ class ElectricModel(PretrainingModel):
         Returns:
             [B,T] float32, nats; 0 at special tokens, which are never sampled.
         """
-        log_probs = []
-        parts = (hidden.flatten(0, 1).split(TOKENS_AT_ONCE), tokens.flatten().split(TOKENS_AT_ONCE))
-        for states, chosen in zip(*parts, strict=True):
-            logits = self.sampling_logits(states, self.mlm_head.bias)
-            log_probs.append(logits.gather(1, chosen[:, None]).squeeze(1) - logits.logsumexp(-1))
-        return torch.cat(log_probs).view_as(tokens).masked_fill(~self.is_scored(tokens), 0.0)
+        log_probs = word_log_probs(
+            hidden.flatten(0, 1), self.embed_tokens.weight, self.mlm_head.bias, tokens.flatten(), self.unsampled_indices
+        )
+        return log_probs.view_as(tokens).masked_fill(~self.is_scored(tokens), 0.0)
 
     @torch.no_grad()
     def token_log_probs(self, tokens: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ def test_samples_follow_the_distribution_that_the_classifier_is_told() -> None:
 def test_log_probabilities_in_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = small_electric("electra_tt"), small_batch()["net_input"]["tokens"]
     whole = model.token_log_probs(tokens)
-    monkeypatch.setattr("amos_fairseq.models.electric.TOKENS_AT_ONCE", 7)
+    # Logits of 7 tokens at a time, float32 of 64 rows each.
+    monkeypatch.setattr("amos_fairseq.functional.output_layer.CHUNK_BYTES_ELSEWHERE", 7 * 64 * 4)
     assert torch.allclose(model.token_log_probs(tokens), whole, atol=1e-5)
 
 
