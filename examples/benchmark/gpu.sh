@@ -16,6 +16,7 @@ case "${1:-}" in
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
         exit
         ;;
+    -*) fail "$1 stands where OUT_DIR belongs: see --help" ;;
 esac
 OUT="${1:-$HERE/results}"
 LIMIT_SECONDS="${LIMIT_SECONDS:-570}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from amos_fairseq.bench import machine
+from amos_fairseq.bench import machine, timing
 from amos_fairseq.bench.timing import Spread, alternate, best_seconds, speed_ratio, tokens_per_second
 
 CPU = torch.device("cpu")
@@ -46,9 +46,20 @@ def test_a_step_is_timed_whole() -> None:
     assert min(slow) >= 0.02 > min(fast)
 
 
-def test_the_first_repetition_does_not_count() -> None:
-    waits = iter([0.05, 0.0, 0.0, 0.0])
-    assert best_seconds(lambda: time.sleep(next(waits)), CPU, budget=0.0) < 0.05
+@pytest.mark.parametrize(("budget", "repetitions"), [(0.0, 3), (7.0, 4)])
+def test_the_best_of_as_many_repetitions_as_fit(
+    budget: float, repetitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 + 1 + 2 seconds of the least three, one more up to 7 and beyond; and a first call that nobody times."""
+    calls, seconds = [], iter([3.0, 1.0, 2.0, 5.0, 0.5])
+
+    def timed(call: Any, device: torch.device) -> float:
+        call()
+        return next(seconds)
+
+    monkeypatch.setattr(timing, "seconds_of", timed)
+    assert best_seconds(lambda: calls.append(1), CPU, budget) == 1.0
+    assert len(calls) == 1 + repetitions
 
 
 def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

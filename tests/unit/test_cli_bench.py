@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from amos_fairseq.bench import machine
+from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.profile import PARTS
 from amos_fairseq.cli.main import main
 from amos_fairseq.composition import compose_recipe
@@ -104,6 +105,15 @@ def test_what_cannot_be_compiled_leaves_the_contest(tmp_path: Path, monkeypatch:
     assert [row["name"] for row in found["contestants"]] == ["ours"]
     assert found["not_compiled"] == {"ours, compiled": "no compiler"}
     assert "`ours, compiled` is not in the contest: no compiler" in page
+
+
+def test_an_error_that_no_compiler_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(step: FairseqStep, batch: dict[str, Any]) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(FairseqStep, "step", fail)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        main(["bench", "mlm_tiny", *SMALL])
 
 
 def test_without_out_nothing_is_written(
