@@ -35,6 +35,14 @@ def test_rows_follow_their_weights(num_rows: int, spread: float) -> None:
         assert chi_square_p(counts, wrong / wrong.sum()) < FALSE_ALARM
 
 
+def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
+    """Steps of 2^-24 would make blocks of a probability below 6e-8 twice as likely, or impossible."""
+    numbers = drawing.uniform(torch.empty(10, 3), 200, 5)
+    assert numbers.shape == (10, 200, 5)
+    assert 0 <= numbers.min() < numbers.max() < 1
+    assert (numbers * 2**24).frac().ne(0).float().mean() > 0.99
+
+
 def test_positions_and_draws_are_independent() -> None:
     """Two words of probability 1/2: neighbours agree in half of 100,000 pairs, within 5 standard deviations."""
     torch.manual_seed(1)
@@ -95,6 +103,9 @@ def perturbed(weights: torch.Tensor, num_arrivals: int) -> tuple[torch.Tensor, t
     seen = torch.full_like(unseen, -math.inf).scatter_reduce(1, finished.rows, finished.scores, "amax")
     assert (unseen.isneginf() | seen.isneginf()).all()
     # The entries are the largest: nothing that did not arrive lies above any that did.
+    # No row is twice among them.
+    num_rows = [len(set(rows)) for rows in finished.rows.tolist()]
+    assert finished.scores.isfinite().sum(1).tolist() == num_rows
     lowest = finished.scores.masked_fill(finished.scores.isneginf(), math.inf).amin(1)
     assert unseen.amax(1).le(lowest).all()
     return torch.maximum(seen, unseen), finished.rows[:, 0]

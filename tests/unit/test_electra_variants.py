@@ -120,7 +120,8 @@ def test_samples_follow_temperature_and_forbidden_originals(temperature: float, 
     """p^(1/T), without special tokens, padding rows and, where it is forbidden, the original, normalised again."""
     model = small_electra(generator_temperature=temperature, disallow_true_token=disallows, kernels=kernels)
     torch.manual_seed(3)
-    hidden, original = torch.randn(1, 1, 8) * 0.5, 9
+    # Likely and unlikely words: a temperature that is 10 % off is then seen.
+    hidden, original = torch.randn(1, 1, 8) * 2.0, 9
     logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias).double()
     expected = logits.exp() ** (1 / temperature)
     expected[model.unsampled_rows] = 0
