@@ -60,7 +60,7 @@ class ElectricConfig(EncoderConfig):
 
 
 class ElectricOutput(NamedTuple):
-    """Everything that the criterion and the log read; the last six are None in the cloze model alone."""
+    """Everything that the criterion and the log read; the last five are None in the cloze model alone."""
 
     mlm_nll: Tensor  # [B,M], or [B,T] where all tokens train the generator; float32, -log q(original), nats
     mlm_correct: Tensor  # of the same shape, bool, the best guess is the original

@@ -48,7 +48,8 @@ def draw_curves(ax: Any, content: dict[str, Any], curves: dict[str, dict[str, li
                 color=RUN_COLOURS[index % len(RUN_COLOURS)], marker=RUN_MARKERS[index % len(RUN_MARKERS)], markersize=5,
             )  # fmt: skip
     ax.grid(alpha=0.25, linewidth=0.6)
-    ax.set_ylabel(f"average of {', '.join(content['setup']['tasks'])} (%)")
+    tasks = content["setup"]["tasks"]
+    ax.set_ylabel(f"{'average of ' if len(tasks) > 1 else ''}{', '.join(tasks)} (%)")
 
 
 def flops_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], paper: dict[str, Any]) -> Any:

@@ -57,7 +57,7 @@ def content_of(comparison: Comparison) -> dict[str, Any]:
 
 def device_name(device: str) -> str:
     if device == "cpu":
-        return f"CPU, {threads()} threads"
+        return f"CPU, number of threads: {threads()}"
     import torch
 
     return torch.cuda.get_device_name(0)
@@ -81,8 +81,8 @@ def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
     flags = ", ".join(f"{name} {value}" for name, value in comparison.fine_tuning_settings.items())
     heads = {p.entry.label: str(p.cfg.model.pooler_activation_fn) for p in comparison.pretrainings}
     yield (
-        f"fine-tuning: amos glue with {flags}; medians ± standard deviation over {options.seeds} seeds; AVG: the mean of the "
-        "medians ± the deviation of the seeds' own averages"
+        f"fine-tuning: amos glue with {flags}; medians ± standard deviation, number of seeds: {options.seeds}; AVG: the mean "
+        "of the medians ± the deviation of the seeds' own averages"
     )
     if len(set(heads.values())) > 1:
         listed = ", ".join(f"{label} {activation}" for label, activation in heads.items())
