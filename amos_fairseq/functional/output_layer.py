@@ -19,12 +19,34 @@ from torch.nn.functional import linear
 CHUNK_BYTES = {"cuda": 128 * 2**20}
 CHUNK_BYTES_ELSEWHERE = 24 * 2**20
 
+# So much of what forward made of the logits is kept, all chunks together, and backward need not make it again. On a GPU that
+# would gain little: there a product is as fast as reading its result.
+KEPT_BYTES_OF_CPU = 64 * 2**20
+
 # The logit of a row that is never sampled. Finite, so that 0 times it, in a mixture of depths, is not nan.
 FORBIDDEN = -1e30
 
 # (logits [K,n,V], exp(logits - their maximum) [K,n,V], which of the N positions) -> tensors [n,...]. Rows that are not sampled
-# have FORBIDDEN and 0. Both may be overwritten.
+# have FORBIDDEN and 0. The logits may be overwritten, not the second.
 Sampler = Callable[[Tensor, Tensor, slice], tuple[Tensor, ...]]
+
+
+class Softmax(NamedTuple):
+    """The softmax of a chunk over every row, in parts.
+
+    Where rows are unsampled, their weights are 0 and ``best`` is the largest logit of the others: words do not vanish beside
+    a special token that the generator is sure of.
+    """
+
+    weights: Tensor  # [K,n,V], exp(logits - best)
+    best: Tensor  # [K,n]
+    log_sum: Tensor  # [K,n], log of the sum of exp(logits) over every row
+    apart: Tensor | None  # [K,n,rows], the logits of the unsampled rows
+
+    @property
+    def largest(self) -> Tensor:
+        """The largest logit of all rows: [K,n]."""
+        return self.best if self.apart is None else torch.maximum(self.best, self.apart.amax(-1))
 
 
 class Guesses(NamedTuple):
@@ -43,8 +65,9 @@ def output_layer(
 ) -> Guesses:
     """What :func:`linear_cross_entropy` says of K depths, and samples, in memory of a chunk of logits instead of [K,N,V].
 
-    Forward keeps the log of each softmax' denominator; backward computes the logits again, chunk by chunk, and sums the
-    gradients of weight and bias in float32. The softmax of the loss runs over every row, in float32.
+    Forward keeps the log of each softmax' denominator; backward computes the logits again, chunk by chunk (unless there are so
+    few that they can be kept), and sums the gradients of weight and bias in float32. The softmax of the loss runs over every
+    row, in float32.
 
     Args:
         hidden: [K,N,E] any float dtype.
@@ -109,37 +132,47 @@ class _OutputLayer(Function):
         unsampled: Tensor | None,
         sampler: Sampler | None,
     ) -> tuple[Tensor, ...]:
-        parts = []
+        parts, kept = [], []
+        keeps = any(ctx.needs_input_grad) and can_be_kept(hidden, weight)
         for places in logit_chunks(hidden, weight):
             logits = chunk_logits(hidden[:, places], weight, biases)  # [K,n,V]
             of_target = logits.gather(-1, target_index(targets[places], len(hidden))).squeeze(-1)
-            weights, log_sum, best = softmax_parts(logits, None if sampler is None else unsampled)
-            drawn = () if sampler is None else sampler(logits, weights, places)
+            softmax = softmax_parts(logits, None if sampler is None else unsampled)
+            drawn = () if sampler is None else sampler(logits, softmax.weights, places)
             # Positions first, like what is drawn.
-            parts.append((log_sum.T, (log_sum - of_target).T, (of_target >= best).T, *drawn))
+            parts.append((softmax.log_sum.T, (softmax.log_sum - of_target).T, (of_target >= softmax.largest).T, *drawn))
+            kept += softmax if keeps else ()
         log_sum, nll, correct, *drawn = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, weight, biases, targets, log_sum.T)
+        ctx.save_for_backward(hidden, weight, biases, targets, log_sum.T, unsampled, *kept)
         ctx.mark_non_differentiable(correct, *drawn)
         return nll.T.contiguous(), correct.T.contiguous(), *drawn
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_nll: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, biases, targets, log_sum = ctx.saved_tensors
+        hidden, weight, biases, targets, log_sum, unsampled, *kept = ctx.saved_tensors
         by_hidden = torch.empty_like(hidden)
         by_weight, by_biases = (torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for tensor in (weight, biases))
-        for places in logit_chunks(hidden, weight):
+        for number, places in enumerate(logit_chunks(hidden, weight)):
             # d nll / d logits = p - onehot(target)
-            by_logits = chunk_logits(hidden[:, places], weight, biases)
-            by_logits.sub_(log_sum[:, places, None]).exp_()
+            factor = by_nll[:, places, None]
+            if kept:
+                parts = Softmax(*kept[number * len(Softmax._fields) : (number + 1) * len(Softmax._fields)])
+                by_logits = scaled_probabilities(parts, factor, unsampled)
+            else:
+                by_logits = chunk_logits(hidden[:, places], weight, biases)
+                by_logits.sub_(log_sum[:, places, None]).exp_().mul_(factor)
             index = target_index(targets[places], len(hidden))
-            by_logits.scatter_add_(-1, index, by_logits.new_full((), -1.0).expand(index.shape))
-            by_logits.mul_(by_nll[:, places, None])
+            by_logits.scatter_add_(-1, index, -factor)
             by_biases += by_logits.sum(1) if len(biases) > 1 else by_logits.sum((0, 1))
             rounded = by_logits.to(weight.dtype).flatten(0, 1)  # [K n,V]
             by_hidden[:, places] = (rounded @ weight).unflatten(0, (len(hidden), -1))
             add_product(by_weight, rounded.T, hidden[:, places].flatten(0, 1))
         return by_hidden, by_weight.to(weight.dtype), by_biases.to(biases.dtype), None, None, None
+
+
+def can_be_kept(hidden: Tensor, weight: Tensor) -> bool:
+    return hidden.device.type == "cpu" and 4 * hidden[..., 0].numel() * len(weight) <= KEPT_BYTES_OF_CPU
 
 
 def logit_chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -156,19 +189,22 @@ def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
     return logits.to(wide(logits.dtype)).add_(biases.unsqueeze(1))
 
 
-def softmax_parts(logits: Tensor, unsampled: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logits - maximum) [K,n,V], log of the sum of exp(logits) over every row, and every row's largest logit, [K,n] each.
-
-    With ``unsampled``, these rows of ``logits`` become FORBIDDEN, their weights 0, and the maximum is that of the other
-    rows: words then do not vanish beside a special token that the generator is sure of.
-    """
+def softmax_parts(logits: Tensor, unsampled: Tensor | None) -> Softmax:
+    """The softmax of [K,n,V]; with ``unsampled`` rows, they become FORBIDDEN in ``logits``."""
     if unsampled is None:
         best = logits.amax(-1)
         weights = (logits - best.unsqueeze(-1)).exp_()
-        return weights, weights.sum(-1).log_() + best, best
+        return Softmax(weights, best, weights.sum(-1).log_() + best, None)
     apart = logits.index_select(-1, unsampled)
-    weights, log_sum, best = softmax_parts(logits.index_fill_(-1, unsampled, FORBIDDEN), None)
-    return weights, torch.logaddexp(log_sum, apart.logsumexp(-1)), torch.maximum(best, apart.amax(-1))
+    words = softmax_parts(logits.index_fill_(-1, unsampled, FORBIDDEN), None)
+    return words._replace(log_sum=torch.logaddexp(words.log_sum, apart.logsumexp(-1)), apart=apart)
+
+
+def scaled_probabilities(parts: Softmax, factor: Tensor, unsampled: Tensor | None) -> Tensor:
+    """The softmax over every row, a new tensor [K,n,V], times ``factor`` [K,n,1]."""
+    scale, log_sum = (parts.best - parts.log_sum).exp().unsqueeze(-1), parts.log_sum.unsqueeze(-1)
+    scaled = parts.weights * (scale * factor)
+    return scaled if parts.apart is None else scaled.index_copy_(-1, unsampled, (parts.apart - log_sum).exp() * factor)
 
 
 def target_index(targets: Tensor, num_depths: int) -> Tensor:

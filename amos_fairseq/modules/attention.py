@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from amos_fairseq.functional.attention import NO_BIAS, AttentionBias, attention_by_definition, fast_attention
+from amos_fairseq.modules.linear import make_linear
 
 
 class SelfAttention(nn.Module):
@@ -25,8 +26,8 @@ class SelfAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.attend = fast_attention if kernels == "fast" else attention_by_definition
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
+        self.query_key_value = make_linear(width, 3 * width, kernels)
+        self.output = make_linear(width, width, kernels)
 
     def forward(self, states: Tensor, bias: AttentionBias = NO_BIAS) -> Tensor:
         """[B,T,D] -> [B,T,D]; ``bias`` is added to the scores."""

@@ -11,6 +11,7 @@ from torch.nn.functional import gelu
 from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, prepare_bias
 from amos_fairseq.modules.attention import SelfAttention
 from amos_fairseq.modules.dropout import make_dropout
+from amos_fairseq.modules.linear import make_linear
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
 
@@ -48,8 +49,8 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
         self.attention_norm = LayerNorm(shape.width, shape.layer_norm_eps)
-        self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
-        self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
+        self.ffn_in = make_linear(shape.width, shape.ffn_width, shape.kernels)
+        self.ffn_out = make_linear(shape.ffn_width, shape.width, shape.kernels)
         self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)

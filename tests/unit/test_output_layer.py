@@ -42,6 +42,13 @@ def some_at_once(request, monkeypatch) -> int:
     return request.param
 
 
+@pytest.fixture(params=[0, 2**20], ids=["computed again", "kept"])
+def kept_bytes(request, monkeypatch) -> int:
+    """Backward has to make the softmax again, or finds it."""
+    monkeypatch.setattr(module, "KEPT_BYTES_OF_CPU", request.param)
+    return request.param
+
+
 def chunks_of(count: int, at_once: int) -> list[slice]:
     return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
 
@@ -49,7 +56,7 @@ def chunks_of(count: int, at_once: int) -> list[slice]:
 @pytest.mark.parametrize(("num_depths", "num_biases"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("samples", [False, True], ids=["", "sampled"])
 def test_values_and_all_gradients_in_float64(
-    num_depths: int, num_biases: int, samples: bool, some_at_once: int
+    num_depths: int, num_biases: int, samples: bool, some_at_once: int, kept_bytes: int
 ) -> None:
     """To rounding: 1e-12. That rows are never sampled changes nothing of the loss, whose softmax has them."""
     *leaves, targets = inputs(num_depths, num_biases)
@@ -110,7 +117,7 @@ def test_float32_is_the_reference_of_any_leading_shape() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_is_as_near_to_the_truth_as_the_reference(some_at_once: int) -> None:
+def test_bfloat16_is_as_near_to_the_truth_as_the_reference(some_at_once: int, kept_bytes: int) -> None:
     """The same rounded inputs in float64; both round logits and their gradients to 8 bits once: 2^-8 of the norm."""
     *leaves, targets = inputs(3, 1, torch.bfloat16)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
@@ -127,6 +134,14 @@ def test_the_weights_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPat
     hidden, weight = torch.ones(1, 512, 1).bfloat16(), torch.zeros(2, 1).bfloat16().requires_grad_()
     output_layer(hidden, weight, torch.zeros(1, 2).bfloat16(), torch.zeros(512).long()).nll.sum().backward()
     assert weight.grad.flatten().tolist() == [-256.0, 256.0]
+
+
+def test_what_forward_keeps_is_what_the_limit_allows(kept_bytes: int) -> None:
+    """13 positions of 40 rows in float32 are 2,080 bytes."""
+    *leaves, targets = inputs(1, 1)
+    nll = output_layer(*leaves, targets).nll
+    has_weights = any(saved.shape == (1, N, V) for saved in nll.grad_fn.saved_tensors if saved is not None)
+    assert has_weights == (kept_bytes > 0)
 
 
 def test_autocast_computes_products_in_its_dtype_and_returns_gradients_of_the_parameters() -> None:

@@ -1,0 +1,18 @@
+"""Linear layers of the encoder."""
+
+from torch import Tensor, nn
+
+from amos_fairseq.functional.linear import linear
+
+
+class FastLinear(nn.Linear):
+    """``nn.Linear`` with its matrix product by the faster library of a CPU."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> [...,F]."""
+        return linear(states, self.weight, self.bias)
+
+
+def make_linear(width: int, output_width: int, kernels: str) -> nn.Linear:
+    """With a bias, of ``kernels`` fast, or reference."""
+    return FastLinear(width, output_width) if kernels == "fast" else nn.Linear(width, output_width)
