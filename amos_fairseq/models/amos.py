@@ -164,12 +164,15 @@ class AmosModel(PretrainingModel):
         """
         embeddings = self.embed_tokens(masked_tokens)
         if self.cfg.separate_generators:
-            states = [generator(embeddings, padding_mask)[-1] for generator in self.generators]
+            features = [
+                generator(embeddings, padding_mask, last_positions=masked_positions)[-1]
+                for generator in self.generators
+            ]
         else:
             stops = () if self.cfg.no_stop_gradient else self.depths[:-1]
-            layers = self.generators[0](embeddings, padding_mask, detach_after=stops)
-            states = [layers[depth - 1] for depth in self.depths]
-        features = [gather_positions(state, masked_positions) for state in states]
+            layers = self.generators[0](embeddings, padding_mask, stops, last_positions=masked_positions)
+            between = [gather_positions(layers[depth - 1], masked_positions) for depth in self.depths[:-1]]
+            features = [*between, layers[-1]]
         return features, [head(f) for head, f in zip(self.head_of_depth, features, strict=True)]
 
     @property

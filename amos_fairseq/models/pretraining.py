@@ -16,7 +16,6 @@ from torch.nn.functional import linear
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer
-from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -137,8 +136,8 @@ class SingleGuesserModel(PretrainingModel):
 
     def read_masked(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Last states of the guesser at the masked positions: [B,M,D] of its own width."""
-        states = self.guesser(self.generator_embedding(masked_tokens), padding_mask)[-1]
-        return gather_positions(states, masked_positions)
+        embeddings = self.generator_embedding(masked_tokens)
+        return self.guesser(embeddings, padding_mask, last_positions=masked_positions)[-1]
 
     def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
         """The guesser after its MLM head, at the masked positions: [B,M,E]."""

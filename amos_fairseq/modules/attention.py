@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from amos_fairseq.functional.attention import NO_BIAS, AttentionBias, attention_by_definition, fast_attention
+from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.linear import make_linear
 
 
@@ -29,9 +30,10 @@ class SelfAttention(nn.Module):
         self.query_key_value = make_linear(width, 3 * width, kernels)
         self.output = make_linear(width, width, kernels)
 
-    def forward(self, states: Tensor, bias: AttentionBias = NO_BIAS) -> Tensor:
-        """[B,T,D] -> [B,T,D]; ``bias`` is added to the scores."""
+    def forward(self, states: Tensor, bias: AttentionBias = NO_BIAS, positions: Tensor | None = None) -> Tensor:
+        """[B,T,D] -> [B,T,D], or at ``positions`` [B,M] int64 alone [B,M,D]; ``bias`` is added to the scores."""
         B, T, D = states.shape
         heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
         mixed = self.attend(heads, bias, self.dropout if self.training else 0.0)  # [B,T,H,d]
-        return self.output(mixed.reshape(B, T, D))
+        mixed = mixed.reshape(B, T, D)
+        return self.output(mixed if positions is None else gather_positions(mixed, positions))

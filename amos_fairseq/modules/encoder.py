@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, prepare_bias
+from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.attention import SelfAttention
 from amos_fairseq.modules.dropout import make_dropout
 from amos_fairseq.modules.linear import make_linear
@@ -55,9 +56,11 @@ class TransformerLayer(nn.Module):
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
-    def forward(self, states: Tensor, bias: AttentionBias) -> Tensor:
-        """[B,T,D] -> [B,T,D]; ``bias`` as for :class:`SelfAttention`."""
-        states = self.attention_norm(states + self.dropout(self.attention(states, bias)))
+    def forward(self, states: Tensor, bias: AttentionBias, positions: Tensor | None = None) -> Tensor:
+        """[B,T,D] -> [B,T,D], or [B,M,D]; arguments as for :class:`SelfAttention`."""
+        attended = self.attention(states, bias, positions)
+        states = states if positions is None else gather_positions(states, positions)
+        states = self.attention_norm(states + self.dropout(attended))
         expanded = self.activation_dropout(gelu(self.ffn_in(states)))
         return self.ffn_norm(states + self.dropout(self.ffn_out(expanded)))
 
@@ -100,6 +103,7 @@ class TransformerEncoder(nn.Module):
         padding_mask: Tensor | None = None,
         detach_after: Collection[int] = (),
         token_types: Tensor | None = None,
+        last_positions: Tensor | None = None,
     ) -> list[Tensor]:
         """Token embeddings [B,T,E] -> the output of every layer, ``num_layers`` tensors [B,T,D].
 
@@ -108,13 +112,18 @@ class TransformerEncoder(nn.Module):
             padding_mask: [B,T] bool, True at padding, which nothing attends to; None when there is none.
             detach_after: layers (counted from 1) whose output the next layer reads without a gradient.
             token_types: [B,T] int64; None is type 0 for every token. An encoder without token types ignores them.
+            last_positions: [B,M] int64, all that is read of the last layer, whose output then is [B,M,D]; None for every
+                token. The fast way computes nothing else behind its attention: two thirds of a layer, where few are read.
         """
+        is_fast = self.shape.kernels == "fast"
         bias = self.attention_bias(embeddings, padding_mask)
         states = self.embed(embeddings, token_types)
         outputs = []
         for depth, layer in enumerate(self.layers, start=1):
-            outputs.append(layer(states, bias))
+            outputs.append(layer(states, bias, last_positions if depth == len(self.layers) and is_fast else None))
             states = outputs[-1].detach() if depth in detach_after else outputs[-1]
+        if last_positions is not None and not is_fast:
+            outputs[-1] = gather_positions(outputs[-1], last_positions)
         return outputs
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:

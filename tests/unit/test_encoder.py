@@ -6,6 +6,7 @@ import pytest
 import torch
 from fairseq.modules import layer_norm
 from small_models import small_batch, small_model
+from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import FORBIDDEN, NO_BIAS, AttentionBias
 from amos_fairseq.modules.attention import SelfAttention
@@ -101,6 +102,36 @@ def test_fast_kernels_give_the_values_and_gradients_of_the_definitions(scheme, a
         results.append([outputs.detach(), embeddings.grad, *(parameter.grad for parameter in module.parameters())])
     for fast, reference in zip(*results, strict=True):
         torch.testing.assert_close(fast, reference, rtol=1e-10, atol=1e-10)
+
+
+def test_reading_few_positions_of_the_last_layer_is_reading_them_of_all():
+    """Values and gradients of the definition, which computes every token; position 0 stands for a padded slot, twice."""
+    positions = torch.tensor([[3, 5, 0, 0], [1, 9, 2, 0]])
+    found = {}
+    for kernels in ("fast", "reference"):
+        module, embeddings = encoder(kernels=kernels), random(2, 10, 8).requires_grad_()
+        *between, last = module(embeddings, last_positions=positions)
+        assert [tuple(layer.shape) for layer in (*between, last)] == [(2, 10, 8), (2, 10, 8), (2, 4, 8)]
+        complete = module(embeddings)[-1]
+        torch.testing.assert_close(last, complete.gather(1, positions.unsqueeze(-1).expand(-1, -1, 8)))
+        last.backward(random(2, 4, 8, seed=2))
+        found[kernels] = [last, embeddings.grad, *(parameter.grad for parameter in module.parameters())]
+    for fast, reference in zip(found["fast"], found["reference"], strict=True):
+        torch.testing.assert_close(fast, reference, rtol=1e-4, atol=1e-5)  # float32, three layers
+
+
+def test_what_is_not_read_of_the_last_layer_is_not_computed():
+    """Per token that is not read: D^2 multiplications of the output projection, 2 D F of the feed-forward network."""
+    module, embeddings = encoder(num_layers=1, kernels="fast"), random(2, 10, 8)
+
+    def count(**settings: torch.Tensor) -> int:
+        with FlopCounterMode(display=False) as counter:
+            module(embeddings, **settings)
+        return counter.get_total_flops()
+
+    not_read = 2 * (10 - 4)
+    saved = count() - count(last_positions=torch.zeros(2, 4, dtype=torch.int64))
+    assert saved == not_read * 2 * (8 * 8 + 2 * 8 * 12)
 
 
 def test_layer_after_a_stop_sends_no_gradient_down():
