@@ -26,7 +26,7 @@ class Entries(NamedTuple):
     scores: (
         Tensor  # [N,J] float32, mixed logit + Gumbel noise up to a constant of the position; -inf counts for nothing
     )
-    logits: Tensor  # [N,J,K] float32, of each depth
+    logits: Tensor  # [N,J,K] float32, of each depth, up to a constant of position and depth
 
 
 def entries_residual(

@@ -26,8 +26,8 @@ KEPT_BYTES_OF_CPU = 64 * 2**20
 # The logit of a row that is never sampled. Finite, so that 0 times it, in a mixture of depths, is not nan.
 FORBIDDEN = -1e30
 
-# (logits [K,n,V], exp(logits - their maximum) [K,n,V], which of the N positions) -> tensors [n,...]. Rows that are not sampled
-# have FORBIDDEN and 0. The logits may be overwritten, not the second.
+# (logits - their maximum [K,n,V], exp of it [K,n,V], which of the N positions) -> tensors [n,...]. Rows that are not sampled
+# have FORBIDDEN and 0. The first may be overwritten, not the second.
 Sampler = Callable[[Tensor, Tensor, slice], tuple[Tensor, ...]]
 
 
@@ -190,10 +190,10 @@ def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
 
 
 def softmax_parts(logits: Tensor, unsampled: Tensor | None) -> Softmax:
-    """The softmax of [K,n,V]; with ``unsampled`` rows, they become FORBIDDEN in ``logits``."""
+    """The softmax of [K,n,V], which becomes logits - best; ``unsampled`` rows first become FORBIDDEN in it."""
     if unsampled is None:
         best = logits.amax(-1)
-        weights = (logits - best.unsqueeze(-1)).exp_()
+        weights = logits.sub_(best.unsqueeze(-1)).exp()
         return Softmax(weights, best, weights.sum(-1).log_() + best, None)
     apart = logits.index_select(-1, unsampled)
     words = softmax_parts(logits.index_fill_(-1, unsampled, FORBIDDEN), None)
@@ -201,9 +201,9 @@ def softmax_parts(logits: Tensor, unsampled: Tensor | None) -> Softmax:
 
 
 def scaled_probabilities(parts: Softmax, factor: Tensor, unsampled: Tensor | None) -> Tensor:
-    """The softmax over every row, a new tensor [K,n,V], times ``factor`` [K,n,1]."""
+    """The softmax over every row times ``factor`` [K,n,1], in the place of the weights [K,n,V]."""
     scale, log_sum = (parts.best - parts.log_sum).exp().unsqueeze(-1), parts.log_sum.unsqueeze(-1)
-    scaled = parts.weights * (scale * factor)
+    scaled = parts.weights.mul_(scale * factor)
     return scaled if parts.apart is None else scaled.index_copy_(-1, unsampled, (parts.apart - log_sum).exp() * factor)
 
 

@@ -1,7 +1,7 @@
 """What :func:`output_layer` draws from each chunk of logits: the samplers of the objectives.
 
-Each is called with logits [K,n,V], exp(logits - maximum) [K,n,V] and the slice of the N positions that they belong to. Rows
-that are never sampled have the logit FORBIDDEN and the weight 0.
+Each is called with logits [K,n,V], from which the maximum of each depth and position was taken, their exp [K,n,V], and the
+slice of the N positions that they belong to. Rows that are never sampled have the logit FORBIDDEN and the weight 0.
 """
 
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class MixtureReplacements:
 
 
 def mix(logits: Tensor, mixture_weights: Tensor) -> Tensor:
-    """sum_d gamma^(d) logits^(d): [K,n,V], [n,K] -> [n,V]."""
+    """sum_d gamma^(d) logits^(d), but for a constant of each position: [K,n,V], [n,K] -> [n,V]."""
     mixed = logits[0] * mixture_weights[:, :1]
     for depth in range(1, len(logits)):
         mixed.addcmul_(logits[depth], mixture_weights[:, depth : depth + 1])

@@ -110,7 +110,7 @@ def split_hydra(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 def test_amos_commands_are_accepted():
     given = arguments_of(Path("README.md"), "amos")
     assert {arguments[0] for arguments in given} == {
-        "plot", "inspect", "glue", "squad", "export", "import", "score", "flops",
+        "plot", "inspect", "glue", "squad", "export", "import", "score", "flops", "bench",
     }  # fmt: skip
     for arguments in given:
         build_parser().parse_args(arguments)  # exits for an unknown flag or a missing argument
