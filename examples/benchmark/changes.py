@@ -1,0 +1,138 @@
+"""What each fast path is worth: our step with all of them, and with one after the other replaced by its definition.
+
+    python examples/benchmark/changes.py electra_small --precision float32 --set dataset.batch_size=16
+
+One model takes all steps, in turns (all, without A, without B, ..., all, ...), on made-up text; prints a Markdown table of the
+medians of the ratios within each round.
+"""
+
+import argparse
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.made_up_text import make_up_text
+from amos_fairseq.bench.session import micro_batch_size, print_progress
+from amos_fairseq.bench.settings import DTYPES, BenchSettings, prepare
+from amos_fairseq.bench.timing import alternate, speed_ratio
+from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
+from amos_fairseq.errors import UserError
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.functional import linear, output_layer
+from amos_fairseq.functional.attention import attention_by_definition
+from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.modules import dropout
+from amos_fairseq.modules.attention import SelfAttention
+from amos_fairseq.modules.encoder import TransformerEncoder
+
+
+@contextlib.contextmanager
+def attention(model: nn.Module) -> Iterator[None]:
+    """softmax(q k^T + bias) v by PyTorch's products, its dropout by PyTorch."""
+    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    fast = [layer.attend for layer in layers]
+    for layer in layers:
+        layer.attend = attention_by_definition
+    yield
+    for layer, attend in zip(layers, fast, strict=True):
+        layer.attend = attend
+
+
+def hidden_dropout(model: nn.Module) -> contextlib.AbstractContextManager:
+    return mock.patch.object(dropout, "dropout", lambda x, probability: functional.dropout(x, probability))
+
+
+def linear_layers(model: nn.Module) -> contextlib.AbstractContextManager:
+    return mock.patch.object(linear, "LEAST_PRODUCTS", math.inf)
+
+
+def output_layer_and_sampling(model: nn.Module) -> contextlib.AbstractContextManager:
+    return mock.patch.object(PretrainingModel, "is_fast", False)
+
+
+def kept_logits(model: nn.Module) -> contextlib.AbstractContextManager:
+    return mock.patch.object(output_layer, "KEPT_BYTES_OF_CPU", 0)
+
+
+def masked_positions_of_the_last_layer(model: nn.Module) -> contextlib.AbstractContextManager:
+    narrow = TransformerEncoder.forward
+
+    def forward(encoder: TransformerEncoder, *args: Any, last_positions: Tensor | None = None, **kwargs: Any) -> list:
+        *between, last = narrow(encoder, *args, **kwargs)
+        return [*between, last if last_positions is None else gather_positions(last, last_positions)]
+
+    return mock.patch.object(TransformerEncoder, "forward", forward)
+
+
+CHANGES: tuple[Callable[[nn.Module], contextlib.AbstractContextManager], ...] = (
+    attention,
+    hidden_dropout,
+    output_layer_and_sampling,
+    kept_logits,
+    linear_layers,
+    masked_positions_of_the_last_layer,
+)
+
+
+class Without:
+    """Steps of ``step`` while ``change`` is undone; None undoes nothing."""
+
+    def __init__(self, step: FairseqStep, change: Callable[[nn.Module], contextlib.AbstractContextManager] | None):
+        self.of, self.change = step, change
+        self.name = "all" if change is None else change.__name__.replace("_", " ")
+        self.description, self.module = "", step.module
+
+    def step(self, batch: dict[str, Any]) -> None:
+        with contextlib.nullcontext() if self.change is None else self.change(self.module):
+            self.of.step(batch)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("recipe", help="a recipe of examples/pretraining/config, or the path of a YAML")
+    parser.add_argument("--precision", choices=DTYPES, default="float32", help="number format of the step")
+    parser.add_argument("--steps", type=int, default=15, help="measured rounds")
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", default=[], metavar="KEY=VALUE", help="settings to change"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    settings = BenchSettings(
+        arguments.recipe, arguments.overrides, precision=arguments.precision, steps=arguments.steps, device="cpu"
+    )
+    setup = prepare(settings, DEFAULT_VOCABULARY)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    text = make_up_text(task, micro_batch_size(setup))
+    step = FairseqStep(setup, task, "all", "")
+    contestants = [Without(step, change) for change in (None, *CHANGES)]
+    alternate(contestants, text.batches, 2, setup.device, print_progress)  # not measured
+    everything, *others = alternate(contestants, text.batches, arguments.steps, setup.device, print_progress)
+    print_progress("")
+    print(f"{arguments.recipe}, {arguments.precision}, {text.tokens_per_batch:,} tokens a step, all: ", end="")
+    print(
+        f"{1e3 * statistics.median(everything):,.0f} ms a step\n\n| without | ms a step | all is faster by |\n| --- | ---: | ---: |"
+    )
+    for contestant, seconds in zip(contestants[1:], others, strict=True):
+        ratio = speed_ratio(everything, seconds)
+        print(f"| {contestant.name} | {1e3 * statistics.median(seconds):,.0f} | ", end="")
+        print(f"{ratio.median:.3f} ({ratio.least:.2f} to {ratio.most:.2f}) |")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"amos_fairseq: error: {error}") from error
