@@ -122,9 +122,8 @@ def main() -> None:
     everything, *others = alternate(contestants, text.batches, arguments.steps, setup.device, print_progress)
     print_progress("")
     print(f"{arguments.recipe}, {arguments.precision}, {text.tokens_per_batch:,} tokens a step, all: ", end="")
-    print(
-        f"{1e3 * statistics.median(everything):,.0f} ms a step\n\n| without | ms a step | all is faster by |\n| --- | ---: | ---: |"
-    )
+    print(f"{1e3 * statistics.median(everything):,.0f} ms a step\n")
+    print("| without | ms a step | all is faster by |\n| --- | ---: | ---: |")
     for contestant, seconds in zip(contestants[1:], others, strict=True):
         ratio = speed_ratio(everything, seconds)
         print(f"| {contestant.name} | {1e3 * statistics.median(seconds):,.0f} | ", end="")
