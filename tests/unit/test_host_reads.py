@@ -1,6 +1,5 @@
 """How often the host waits for the device in a whole update of fairseq's trainer, and that what it reads is exact."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,14 +65,13 @@ def test_a_validation_step_waits_once() -> None:
 
 
 @pytest.fixture
-def stock_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stock_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, names in (
         (Trainer, ("clip_grad_norm", "_check_grad_norms", "_reduce_and_log_stats")),
         (_FP16OptimizerMixin, ("clip_grad_norm",)),
     ):
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
-    yield
 
 
 @pytest.mark.usefixtures("stock_reads")
