@@ -10,9 +10,9 @@ from tiny_runs import ROOT, TINY_RUN, environment
 
 UPDATES = 5
 FLAGS = ["--bf16", "--batch-size", "4", "--max-update", str(UPDATES), "--validate-interval-updates", "0"]
-# Of parameters that an update moves by about 2e-3. Sums of float32 differ in their order (1e-7), Adam divides them by their
-# own size; where a weight then rounds to the other of two bfloat16 numbers, the next gradients differ by some 2^-9.
-TOLERANCE = 4e-4
+# Sums of float32 differ in their order (1e-7), and so could a weight that rounds to the other of two bfloat16 numbers; seen:
+# 1.5e-8. Stock fairseq's sums in bfloat16 differ between the two runs by 5e-3, more than the learning rate.
+TOLERANCE = 1e-4
 
 
 def masters(data: Path, save_dir: Path, num_ranks: int, update_freq: int) -> list[torch.Tensor]:

@@ -123,6 +123,32 @@ def test_updates_do_not_share_their_sums() -> None:
         assert torch.equal(next(model.parameters()), optimizer.fp32_params[0].bfloat16())
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_scale_and_clipping_take_no_pass_of_their_own(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go into the fused kernel; fairseq's way multiplies the masters' gradients first, to the same end."""
+    found = []
+    for is_fused in (True, False):
+        model = linear(DTYPES[precision])
+        optimizer = optimizer_of(model, precision)
+        assert optimizer.supports_step_with_scale
+        multiplied: list[Any] = []
+        multiply_grads = optimizer.fp32_optimizer.multiply_grads
+        monkeypatch.setattr(
+            optimizer.fp32_optimizer, "multiply_grads", lambda c, m=multiplied, f=multiply_grads: (m.append(c), f(c))
+        )
+        optimizer.optimizer.supports_step_with_scale = is_fused
+        for number in range(2):
+            optimizer.zero_grad()
+            optimizer.backward(loss_of(model, number))
+            optimizer.multiply_grads(1 / 7)
+            optimizer.clip_grad_norm(0.5)
+            optimizer.step()
+        assert len(multiplied) == (0 if is_fused else 2)
+        found.append(optimizer.fp32_params[0].detach())
+    # An update moves a weight by 0.01; where a gradient is near 0, Adam shows the rounding of a quotient and a product.
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
 def test_an_overflow_is_seen_in_the_sum() -> None:
     """One infinite micro-batch among finite ones: fairseq's loss scaler halves its scale, from the norm alone."""
     model = linear(torch.float16)
@@ -155,6 +181,7 @@ def exchange(rank: int, directory: str) -> None:
 def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[torch.Tensor]:
     """As fairseq's trainer goes through micro-batches: none but the last is exchanged."""
     arguments = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
+    arguments.gradient_as_bucket_view = precision == "fp16"
     own = linear(DTYPES[precision])
     model = DistributedFairseqModel(arguments, own, distributed.group.WORLD, torch.device("cpu"))
     trainer = TrainerOf(model, settings(precision, update_freq), world_size=2)
