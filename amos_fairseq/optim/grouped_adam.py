@@ -77,9 +77,7 @@ class GroupedAdam(FairseqOptimizer):
         for group in self.param_groups:
             group["lr"] = lr * group["lr_scale"]
 
-    def clip_grad_norm(
-        self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Scale the gradients down to ``max_norm`` (0: do not); their norm before, a scalar that stays on the device.
 
         fairseq launches a kernel for each parameter where apex is missing; PyTorch takes them together.

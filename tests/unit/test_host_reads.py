@@ -1,5 +1,8 @@
 """How often the host waits for the device in a whole update of fairseq's trainer, and that what it reads is exact."""
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +10,8 @@ import torch
 from fairseq.logging import metrics
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
+from torch import distributed
+from torch.multiprocessing import spawn
 from waiting import READ, Waits
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
@@ -19,12 +24,14 @@ VOCABULARY = 600
 RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny")
 
 
-def warm_step(recipe: str, precision: str) -> tuple[FairseqStep, list[dict[str, Any]]]:
+def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
     given = None if precision == "fp16" else precision
     setup = prepare(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
     if precision == "fp16":  # nobody trains so on a CPU, but its operations are those of a GPU
         setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
+        setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
+    setup.cfg.distributed_training.distributed_world_size = num_ranks
     task = build_task(setup.cfg.task, VOCABULARY)
     step, batches = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches
     step.step(batches[0])
@@ -54,6 +61,31 @@ def test_an_update_with_masters_waits_once_and_once_more_for_the_loss_scale(prec
     assert [place for place in places if place.startswith(READ)] == [
         place for place in places if "clip_grad_norm" in place
     ]
+
+
+def save_waits_of_rank(rank: int, directory: str) -> None:
+    store = distributed.FileStore(os.path.join(directory, "store"), 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    places = {}
+    for precision in ("float32", "bf16", "fp16"):
+        step, batches = warm_step("amos_tiny", precision, num_ranks=2)
+        places[precision] = waits_of_update(step, batches[rank : rank + 2])
+    Path(directory, f"{rank}.json").write_text(json.dumps(places), encoding="utf-8")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_wait_for_the_sample_size_and_to_compare_their_norms_too(tmp_path: Path) -> None:
+    """fairseq divides by the sample size if it is not 0; what all_reduce_dict makes of numbers is made on the host."""
+    spawn(save_waits_of_rank, (str(tmp_path),), nprocs=2)
+    expected = {"all_reduce_dict", "train_step", "check_gradient_norms", "transfer"}
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        functions = {precision: [place.split()[-1] for place in places] for precision, places in found.items()}
+        assert set(functions["float32"]) == set(functions["bf16"]) == expected
+        assert set(functions["fp16"]) == expected | {"clip_grad_norm"}
+        for called in functions.values():
+            assert (called.count("train_step"), called.count("transfer")) == (1, 1)
 
 
 def test_a_validation_step_waits_once() -> None:
