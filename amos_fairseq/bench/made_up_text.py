@@ -1,5 +1,6 @@
-"""Batches of random tokens, masked as the task masks a corpus, and what making them costs."""
+"""Batches of random tokens, masked as the task masks a corpus, and what making such batches costs."""
 
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 NUM_BATCHES = 4  # the steps go round them
+NUM_TIMED = 16  # batches that a loader process is measured by, after one that is not
 
 
 @dataclass(frozen=True)
@@ -21,30 +23,44 @@ class MadeUpText:
         batches: as a loader process hands them over.
         tokens_per_batch: ``<s>`` included.
         masked_per_batch: masked positions.
-        loading_seconds: of one loader process for a batch: masks, tensors, collation; the corpus itself is not read.
+        loaded_tokens_per_second: of one loader process: masks, tensors, collation, and reading where there is a corpus.
+        reads_corpus: whether that was measured on ``task.data``.
     """
 
     batches: list[dict[str, Any]]
     tokens_per_batch: int
     masked_per_batch: int
-    loading_seconds: float
-
-    @property
-    def loaded_tokens_per_second(self) -> float:
-        return self.tokens_per_batch / self.loading_seconds
+    loaded_tokens_per_second: float
+    reads_corpus: bool
 
 
-def make_up_text(task: TextPretrainingTask, batch_size: int) -> MadeUpText:
-    """:data:`NUM_BATCHES` batches of ``batch_size`` blocks, the same for the same ``common.seed``."""
+def make_up_text(task: TextPretrainingTask, batch_size: int, reads_corpus: bool = False) -> MadeUpText:
+    """:data:`NUM_BATCHES` batches of ``batch_size`` blocks, the same for the same ``common.seed``.
+
+    Args:
+        reads_corpus: measure the loader on the training text of ``task.data``; the batches are made up all the same.
+    """
     dataset = random_blocks(task, NUM_BATCHES * batch_size)
-    batches, seconds = [], []
-    for number in range(NUM_BATCHES):
+    batches = [
+        dataset.collater([dataset[index] for index in range(number * batch_size, (number + 1) * batch_size)])
+        for number in range(NUM_BATCHES)
+    ]
+    if reads_corpus:
+        task.load_dataset(task.cfg.train_subset)
+        dataset = task.dataset(task.cfg.train_subset)
+    speed = loader_speed(dataset, batch_size)
+    return MadeUpText(batches, batches[0]["ntokens"], batches[0]["num_masked"], speed, reads_corpus)
+
+
+def loader_speed(dataset: MaskedBlockDataset, batch_size: int) -> float:
+    """Tokens/s of one loader process: the median batch, in the order of an epoch, round a dataset that is small."""
+    order = np.resize(dataset.ordered_indices(), (1 + NUM_TIMED) * batch_size)
+    speeds = []
+    for indices in order.reshape(-1, batch_size):
         start = time.perf_counter()
-        batches.append(
-            dataset.collater([dataset[index] for index in range(number * batch_size, (number + 1) * batch_size)])
-        )
-        seconds.append(time.perf_counter() - start)
-    return MadeUpText(batches, batches[0]["ntokens"], batches[0]["num_masked"], min(seconds))
+        batch = dataset.collater([dataset[index] for index in indices])
+        speeds.append(batch["ntokens"] / (time.perf_counter() - start))
+    return statistics.median(speeds[1:])
 
 
 def random_blocks(task: TextPretrainingTask, number: int) -> MaskedBlockDataset:

@@ -67,9 +67,11 @@ def contest_cells(report: Report, row: Row) -> Sequence[str]:
 
 
 def data_line(report: Report) -> str:
+    work = "reads and masks" if report.text.reads_corpus else "masks"
     return (
-        f"Data is made beside the step: one loader process masks {report.text.loaded_tokens_per_second:,.0f} tokens/s, so "
-        f"that {report.loader_processes} of them would keep up (reading the corpus not counted)."
+        f"Data is made beside the step: one loader process {work} {report.text.loaded_tokens_per_second:,.0f} tokens/s, so "
+        f"that {report.loader_processes} of them would keep up"
+        + ("." if report.text.reads_corpus else " (reading the corpus not counted).")
     )
 
 

@@ -121,8 +121,8 @@ class Report:
             "memory_bandwidth": self.bandwidth,
             "parts": self.parts,
             "data": {
-                "seconds_per_batch": self.text.loading_seconds,
                 "tokens_per_second": self.text.loaded_tokens_per_second,
+                "reads_corpus": self.text.reads_corpus,
                 "loader_processes": self.loader_processes,
             },
             "pieces": [dataclasses.asdict(piece) for piece in self.pieces],
@@ -133,7 +133,7 @@ class Report:
 
     @property
     def loader_processes(self) -> int:
-        """Loader processes that keep up with our best, if masks and tensors were all that they make."""
+        """Loader processes that keep up with our best: its tokens/s over those of one, rounded up."""
         return max(1, -int(-self.best_of_ours.tokens_per_second.median // self.text.loaded_tokens_per_second))
 
     def _row_as_json(self, row: Row) -> dict[str, Any]:

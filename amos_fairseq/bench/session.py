@@ -33,7 +33,7 @@ def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progre
     setup = prepare(settings, default_vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     batch_size = micro_batch_size(setup)
-    text = make_up_text(task, batch_size)
+    text = make_up_text(task, batch_size, reads_corpus=setup.vocabulary_size is None)
     try:
         return measure(settings, setup, task, text, batch_size, progress)
     except torch.OutOfMemoryError as error:

@@ -11,8 +11,10 @@ from amos_fairseq.compat import (
     amp_step,
     atomic_checkpoints,
     distribution,
+    host_reads,
     known_names,
     launch,
+    master_gradients,
     master_weights,
     memory_map,
     non_finite,
@@ -33,6 +35,7 @@ def apply() -> None:
     known_names.apply()
     safe_loading.apply()
     master_weights.apply()
+    master_gradients.apply()
     amp_step.apply()
     # Around fairseq's load_checkpoint, from the inside: refuse or accept, then cut the log back, first of all mend.
     run_lifecycle.apply()
@@ -44,6 +47,7 @@ def apply() -> None:
     train_script.apply()
     precision.apply()
     distribution.apply()
+    host_reads.apply()  # around what non_finite and distribution do with the norm of the gradient
     launch.apply()
     memory_map.apply()
     validation_scores.apply()

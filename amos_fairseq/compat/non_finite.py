@@ -64,9 +64,14 @@ def loss_scale(trainer: Trainer) -> float | None:
     return scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale
 
 
-def stop(trainer: Trainer, what: str, broken: dict[str, float]) -> None:
-    """End all ranks with one line about the update that is being made."""
-    raise_on_every_rank(describe(trainer.get_num_updates() + 1, what, broken, loss_scale(trainer)))
+def stop(trainer: Trainer, update: int, what: str, broken: dict[str, float]) -> None:
+    """End all ranks with one line about ``update``."""
+    raise_on_every_rank(describe(update, what, broken, loss_scale(trainer)))
+
+
+def stop_at_gradient(trainer: Trainer) -> None:
+    """End all ranks after an update whose gradient was not finite. A collective, as :func:`losses_of_all_ranks` is."""
+    stop(trainer, trainer.get_num_updates(), "the gradient", losses_of_all_ranks(trainer.logging_outputs_of_update))
 
 
 def check_logged_losses(trainer: Trainer, logged: dict[str, Any] | None) -> None:
@@ -77,11 +82,14 @@ def check_logged_losses(trainer: Trainer, logged: dict[str, Any] | None) -> None
     """
     broken = not_finite([logged]) if logged is not None else {}
     if broken:
-        raise_on_every_rank(describe(trainer.get_num_updates(), "the loss", broken, loss_scale(trainer)))
+        stop(trainer, trainer.get_num_updates(), "the loss", broken)
 
 
 def apply() -> None:
-    """Watch the criterion's outputs, the gradient norm before fairseq judges it, and the losses that are logged."""
+    """Watch the criterion's outputs, the gradient norm where fairseq judges it, and the losses that are logged.
+
+    In float32 and bf16 that is behind the optimizer's step, where :mod:`amos_fairseq.compat.host_reads` reads the norm.
+    """
     train_step, clip_grad_norm = Trainer.train_step, Trainer.clip_grad_norm
 
     @functools.wraps(train_step)
@@ -101,16 +109,13 @@ def apply() -> None:
             grad_norm = clip_grad_norm(self, clip_norm)
         except FloatingPointError as error:
             broken = losses_of_all_ranks(self.logging_outputs_of_update)
-            stop(
-                self,
-                f"the gradient, after the loss scale was lowered to its minimum ({first_sentence(error)}),",
-                broken,
-            )
+            what = f"the gradient, after the loss scale was lowered to its minimum ({first_sentence(error)}),"
+            stop(self, self.get_num_updates() + 1, what, broken)
             raise
-        if not torch.isfinite(grad_norm).all():
+        if self.cfg.common.amp and not torch.isfinite(grad_norm).all():
             broken = losses_of_all_ranks(self.logging_outputs_of_update)
-            if broken or not self.cfg.common.amp:
-                stop(self, "the gradient", broken)
+            if broken:  # a smaller scale cannot mend them
+                stop(self, self.get_num_updates() + 1, "the gradient", broken)
         return grad_norm
 
     Trainer.train_step = watched_train_step

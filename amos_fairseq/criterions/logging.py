@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from fairseq import metrics
 from fairseq.criterions import FairseqCriterion
 from torch import Tensor
@@ -44,6 +43,8 @@ def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
 def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:
     """Log means over masked positions, the terms of ``counted_by``, and, where there is a detector, its loss and rates.
 
+    The trainer hands over numbers and tensors of the host (:mod:`amos_fairseq.compat.host_reads`).
+
     Args:
         logging_outputs: sums over a batch, one dictionary per rank and accumulated batch, all with the same keys.
         counted_by: for a further term the key of the sum that it is divided by: ``{"mws_loss": "sample_size"}``.
@@ -70,4 +71,4 @@ def depth_names(model: Any) -> list[str]:
 
 def mean(total: Tensor | float, count: float) -> float:
     """total / count as a Python float, 0 for an empty batch (a numpy or tensor scalar must not enter the checkpoint)."""
-    return float(torch.as_tensor(total, dtype=torch.float64)) / count if count else 0.0
+    return float(total) / count if count else 0.0

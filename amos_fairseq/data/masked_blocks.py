@@ -122,17 +122,17 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         """
         if not samples:
             return {}
-        tokens = torch.full((len(samples), self.tokens_per_block), self.pad, dtype=torch.long)
-        masked_tokens = tokens.clone()
-        positions = torch.zeros((len(samples), self.slots), dtype=torch.long)
-        weights = torch.zeros((len(samples), self.slots), dtype=torch.float32)
+        tokens = np.full((len(samples), self.tokens_per_block), self.pad, dtype=np.int64)
+        positions = np.zeros((len(samples), self.slots), dtype=np.int64)
+        weights = np.zeros((len(samples), self.slots), dtype=np.float32)
         for row, sample in enumerate(samples):
-            length, count = len(sample["tokens"]), len(sample["positions"])
-            tokens[row, :length] = sample["tokens"]
-            masked_tokens[row, :length] = sample["tokens"]
-            masked_tokens[row, sample["positions"]] = sample["masked"]
-            positions[row, :count] = sample["positions"]
-            weights[row, :count] = 1.0
+            tokens[row, : len(sample["tokens"])] = sample["tokens"].numpy()
+        masked_tokens = tokens.copy()
+        for row, sample in enumerate(samples):
+            places = sample["positions"].numpy()
+            masked_tokens[row, places] = sample["masked"].numpy()
+            positions[row, : len(places)] = places
+            weights[row, : len(places)] = 1.0
         return {
             "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
             "nsentences": len(samples),
@@ -140,10 +140,10 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             "num_masked": sum(len(sample["positions"]) for sample in samples),
             "first_id": samples[0]["id"],
             "net_input": {
-                "tokens": tokens,
-                "masked_tokens": masked_tokens,
-                "masked_positions": positions,
-                "masked_weights": weights,
+                "tokens": torch.from_numpy(tokens),
+                "masked_tokens": torch.from_numpy(masked_tokens),
+                "masked_positions": torch.from_numpy(positions),
+                "masked_weights": torch.from_numpy(weights),
             },
         }
 

@@ -2,7 +2,7 @@
 
 import ast
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, List
 
@@ -10,7 +10,7 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
-from torch import nn
+from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
@@ -64,6 +64,8 @@ class GroupedAdam(FairseqOptimizer):
             self._optimizer = fused_adam(groups, adam_w_mode=True, **self.optimizer_config)
         else:
             self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
+            # fairseq's wrappers for 16 bits then hand over scale and clipping, and spare a pass over the gradients.
+            self._optimizer.supports_step_with_scale = True
         self.set_lr(first(cfg.lr))
 
     def get_lr(self) -> float:
@@ -74,6 +76,35 @@ class GroupedAdam(FairseqOptimizer):
         """Give every group its share of the schedule's learning rate."""
         for group in self.param_groups:
             group["lr"] = lr * group["lr_scale"]
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Scale the gradients down to ``max_norm`` (0: do not); their norm before, a scalar that stays on the device.
+
+        fairseq launches a kernel for each parameter where apex is missing; PyTorch takes them together.
+        """
+        parameters = [parameter for parameter in self.params if parameter.grad is not None]
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        if aggregate_norm_fn is not None:
+            norm = aggregate_norm_fn(norm)
+        if max_norm > 0:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    def step(
+        self, closure: Callable[[], Tensor] | None = None, scale: Tensor | float = 1.0, groups: Any = None
+    ) -> None:
+        """Update the parameters with their gradients divided by ``scale``, which is done inside the fused kernel."""
+        if not torch.is_tensor(scale) and scale == 1.0:
+            self.optimizer.step(closure)
+            return
+        device = self.param_groups[0]["params"][0].device
+        # Filled there: a number made here would have to be copied, and waited for.
+        divisor = scale.to(device).float() if torch.is_tensor(scale) else torch.full((), scale, device=device)
+        self.optimizer.grad_scale = divisor
+        try:
+            self.optimizer.step(closure)
+        finally:
+            del self.optimizer.grad_scale
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

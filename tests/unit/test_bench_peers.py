@@ -1,7 +1,11 @@
 """Who takes part in the contest, what is refused, and which FLOPs a peer's steps are worth."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from amos_fairseq.bench import made_up_text
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.made_up_text import make_up_text, random_blocks
 from amos_fairseq.bench.peers import PEERS, build_entries, comparable
@@ -58,6 +62,26 @@ def test_made_up_text_is_full_blocks_of_pieces_masked_by_the_task() -> None:
     assert len({batch["first_id"] for batch in text.batches}) == len(text.batches)
     pieces = {piece for block in range(200) for piece in random_blocks(task, 200)[block]["tokens"][1:].tolist()}
     assert len(pieces) == VOCABULARY - len(task.special_ids)  # 7,800 draws leave out a piece with probability 1e-3
+
+
+def test_a_loader_is_measured_by_the_median_batch_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which the i-th batch of 2 x 64 tokens takes i seconds; the first is left out: 1 to 16, median 8.5."""
+    setup = setup_of("mlm_tiny", "task.tokens_per_sample=64")
+    dataset = random_blocks(build_task(setup.cfg.task, setup.vocabulary_size), 6)
+    ticks = iter([second for number in range(17) for second in (0.0, float(number or 100))])
+    monkeypatch.setattr(made_up_text.time, "perf_counter", lambda: next(ticks))
+    read: list[int] = []
+    monkeypatch.setattr(type(dataset), "__getitem__", recording(read, type(dataset).__getitem__))
+    assert made_up_text.loader_speed(dataset, 2) == pytest.approx((128 / 8 + 128 / 9) / 2)
+    assert read == [dataset.ordered_indices()[place % 6] for place in range(34)]
+
+
+def recording(read: list[int], get: Callable) -> Callable:
+    def get_and_record(dataset: Any, index: int) -> dict[str, Any]:
+        read.append(int(index))
+        return get(dataset, index)
+
+    return get_and_record
 
 
 def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:

@@ -1,6 +1,7 @@
 """``amos bench`` from end to end in this process: what it prints and keeps, and how it refuses."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,26 @@ def check_row(row: dict[str, Any], peak: float) -> None:
 
 
 def test_bf16_keeps_float32_masters(tmp_path: Path) -> None:
-    """Weights, gradients 2 bytes each; masters, their gradients and two moments 4: 20 bytes a parameter."""
+    """Weights 2 bytes; masters, their gradients and two moments 4: 18 bytes a parameter; the model keeps no gradient."""
     found, _ = bench(tmp_path, "mlm_tiny", "--precision", "bf16")
     (row,) = found["contestants"]
     assert found["work"]["precision"] == "bf16"
-    assert 20 * row["parameters"] <= row["held_bytes"] <= 20 * row["parameters"] * 1.02
+    assert 18 * row["parameters"] <= row["held_bytes"] <= 18 * row["parameters"] * 1.02
+
+
+def test_the_loader_is_measured_on_the_corpus_where_one_is_given(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Reading is in it then, and the page says so; one loader process is enough for a step of many layers."""
+    settings = ["--steps", "1", "--warmup", "0", "--device", "cpu"]
+    main(["bench", "mlm_tiny", *settings, "--out", str(tmp_path / "read"), "--set", f"task.data={binarized_corpus}"])
+    (page,), (values,) = (list((tmp_path / "read").glob(f"*.{kind}")) for kind in ("md", "json"))
+    data = json.loads(values.read_text())["data"]
+    assert data["reads_corpus"]
+    assert "one loader process reads and masks" in page.read_text()
+    ours = json.loads(values.read_text())["contestants"][0]["tokens_per_second"]["median"]
+    assert data["loader_processes"] == max(1, math.ceil(ours / data["tokens_per_second"]))
+    found, page = bench(tmp_path / "made_up", "mlm_tiny")
+    assert not found["data"]["reads_corpus"]
+    assert "reading the corpus not counted" in page
 
 
 def test_a_peer_with_other_work_is_said_so(tmp_path: Path) -> None:

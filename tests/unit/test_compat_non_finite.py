@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.logging import metrics
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
@@ -50,14 +51,28 @@ def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
     return SimpleNamespace(
         optimizer=optimizer,
         is_fsdp=False,
-        cfg=OmegaConf.create({"common": {"amp": amp}}),
+        cfg=OmegaConf.create({"common": {"amp": amp}, "optimization": {"clip_norm": 2.0}}),
+        task=SimpleNamespace(reduce_metrics=lambda outputs, criterion: metrics.log_scalar("loss", 0.0)),
+        get_criterion=lambda: None,
+        tpu=False,
         get_num_updates=lambda: 11,
         logging_outputs_of_update=[{"loss": torch.tensor(loss), "mlm_loss_8": torch.tensor(loss)}],
     )
 
 
-def test_a_finite_gradient_passes() -> None:
-    assert Trainer.clip_grad_norm(trainer(Optimizer(1.5), 3.0), 2.0) == 1.5
+def update(made: Any) -> dict[str, Any]:
+    """What fairseq's trainer does with the gradient's norm in an update; returns what it logs."""
+    norm = Trainer.clip_grad_norm(made, 2.0)
+    assert torch.isfinite(norm)  # fairseq looks at it before the optimizer's step
+    with metrics.aggregate(new_root=True) as logged:
+        Trainer._reduce_and_log_stats(made, [], 1.0, norm)
+    return logged.get_smoothed_values()
+
+
+@pytest.mark.parametrize(("norm", "clipped"), [(1.5, 0.0), (2.5, 100.0)])
+def test_a_finite_gradient_passes_and_is_logged(norm: float, clipped: float) -> None:
+    logged = update(trainer(Optimizer(norm), 3.0))
+    assert (logged["gnorm"], logged["clip"]) == (norm, clipped)
 
 
 def test_an_infinite_loss_with_a_finite_gradient_stops_too() -> None:
@@ -69,9 +84,10 @@ def test_an_infinite_loss_with_a_finite_gradient_stops_too() -> None:
 
 
 @pytest.mark.parametrize("grad_norm", [NAN, INF])
-def test_float32_and_bf16_stop_at_once(grad_norm: float) -> None:
-    with pytest.raises(UserError, match=r"update 12: the gradient is not finite \(mlm_loss_8 = nan; no loss scale\)"):
-        Trainer.clip_grad_norm(trainer(Optimizer(grad_norm), NAN), 2.0)
+def test_float32_and_bf16_stop_in_the_same_update(grad_norm: float) -> None:
+    """Behind the optimizer's step, which the trainer has counted."""
+    with pytest.raises(UserError, match=r"update 11: the gradient is not finite \(mlm_loss_8 = nan; no loss scale\)"):
+        update(trainer(Optimizer(grad_norm), NAN))
 
 
 def test_fp16_lowers_its_scale_first() -> None:

@@ -102,6 +102,49 @@ def test_steps_are_those_of_adamw_for_both_groups():
         assert torch.allclose(parameter.double(), naive_adamw(value, gradient, rates, decay), atol=1e-6)
 
 
+def parameters_with_gradients(seed: int = 0) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 3), (5,))]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return parameters
+
+
+@pytest.mark.parametrize("scale", [3.0, torch.tensor(3.0), torch.tensor(3.0, dtype=torch.float64)], ids=str)
+def test_the_kernel_divides_by_the_scale(scale):
+    """fairseq gives a tensor where clipping, or several ranks, made it; a step without one afterwards has none."""
+    ours, expected = parameters_with_gradients(), parameters_with_gradients()
+    optimizers = [GroupedAdam(config(), parameters) for parameters in (ours, expected)]
+    for update in range(2):
+        for mine, plain in zip(ours, expected, strict=True):
+            mine.grad = plain.grad = torch.full_like(plain, 0.5 + update)
+            plain.grad = plain.grad / 3
+        optimizers[0].step(scale=scale)
+        optimizers[1].step()
+    optimizers[0].step()
+    for mine, plain in zip(ours, expected, strict=True):
+        plain.grad = mine.grad
+    optimizers[1].step()
+    for mine, plain in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.5, 100.0])
+def test_clipping_by_the_norm_of_all_gradients(max_norm):
+    """The norm in float64; scaled only where it is above a limit that is not 0; a parameter without gradient is none."""
+    parameters = parameters_with_gradients()
+    before = [parameter.grad.double() for parameter in parameters]
+    expected = math.sqrt(sum(float(gradient.square().sum()) for gradient in before))
+    optimizer = GroupedAdam(config(), [*parameters, torch.nn.Parameter(torch.zeros(2))])
+    assert float(optimizer.clip_grad_norm(max_norm)) == pytest.approx(expected, rel=1e-6)
+    factor = 0.5 / expected if max_norm == 0.5 else 1.0
+    for parameter, gradient in zip(parameters, before, strict=True):
+        torch.testing.assert_close(parameter.grad.double(), gradient * factor, rtol=1e-5, atol=0)  # fairseq's 1e-6
+    assert float(optimizer.clip_grad_norm(0.0, aggregate_norm_fn=lambda norm: norm * 2)) == pytest.approx(
+        2 * expected * factor, rel=1e-5
+    )
+
+
 def train(model, optimizer, updates: range) -> None:
     for update in updates:
         torch.manual_seed(update)

@@ -7,9 +7,7 @@ import torch
 from small_models import small_batch, small_criterion, small_model
 from small_teams import ONLY_RTD, small_teams, teams_criterion
 from torch.utils._python_dispatch import TorchDispatchMode
-
-# A value read back, a shape that depends on values, numbers copied to the device.
-WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::lift_fresh"}
+from waiting import WAITING
 
 
 class Recorder(TorchDispatchMode):

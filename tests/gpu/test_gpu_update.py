@@ -1,0 +1,39 @@
+"""How often a whole update waits for a GPU, by CUDA's own account; skips where there is none."""
+
+import warnings
+
+import pytest
+import torch
+from fairseq import utils
+from fairseq.logging import metrics
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.made_up_text import make_up_text
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.flops.recipe import build_task
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny"])
+@pytest.mark.parametrize(("precision", "expected"), [("float32", 1), ("bf16", 1), ("fp16", 2)])
+def test_an_update_waits_for_its_statistics_alone(recipe: str, precision: str, expected: int) -> None:
+    """Two micro-batches, on the GPU as they would come there from pinned memory; fp16 reads its norm too."""
+    if precision == "bf16" and not torch.cuda.is_bf16_supported():
+        pytest.skip("this GPU has no bfloat16")
+    setup = prepare(BenchSettings(recipe, ["dataset.batch_size=8"], precision=precision, device="cuda"), 2_000)
+    task = build_task(setup.cfg.task, 2_000)
+    step, batches = FairseqStep(setup, task, "ours", ""), utils.move_to_cuda(make_up_text(task, 8).batches)
+    for batch in batches:  # moments, workspaces, and a loss scale that fits
+        step.step(batch)
+    before = step.trainer.get_num_updates()
+    with warnings.catch_warnings(record=True) as seen, metrics.aggregate(new_root=True):
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step.trainer.train_step(batches[:2])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [f"{warning.filename}:{warning.lineno}" for warning in seen if "synchroniz" in str(warning.message)]
+    assert step.trainer.get_num_updates() == before + 1
+    assert len(waits) == expected, waits
