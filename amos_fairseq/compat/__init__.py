@@ -10,6 +10,7 @@ from amos_fairseq import metrics_log
 from amos_fairseq.compat import (
     amp_step,
     atomic_checkpoints,
+    compilation,
     distribution,
     known_names,
     launch,
@@ -44,6 +45,7 @@ def apply() -> None:
     train_script.apply()
     precision.apply()
     distribution.apply()
+    compilation.apply()
     launch.apply()
     memory_map.apply()
     validation_scores.apply()
