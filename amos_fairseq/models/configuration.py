@@ -75,7 +75,7 @@ class EncoderConfig(FairseqDataclass):
     )
     compile: bool = field(
         default=False,
-        metadata={"help": "torch.compile for the layers while training; the first updates take about a minute longer"},
+        metadata={"help": "on a GPU: torch.compile for the layers while training (on a CPU they become slower)"},
     )
 
 

@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 from amos_fairseq.compat import compilation as trainers
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.compilation import call_layer, compiled_call
@@ -173,6 +174,16 @@ def test_an_objective_has_few_kinds_of_layers_and_none_breaks_the_graph(objectiv
         for lengths in ((12, 7), (12,), (9, 9, 9)):
             criterion(model, small_batch(lengths))
     assert num_graphs() == 2 * num_kinds
+
+
+def test_the_kernel_that_a_gpu_uses_is_part_of_the_graph(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by a context that the graph has to keep; a CPU knows one of the kernels, that of plain products."""
+    plain, compiled = encoder().eval(), let_compile(encoder().eval())
+    monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
+    given = random(2, 6, 8).float(), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    for found, expected in zip(gradients(compiled, *given), gradients(plain, *given), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert num_graphs() == 1
 
 
 def test_a_model_that_no_trainer_took_is_not_compiled(traced: None) -> None:
