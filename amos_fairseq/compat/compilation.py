@@ -1,8 +1,8 @@
 """``--compile`` (``model.compile``): fairseq's trainer runs the encoder's layers through torch.compile.
 
-It happens where a trainer is made, so that pretraining, fine-tuning and ``amos bench`` share it, and a model that is only
-read (exported, inspected, scored) is never compiled. torch.compile itself starts at the first update, in silence, and
-answers a missing compiler with some hundred lines of traceback: here it is tried out beforehand, and says how long it took.
+It is arranged where a trainer is made, so that pretraining, fine-tuning and ``amos bench`` share it, and a model that is only
+read (exported, inspected, scored) is never compiled. torch.compile by itself starts at the first update, in silence, and
+answers a missing compiler there with a long traceback: here it is tried out beforehand, and what it took is logged.
 """
 
 import functools
@@ -74,6 +74,8 @@ def compile_layers(trainer: Trainer) -> None:
     # Imported here: compat is applied before anything else of the package is imported.
     from amos_fairseq.modules.encoder import TransformerEncoder
 
+    if trainer.is_data_parallel_master:
+        logger.info("compiling the encoder's layers: the first updates take about a minute longer")
     require_compiler(trainer.device)
     # PyTorch would cut every layer at the buckets of DistributedDataParallel, so that a bucket is exchanged while the rest
     # of the graph is computed. Here the graph is one layer, and the layers below it are the rest.
@@ -81,7 +83,6 @@ def compile_layers(trainer: Trainer) -> None:
     for module in trainer.get_model().modules():
         if isinstance(module, TransformerEncoder):
             module.is_compiled = True
-    logger.info("compiling the encoder's layers: the first updates take about a minute longer")
     announce(trainer, CompilationClock())
 
 

@@ -4,21 +4,26 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from small_checkpoint import TEXT
 from small_electra import small_electra, small_electra_criterion
 from small_electric import electric_criterion, small_electric
 from small_models import small_batch, small_criterion, small_model
+from small_runs import write_run
 from small_teams import small_teams, teams_criterion
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import amos_fairseq
 from amos_fairseq.compat import compilation as trainers
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
+from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.compilation import call_layer, compiled_call
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
@@ -186,9 +191,13 @@ def test_the_kernel_that_a_gpu_uses_is_part_of_the_graph(traced: None, monkeypat
     assert num_graphs() == 1
 
 
-def test_a_model_that_no_trainer_took_is_not_compiled(traced: None) -> None:
+def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Path) -> None:
     model = small_model(compile=True)
     small_criterion()(model, small_batch())[0].backward()
+    run = write_run(tmp_path, "mlm", compile=True, activation_checkpointing=True)
+    pretrained = load_pretrained(run)
+    pretrained.model.extract_features(pretrained.tokens(TEXT)[None])
+    amos_fairseq.load(run)([TEXT])
     assert num_graphs() == 0
 
 
