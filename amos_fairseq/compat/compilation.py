@@ -57,9 +57,10 @@ def require_compiler(device: torch.device) -> None:
     try:
         torch.compile(scaled)(torch.ones(64, device=device))
     except Exception as error:  # whatever the compiler, or what should start it, raises
-        first_line = next(iter(str(error).strip().splitlines()), repr(error))
+        # "backend='inductor' raised:" is a line by itself, with the reason below.
+        reasons = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
         raise UserError(
-            f"model.compile=true cannot be had on this machine ({first_line}): install "
+            f"model.compile=true cannot be had on this machine ({reasons[0] if reasons else repr(error)}): install "
             f"{COMPILERS.get(device.type, 'what PyTorch needs to compile')}, or train with model.compile=false (without "
             "--compile)"
         ) from error
