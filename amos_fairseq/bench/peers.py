@@ -53,7 +53,7 @@ class Entry:
         setup: the configuration whose model FLOPs its steps are worth.
         unequal_work: empty, or how its work differs from ours.
         is_ours: what peers are compared with.
-        compiled: by ``torch.compile``.
+        compiled: by ``torch.compile``; ours as training does it (``model.compile``), a peer as a whole.
     """
 
     contestant: Contestant
@@ -63,8 +63,14 @@ class Entry:
     compiled: bool = False
 
 
-def build_entries(setup: Setup, task: TextPretrainingTask, peers: Sequence[str], compile: bool) -> list[Entry]:
-    """Ours first, then the peers in their order; with ``compile`` each once more under ``torch.compile``.
+def build_entries(
+    setup: Setup, task: TextPretrainingTask, peers: Sequence[str], compile: bool
+) -> tuple[list[Entry], dict[str, str]]:
+    """Ours first, then the peers in their order, compiled where the recipe is; with ``compile`` each without and with.
+
+    Returns:
+        The entries, and why others are none of them: nothing can be compiled here, which only what was asked for beside
+        the recipe survives.
 
     Raises:
         UserError: an unknown peer, or a recipe that a peer cannot follow.
@@ -72,20 +78,26 @@ def build_entries(setup: Setup, task: TextPretrainingTask, peers: Sequence[str],
     for peer in peers:
         if peer not in PEERS:
             raise UserError(f"--peer {peer} is unknown: choose among {', '.join(PEERS)}")
-    entries = []
-    for compiled in (False, True) if compile else (False,):
+    entries, refusals = [], {}
+    for compiled in (False, True) if compile else (bool(setup.cfg.model.compile),):
         for name in ("ours", *dict.fromkeys(peers)):
-            entry = build_entry(setup, task, name, compiled)
-            if compiled:
-                entry.contestant.module.compile(dynamic=False)
-            entries.append(entry)
-    return entries
+            label = f"{name}, compiled" if compiled else name
+            try:
+                entries.append(build_entry(setup, task, name, label, compiled))
+            except UserError as error:
+                if not (compile and compiled):  # without compilation the same was built before
+                    raise
+                refusals[label] = str(error)
+    return entries, refusals
 
 
-def build_entry(setup: Setup, task: TextPretrainingTask, name: str, compiled: bool) -> Entry:
-    label = f"{name}, compiled" if compiled else name
+def build_entry(setup: Setup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
     if name in HUGGING_FACE:
-        return hugging_face_entry(setup, task, name, label, compiled)
+        entry = hugging_face_entry(setup, task, name, label, compiled)
+        if compiled:
+            entry.contestant.module.compile(dynamic=False)
+        return entry
+    setup = setup.with_model(compile=compiled)
     if name == "reference":
         setup = setup.with_model(kernels="reference")
     description = f"amos_fairseq, fairseq's trainer, model.kernels={setup.cfg.model.kernels}"

@@ -2,7 +2,8 @@
 
 Modules mark their forward pass as ranges of the profile. An operator belongs to the innermost range that it runs in. In
 the backward pass it runs in a node of autograd, which carries the sequence number of the operator that made it, and so
-belongs where that one ran. On a GPU the time of an operator is that of the kernels that it starts.
+belongs where that one ran. On a GPU the time of an operator is that of the kernels that it starts. What is compiled runs
+here as it is written: compiled code knows no modules.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.timing import Batch, wait_for
@@ -50,7 +52,7 @@ BACKWARD_NODE = "autograd::engine::evaluate_function"
 def shares_of_parts(step: FairseqStep, batch: Batch, device: torch.device, steps: int = 1) -> dict[str, float]:
     """Part -> its share of the time of ``steps`` steps, which have been warmed up; the shares sum to 1."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    with marked_parts(step), profile(activities=activities, acc_events=True) as profiled:
+    with marked_parts(step), as_written(), profile(activities=activities, acc_events=True) as profiled:
         for _ in range(steps):
             step.step(batch)
         wait_for(device)
@@ -71,6 +73,13 @@ def marked_parts(step: FairseqStep) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """No torch.compile; and a layer that is computed again in the backward pass runs to its end, where its range closes."""
+    with torch.compiler.set_stance("force_eager"), set_checkpoint_early_stop(False):
+        yield
 
 
 def part_of(module: nn.Module) -> str | None:

@@ -59,8 +59,8 @@ def measure(
     progress: Progress,
 ) -> Report:
     progress("building the contestants")
-    entries = build_entries(setup, task, settings.peers, settings.compile)
-    entries, refusals = warm_up(entries, text, settings.warmup, setup.device, progress)
+    entries, not_built = build_entries(setup, task, settings.peers, settings.compile)
+    entries, not_run = warm_up(entries, text, settings.warmup, setup.device, progress)
     contestants = [entry.contestant for entry in entries]
     seconds = alternate(contestants, text.batches, settings.steps, setup.device, progress)
     progress("memory of a step")
@@ -74,7 +74,7 @@ def measure(
         settings=settings,
         setup=setup,
         rows=rows,
-        refusals=refusals,
+        refusals=not_built | not_run,
         text=text,
         batch_size=batch_size,
         num_rows=num_rows(task),

@@ -64,7 +64,7 @@ class Setup:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
 
-    def with_model(self, **settings: str) -> "Setup":
+    def with_model(self, **settings: str | bool) -> "Setup":
         """The same with other settings of the model."""
         cfg = self.cfg.copy()
         cfg.model.update(settings)

@@ -10,6 +10,7 @@ from amos_fairseq import metrics_log
 from amos_fairseq.compat import (
     amp_step,
     atomic_checkpoints,
+    compilation,
     distribution,
     host_reads,
     known_names,
@@ -48,6 +49,7 @@ def apply() -> None:
     precision.apply()
     distribution.apply()
     host_reads.apply()  # around what non_finite and distribution do with the norm of the gradient
+    compilation.apply()
     launch.apply()
     memory_map.apply()
     validation_scores.apply()

@@ -20,6 +20,8 @@ from amos_fairseq.models.electric import NO_ENCODER
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # The recipe sets these.
 RECIPE_FIELDS = ("dropout", "attention_dropout", "pooler_dropout")
+# How pretraining ran, which says nothing about the encoder.
+RUN_FIELDS = ("activation_checkpointing", "compile")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ def read_starting_point(checkpoint: str | Path, from_scratch: bool = False) -> S
         settings = vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)
         arch = settings["_name"]
         known = {field.name for field in dataclasses.fields(architecture(arch))} & (ENCODER_FIELDS | BRANCH_FIELDS)
-        model = {name: settings[name] for name in sorted(known & settings.keys()) if name not in RECIPE_FIELDS}
+        model = {
+            name: settings[name] for name in sorted(known & settings.keys()) if name not in RECIPE_FIELDS + RUN_FIELDS
+        }
         num_updates = int(header["optimizer_history"][-1]["num_updates"])
     except (KeyError, TypeError, IndexError) as error:
         raise UserError(

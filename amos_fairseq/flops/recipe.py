@@ -66,8 +66,10 @@ def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
         )
     task = build_task(cfg.task, vocabulary_size)
     with DEVICE:
-        # Counted are the products of the definitions, not those that a faster way computes twice or leaves out.
-        model = models.build_model(OmegaConf.merge(cfg.model, {"kernels": "reference"}), task).train()
+        # Counted are the products of the definitions, not those that a faster way computes twice or leaves out, nor those
+        # that are computed again to save memory.
+        plain = {"kernels": "reference", "activation_checkpointing": False}
+        model = models.build_model(OmegaConf.merge(cfg.model, plain), task).train()
         criterion = task.build_criterion(cfg.criterion).train()
     batch_size = blocks_per_batch(
         task.cfg.tokens_per_sample, cfg.dataset.max_tokens, cfg.dataset.batch_size, model.max_positions()

@@ -41,7 +41,8 @@ def choose_backend(device: torch.device, dtype: torch.dtype, head_width: int, ha
 
     device  dtype                       bias  backend
     cpu     any                         any   by_hand     0.4 to 0.7 of the time of PyTorch's, whose fused kernel for it
-                                                          knows neither dropout nor a bias with a gradient
+                                                          knows neither dropout nor a bias with a gradient; under
+                                                          torch.compile, which cannot trace it, the definition
     cuda    float16, bfloat16           no    flash       for heads of up to 256
     cuda    float16, bfloat16, float32  any   efficient   the fused kernel that gives a bias its gradient
     cuda    others; heads with d % 8    any   math        no fused kernel takes them
@@ -52,7 +53,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype, head_width: int, ha
     atomic additions, whose order changes from run to run. The efficient kernel writes [B,H,T,T] for one layer at a time.
     """
     if device.type == "cpu":
-        return "by_hand"
+        return "definition" if torch.compiler.is_compiling() else "by_hand"
     if device.type != "cuda":
         return "definition"
     if head_width % 8 or dtype not in (torch.float16, torch.bfloat16, torch.float32):

@@ -69,6 +69,14 @@ class EncoderConfig(FairseqDataclass):
         default="fast",
         metadata={"help": "how attention and output layer are computed; reference: slowly, as their definitions read"},
     )
+    activation_checkpointing: bool = field(
+        default=False,
+        metadata={"help": "keep only the input of every layer and compute the rest again in the backward pass"},
+    )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "on a GPU: torch.compile for the layers while training (on a CPU they become slower)"},
+    )
 
 
 def check_encoder(cfg: EncoderConfig) -> None:
@@ -108,6 +116,7 @@ def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropou
         embedding_width=cfg.embedding_dim,
         num_token_types=cfg.token_types,
         kernels=str(cfg.kernels),
+        activation_checkpointing=cfg.activation_checkpointing,
     )
 
 

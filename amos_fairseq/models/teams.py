@@ -189,7 +189,7 @@ class TeamsModel(SingleGuesserModel):
         if str(self.cfg.task_heads) == "ffn":
             return self.mws_ffn(states[-1]), self.rtd_ffn(states[-1])
         bias = self.discriminator.attention_bias(embeddings, padding_mask)
-        return states[-1], self.rtd_layer(states[-2], bias)
+        return states[-1], self.discriminator.run_layer(self.rtd_layer, states[-2], bias)
 
     def select(self, states: Tensor, masked_positions: Tensor, candidates: Tensor) -> Tensor:
         """e(x') . h_MWS(x^R)_i of every candidate x' (Eq. 7): [B,T,D], [B,M], [B,M,1+K] -> [B,M,1+K] float32."""

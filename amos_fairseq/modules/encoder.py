@@ -7,10 +7,12 @@ import torch
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
+from torch.utils.checkpoint import checkpoint
 
 from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, prepare_bias
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.attention import SelfAttention
+from amos_fairseq.modules.compilation import call_layer, compiled_call
 from amos_fairseq.modules.dropout import make_dropout
 from amos_fairseq.modules.linear import make_linear
 from amos_fairseq.modules.relative_position import RelativePositionBias
@@ -22,7 +24,8 @@ class EncoderShape:
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
     ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast,
-    or reference for attention and dropout as their definitions read.
+    or reference for attention and dropout as their definitions read. With ``activation_checkpointing`` only the input of a
+    layer is kept for the backward pass, which computes the rest again, with the same dropout.
     """
 
     num_layers: int
@@ -41,6 +44,7 @@ class EncoderShape:
     num_token_types: int = 0
     attends_to: str = "all"
     kernels: str = "fast"
+    activation_checkpointing: bool = False
 
 
 class TransformerLayer(nn.Module):
@@ -71,11 +75,15 @@ class TransformerEncoder(nn.Module):
     Token embeddings belong to the model, which shares them between its encoders; where they are as wide as the encoder,
     nothing is projected. With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions count from 0 here),
     with ``none`` its ``ElectraModel``.
+
+    Attributes:
+        is_compiled: whether layers run through torch.compile where a gradient is wanted, that is, while training.
     """
 
     def __init__(self, shape: EncoderShape):
         super().__init__()
         self.shape = shape
+        self.is_compiled = False
         embedding_width = shape.embedding_width or shape.width
         self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
         self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
@@ -120,11 +128,23 @@ class TransformerEncoder(nn.Module):
         states = self.embed(embeddings, token_types)
         outputs = []
         for depth, layer in enumerate(self.layers, start=1):
-            outputs.append(layer(states, bias, last_positions if depth == len(self.layers) and is_fast else None))
+            positions = last_positions if depth == len(self.layers) and is_fast else None
+            outputs.append(self.run_layer(layer, states, bias, positions))
             states = outputs[-1].detach() if depth in detach_after else outputs[-1]
         if last_positions is not None and not is_fast:
             outputs[-1] = gather_positions(outputs[-1], last_positions)
         return outputs
+
+    def run_layer(
+        self, layer: TransformerLayer, states: Tensor, bias: AttentionBias, positions: Tensor | None = None
+    ) -> Tensor:
+        """``layer``, one of this encoder's or another of its shape, called as :class:`TransformerLayer` is."""
+        if not torch.is_grad_enabled():  # batches of validation differ in shape: each would be compiled anew
+            return layer(states, bias, positions)
+        call = compiled_call() if self.is_compiled else call_layer
+        if self.shape.activation_checkpointing:
+            return checkpoint(call, layer, states, bias, positions, use_reentrant=False)
+        return call(layer, states, bias, positions)
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
         """What the first layer reads: [B,T,E] -> [B,T,D]."""

@@ -4,16 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from amos_fairseq.bench import made_up_text
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.made_up_text import make_up_text, random_blocks
-from amos_fairseq.bench.peers import PEERS, build_entries, comparable
+from amos_fairseq.bench.peers import PEERS, Entry, build_entries, comparable
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.compat import compilation
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.flops.training import training_flops
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 VOCABULARY = 600
 
@@ -25,7 +28,7 @@ def setup_of(recipe: str, *overrides: str, **settings) -> Setup:
 def test_every_peer_comes_once_in_the_order_asked() -> None:
     setup = setup_of("electra_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    entries = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
+    entries, refusals = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
     assert [(entry.contestant.name, entry.is_ours) for entry in entries] == [
         ("ours", True),
         ("reference", False),
@@ -34,15 +37,57 @@ def test_every_peer_comes_once_in_the_order_asked() -> None:
     kernels = [entry.contestant.module.cfg.kernels for entry in entries[:2]]
     assert kernels == ["fast", "reference"]
     assert {entry.unequal_work for entry in entries} == {""}
-    compiled = build_entries(setup, task, ["hf"], compile=True)
-    assert [entry.contestant.name for entry in compiled] == ["ours", "hf", "ours, compiled", "hf, compiled"]
-    assert [entry.contestant.module._compiled_call_impl is not None for entry in compiled] == [False, False, True, True]
+    assert refusals == {}
+
+
+@pytest.fixture
+def any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "require_compiler", lambda device: None)
+
+
+def compiled_parts(entry: Entry) -> list[bool]:
+    """Whether it is compiled as a whole, and whether the layers of each encoder are."""
+    modules = list(entry.contestant.module.modules())
+    encoders = [module.is_compiled for module in modules if isinstance(module, TransformerEncoder)]
+    return [any(module._compiled_call_impl is not None for module in modules), *encoders]
+
+
+@pytest.mark.usefixtures("any_compiler")
+def test_with_compile_each_comes_once_more_ours_as_it_trains() -> None:
+    setup = setup_of("electra_tiny")
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    entries, refusals = build_entries(setup, task, ["hf", "reference"], compile=True)
+    assert {entry.contestant.name: (entry.compiled, compiled_parts(entry)) for entry in entries} == {
+        "ours": (False, [False, False, False]),
+        "hf": (False, [False]),
+        "reference": (False, [False, False, False]),
+        "ours, compiled": (True, [False, True, True]),
+        "hf, compiled": (True, [True]),
+        "reference, compiled": (True, [False, True, True]),
+    }
+    assert refusals == {}
+    entries, _ = build_entries(setup.with_model(compile=True), task, [], compile=False)
+    assert [(entry.contestant.name, entry.compiled) for entry in entries] == [("ours, compiled", True)]
+
+
+def test_where_nothing_can_be_compiled_the_others_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: torch.device) -> None:
+        raise UserError("no compiler is found")
+
+    monkeypatch.setattr(compilation, "require_compiler", refuse)
+    setup = setup_of("mlm_tiny")
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    entries, refusals = build_entries(setup, task, ["reference"], compile=True)
+    assert [entry.contestant.name for entry in entries] == ["ours", "reference"]
+    assert refusals == dict.fromkeys(["ours, compiled", "reference, compiled"], "no compiler is found")
+    with pytest.raises(UserError, match="no compiler is found"):  # the recipe itself is compiled
+        build_entries(setup.with_model(compile=True), task, [], compile=False)
 
 
 def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
     setup = setup_of("amos_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    ours, reference = (entry.contestant for entry in build_entries(setup, task, ["reference"], compile=False))
+    ours, reference = (entry.contestant for entry in build_entries(setup, task, ["reference"], compile=False)[0])
     for mine, other in zip(ours.module.parameters(), reference.module.parameters(), strict=True):
         assert mine.equal(other)
     texts = [make_up_text(task, 2) for _ in range(2)]

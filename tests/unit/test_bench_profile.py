@@ -12,6 +12,7 @@ from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.settings import BenchSettings, prepare
 from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 
 def event(name: str, own: float, start: float, parent: Any = None, sequence_nr: int = -1, on_gpu: float = 0.0) -> Any:
@@ -80,3 +81,36 @@ def test_the_part_with_the_most_products_takes_the_most_time(part: str, settings
     assert sum(shares.values()) == pytest.approx(1)
     assert shares[part] == max(shares[name] for name in profile.PARTS if name != profile.OPTIMIZER)
     assert min(shares[name] for name in (profile.ATTENTION, profile.EMBEDDINGS, profile.LOSS, profile.OPTIMIZER)) > 0
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_compiled_layers_and_those_that_are_computed_again_mark_every_part(
+    recomputes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every range that a layer opens is closed, also where PyTorch would leave a layer before its end, which it computes
+    only for what its backward pass reads; compiled code would open none."""
+    events: list[tuple[str, str]] = []
+
+    class Range:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            events.append(("open", self.name))
+
+        def __exit__(self, *error: Any) -> None:
+            events.append(("close", self.name))
+
+    monkeypatch.setattr(profile, "record_function", Range)
+    setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"]), 600)
+    setup = setup.with_model(activation_checkpointing=recomputes)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    step, batch = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches[0]
+    for module in step.module.modules():
+        if isinstance(module, TransformerEncoder):
+            module.is_compiled = True
+    with profile.marked_parts(step), profile.as_written():
+        step.step(batch)
+    attention, layers = (events.count(("open", profile.PREFIX + part)) for part in (profile.ATTENTION, profile.FFN))
+    assert attention == layers == setup.cfg.model.encoder_layers * (1 + recomputes)
+    assert events.count(("close", profile.PREFIX + profile.FFN)) == layers

@@ -12,7 +12,9 @@ from amos_fairseq.bench import machine
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.profile import PARTS
 from amos_fairseq.cli.main import main
+from amos_fairseq.compat import compilation
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.errors import UserError
 from amos_fairseq.flops.training import training_flops
 
 SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "dataset.batch_size=2"]
@@ -110,17 +112,24 @@ def test_a_peer_with_other_work_is_said_so(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compiled_leaves_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours is refused when it is built, a peer when it is compiled: at its first step."""
+
+    def refuse(device: torch.device) -> None:
+        raise UserError("nothing compiles here")
+
     def compile_later(module: torch.nn.Module, **settings: Any) -> None:
         def refuse(*arguments: Any, **inputs: Any) -> None:
             raise RuntimeError("no compiler\nis found")
 
         module.forward = refuse
 
+    monkeypatch.setattr(compilation, "require_compiler", refuse)
     monkeypatch.setattr(torch.nn.Module, "compile", compile_later)
-    found, page = bench(tmp_path, "mlm_tiny", "--compile")
-    assert [row["name"] for row in found["contestants"]] == ["ours"]
-    assert found["not_compiled"] == {"ours, compiled": "no compiler"}
-    assert "`ours, compiled` is not in the contest: no compiler" in page
+    found, page = bench(tmp_path, "mlm_tiny", "--compile", "--peer", "hf")
+    assert [row["name"] for row in found["contestants"]] == ["ours", "hf"]
+    assert found["not_compiled"] == {"ours, compiled": "nothing compiles here", "hf, compiled": "no compiler"}
+    assert "`ours, compiled` is not in the contest: nothing compiles here" in page
+    assert "`hf, compiled` is not in the contest: no compiler" in page
 
 
 def test_an_error_that_no_compiler_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_lo
 RUNS = {
     "mlm": ("mlm", {}),
     "mlm with t5": ("mlm", {"relative_position_scheme": "t5", "embedding_dim": 0}),
+    "mlm in another way of computing": ("mlm", {"compile": True, "activation_checkpointing": True}),
     "teams": ("teams", {}),
     "teams, detection kept": ("teams", {"representation": "rtd"}),
     "teams, a layer more": ("teams", {"task_heads": "extra_layer"}),

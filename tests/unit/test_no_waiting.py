@@ -28,6 +28,7 @@ class Recorder(TorchDispatchMode):
         {"mixture": "learned"},
         {"mixture": "learned", "gumbel_entries": 20},
         {"mixture": "learned", "kernels": "reference"},
+        {"mixture": "learned", "activation_checkpointing": True, "dropout": 0.1},
         {"mixture": "uniform"},
         {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5},
         {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5, "gumbel_entries": 20},

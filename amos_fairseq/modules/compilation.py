@@ -1,0 +1,32 @@
+"""The call of a Transformer layer, as it is written and as torch.compile makes it.
+
+One layer is what is compiled, and layers of one shape share the result: a graph of the whole model would take as many
+times longer to compile as there are layers. What stays outside (sampling, the output layer in chunks) chooses its own
+memory and kernels already.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from amos_fairseq.functional.attention import AttentionBias
+
+LayerCall = Callable[[nn.Module, Tensor, AttentionBias, Tensor | None], Tensor]
+
+
+def call_layer(layer: nn.Module, states: Tensor, bias: AttentionBias, positions: Tensor | None = None) -> Tensor:
+    """As :class:`amos_fairseq.modules.encoder.TransformerLayer`."""
+    return layer(states, bias, positions)
+
+
+@functools.cache
+def compiled_call() -> LayerCall:
+    """:func:`call_layer` under torch.compile, which compiles it anew for each kind of layer and of input.
+
+    An AMOS model has eight kinds: layers of the generator, those of them that read a detached state, the last of them, which
+    computes some positions alone, layers of the discriminator, each with and without padding in the batch. From the second size of a batch on, sizes are variables.
+    Beyond eight kinds PyTorch gives up and calls the layer as it is written.
+    """
+    return torch.compile(call_layer)

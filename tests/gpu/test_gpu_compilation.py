@@ -1,0 +1,88 @@
+"""Compiled layers and layers that are computed again, on a CUDA device."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from amos_fairseq.bench.memory import step_peak
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+B, T, D, HEADS = 4, 128, 256, 4
+# Of the largest value: sums of float32 run in another order, in bfloat16 compiled code rounds once where layers as written
+# round after each operation, to 8 bits.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settings) -> TransformerEncoder:
+    torch.manual_seed(0)
+    shape = {
+        "num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T, "dropout": 0.1,
+        "attention_dropout": 0.1, "activation_dropout": 0.1, "layer_norm_eps": 1e-5, "position_scheme": "t5",
+        "position_buckets": 32, "position_max_distance": 128,
+    }  # fmt: skip
+    module = TransformerEncoder(EncoderShape(**(shape | settings))).to("cuda", dtype)
+    module.is_compiled = is_compiled
+    return module
+
+
+def gradients(module: TransformerEncoder, dtype: torch.dtype, has_padding: bool) -> list[Tensor]:
+    """The last states and all gradients, under one seed."""
+    torch.manual_seed(1)
+    embeddings = torch.randn(B, T, D, device="cuda").to(dtype).requires_grad_()
+    mask = torch.zeros(B, T, dtype=torch.bool, device="cuda")
+    mask[1, T // 2 :] = True
+    states = module(embeddings, mask if has_padding else None)[-1]
+    states.float().pow(3).mul(1 - mask.float()[..., None]).mean().backward()
+    return [states.detach()[~mask], embeddings.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+@pytest.mark.parametrize("has_padding", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_compiled_layers_equal_those_as_written(dtype: torch.dtype, has_padding: bool) -> None:
+    pytest.importorskip("triton")
+    found, expected = (gradients(encoder(dtype, way).eval(), dtype, has_padding) for way in (True, False))
+    for one, other in zip(found, expected, strict=True):
+        assert one.isfinite().all()
+        largest = other.float().abs().max().item()
+        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=TOLERANCES[dtype] * largest + 1e-7)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_layers_computed_again_drop_the_same_values(is_compiled: bool) -> None:
+    """Up to the order of sums by atomic additions, which changes from run to run; other dropout would be far off."""
+    if is_compiled:
+        pytest.importorskip("triton")
+    results = []
+    for recomputes in (False, True):
+        module = encoder(torch.float32, is_compiled, activation_checkpointing=recomputes).train()
+        results.append(gradients(module, torch.float32, has_padding=True))
+    for plain, recomputed in zip(*results, strict=True):
+        torch.testing.assert_close(plain, recomputed, rtol=1e-4, atol=1e-6)
+
+
+def test_of_a_layer_34_bytes_a_value_are_kept() -> None:
+    """In bfloat16, by the difference of the peaks of 8 and 6 layers; computed again, 2 bytes. Peaks come in blocks of 512."""
+    kept = {}
+    for recomputes in (False, True):
+        peaks = []
+        for num_layers in (6, 8):
+            module = encoder(
+                torch.bfloat16, False, num_layers, activation_dropout=0.0, activation_checkpointing=recomputes
+            ).train()
+            embeddings = torch.randn(B, T, D, device="cuda", dtype=torch.bfloat16)
+            module(embeddings)[-1].sum().backward()  # gradients are there before the step that counts
+            peaks.append(step_peak(lambda m=module, e=embeddings: m(e)[-1].sum().backward(), torch.device("cuda")))
+        kept[recomputes] = (peaks[1] - peaks[0]) / (2 * B * T * D)
+    assert 33 < kept[False] < 36
+    assert 1.9 < kept[True] < 3

@@ -1,0 +1,133 @@
+"""Layers that are computed again in the backward pass: the same bits, less memory."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_electra import small_electra, small_electra_criterion
+from small_electric import electric_criterion, small_electric
+from small_models import SETTINGS, small_batch, small_criterion, small_dictionary, small_model
+from small_teams import small_teams, teams_criterion
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amos_fairseq.bench.memory import LiveBytes
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.flops.recipe import build_recipe
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, TransformerLayer
+
+DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
+OBJECTIVES: dict[str, Callable] = {
+    "amos": lambda **settings: (small_model(**settings), small_criterion()),
+    "amos reference": lambda **settings: (small_model(kernels="reference", **settings), small_criterion()),
+    "electra": lambda **settings: (small_electra(**settings), small_electra_criterion()),
+    "electric": lambda **settings: with_criterion(small_electric(**settings), electric_criterion),
+    "two_tower": lambda **settings: with_criterion(small_electric("two_tower", **settings), electric_criterion),
+    "teams": lambda **settings: with_criterion(small_teams(**settings), teams_criterion),
+}
+
+
+def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn.Module]:
+    return model, criterion(model)
+
+
+def count_calls(model: nn.Module) -> list[nn.Module]:
+    """A list that grows by the layer whenever one is called."""
+    calls: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, TransformerLayer):
+            module.register_forward_pre_hook(lambda layer, inputs: calls.append(layer))
+    return calls
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
+    """With dropout everywhere, in all encoders, those that stand beside an encoder (TEAMS) included."""
+    results, num_calls = [], []
+    for recomputes in (False, True):
+        model, criterion = OBJECTIVES[objective](activation_checkpointing=recomputes, **DROPOUTS)
+        calls = count_calls(model)
+        torch.manual_seed(1)
+        loss, _, _ = criterion(model, small_batch())
+        forward_calls = len(calls)
+        loss.backward()
+        results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+        results[-1].append(torch.rand(3))  # and the random numbers that come next
+        num_calls.append((forward_calls, len(calls)))
+    for plain, recomputed in zip(*results, strict=True):
+        assert torch.equal(plain, recomputed)
+    (forward, kept), (again, recomputed) = num_calls
+    assert forward == kept == again
+    assert recomputed == 2 * forward
+
+
+def test_nothing_is_computed_again_without_a_gradient() -> None:
+    model = small_model(activation_checkpointing=True).eval()
+    calls = count_calls(model)
+    with torch.no_grad():
+        model.extract_features(small_batch()["net_input"]["tokens"])
+    assert len(calls) == SETTINGS["encoder_layers"]
+
+
+def test_fine_tuning_gets_the_same_bits() -> None:
+    results = []
+    for recomputes in (False, True):
+        torch.manual_seed(0)
+        settings = SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
+        task = SimpleNamespace(source_dictionary=small_dictionary())
+        model = AmosModel.build_model(AmosConfig(**settings), task).train()
+        model.register_classification_head("head", 3)
+        calls = count_calls(model)
+        torch.manual_seed(1)
+        logits, _ = model(small_batch()["net_input"]["tokens"], classification_head_name="head")
+        functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
+        assert len(calls) == SETTINGS["encoder_layers"] * (1 + recomputes)
+        results.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
+    for plain, recomputed in zip(*results, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+B, T, D, HEADS = 4, 32, 32, 2
+
+
+def encoder(num_layers: int, recomputes: bool) -> TransformerEncoder:
+    torch.manual_seed(0)
+    shape = EncoderShape(
+        num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1, attention_dropout=0.1,
+        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
+        activation_checkpointing=recomputes,
+    )  # fmt: skip
+    return TransformerEncoder(shape).train()
+
+
+def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:
+    """Kept between forward and backward pass, and the most at any moment, gradients included."""
+    module, embeddings = encoder(num_layers, recomputes), torch.randn(B, T, D)
+    with LiveBytes() as live:
+        loss: Tensor = module(embeddings)[-1].sum()
+        kept = live.now
+        loss.backward()
+    return kept, live.peak
+
+
+def test_of_a_layer_its_input_alone_is_kept() -> None:
+    """D numbers a token. Layers that keep all have 16 D numbers and 2 D bytes, one for each mask of dropout: their input 1,
+    query, key and value 3, mixed values 1, input and output of the first LayerNorm 2, the widened states before and after
+    gelu 8, the input of the second LayerNorm 1. In 16 bit that is 34 D bytes. A CPU keeps also the weights of attention,
+    their mask, and mean and deviation of both LayerNorms.
+    """
+    one_more = bytes_of_a_step(7, True)[0] - bytes_of_a_step(6, True)[0]
+    assert one_more == 4 * B * T * D
+    plain = bytes_of_a_step(7, False)[0] - bytes_of_a_step(6, False)[0]
+    assert plain == B * T * (16 * 4 * D + 2 * D + HEADS * T * (4 + 1) + 2 * 2 * 4)
+
+
+def test_the_peak_of_a_step_falls_to_less_than_half() -> None:
+    assert 2 * bytes_of_a_step(12, True)[1] < bytes_of_a_step(12, False)[1]
+
+
+def test_flops_of_a_recipe_do_not_count_what_is_computed_again() -> None:
+    recipe = build_recipe(compose_recipe("amos_tiny", ["model.activation_checkpointing=true"]), 600)
+    assert not recipe.model.cfg.activation_checkpointing

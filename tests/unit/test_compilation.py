@@ -1,0 +1,271 @@
+"""Compiled layers against the same layers as they are written, what is compiled when, and what a user is told."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_checkpoint import TEXT
+from small_electra import small_electra, small_electra_criterion
+from small_electric import electric_criterion, small_electric
+from small_models import small_batch, small_criterion, small_model
+from small_runs import write_run
+from small_teams import small_teams, teams_criterion
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import amos_fairseq
+from amos_fairseq.compat import compilation as trainers
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional import attention
+from amos_fairseq.functional.attention import NO_BIAS
+from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.modules import encoder as encoders
+from amos_fairseq.modules.compilation import call_layer, compiled_call
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
+)
+SHAPE = EncoderShape(
+    num_layers=3, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.5, attention_dropout=0.5,
+    activation_dropout=0.5, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Other tests know nothing of what is compiled here."""
+    torch.compiler.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(optimize_ddp=True):  # PyTorch's default
+        yield
+    torch.compiler.reset()
+    counters.clear()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile traces, without the minutes in which it would write code for it."""
+    call = torch.compile(call_layer, backend="eager")
+    monkeypatch.setattr(encoders, "compiled_call", lambda: call)
+
+
+def let_compile(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, TransformerEncoder):
+            module.is_compiled = True
+    return model
+
+
+def num_graphs() -> int:
+    assert not counters["graph_break"], counters["graph_break"]
+    return counters["stats"]["unique_graphs"]
+
+
+def encoder(**settings) -> TransformerEncoder:
+    torch.manual_seed(0)
+    return TransformerEncoder(EncoderShape(**(vars(SHAPE) | settings)))
+
+
+def gradients(
+    module: TransformerEncoder, embeddings: Tensor, mask: Tensor | None = None, seed: int = 0
+) -> list[Tensor]:
+    """Outputs of all layers, and all gradients."""
+    embeddings = embeddings.clone().requires_grad_()
+    module.zero_grad()
+    torch.manual_seed(seed)
+    outputs = torch.stack(module(embeddings, mask))
+    outputs.pow(3).sum().backward()
+    return [outputs.detach(), embeddings.grad, *(parameter.grad.clone() for parameter in module.parameters())]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_layers_give_the_values_and_gradients_of_those_as_written() -> None:
+    """In float64, some thousand roundings; three layers are one graph. Without a gradient they run as written."""
+    plain, compiled = encoder().double().eval(), let_compile(encoder().double().eval())
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    given = random(2, 6, 8), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    for found, expected in zip(gradients(compiled, *given), gradients(plain, *given), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert num_graphs() == 1
+    with torch.no_grad():
+        assert torch.equal(torch.stack(compiled(random(1, 9, 8))), torch.stack(plain(random(1, 9, 8))))
+    assert num_graphs() == 1
+
+
+def test_batches_of_many_sizes_are_two_graphs(traced: None) -> None:
+    """As in fine-tuning: one for the sizes of the first batch, one in which they are variables."""
+    plain, compiled = encoder().eval(), let_compile(encoder().eval())
+    for step, (batch_size, length) in enumerate(((2, 6), (3, 7), (5, 9), (4, 10), (7, 3), (2, 6))):
+        given = random(batch_size, length, 8).float(), torch.arange(length).expand(batch_size, -1) >= length - 1
+        for found, expected in zip(gradients(compiled, *given), gradients(plain, *given), strict=True):
+            torch.testing.assert_close(found, expected)
+        assert num_graphs() == min(step + 1, 2)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_dropout_of_compiled_layers_follows_the_seed_and_is_the_same_when_computed_again() -> None:
+    module, recomputing = let_compile(encoder().train()), let_compile(encoder(activation_checkpointing=True).train())
+    embeddings = random(2, 6, 8).float()
+    first, again, other = (gradients(module, embeddings, seed=seed) for seed in (1, 1, 2))
+    recomputed = gradients(recomputing, embeddings, seed=1)
+    assert num_graphs() == 1
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(first, recomputed, strict=True))
+    assert not any(torch.equal(one, two) for one, two in zip(first[:2], other[:2], strict=True))
+
+
+@needs_compiler
+@pytest.mark.slow
+@torch.no_grad()
+def test_dropout_of_compiled_layers_keeps_and_scales_as_it_should() -> None:
+    """A layer that adds dropped ones to zeros: half of them are 0, half are 2."""
+    torch.manual_seed(0)
+    layer = encoder(attention_dropout=0.0, activation_dropout=0.0).train().layers[0]
+    layer.ffn_out.weight.zero_()
+    layer.ffn_out.bias.fill_(1.0)
+    layer.attention_norm, layer.ffn_norm = Zeros(), nn.Identity()
+    values = compiled_call()(layer, torch.randn(500, 6, 8), NO_BIAS)
+    assert num_graphs() == 1
+    assert set(values.unique().tolist()) == {0.0, 2.0}
+    count = values.numel()
+    assert abs(int((values == 2).sum()) - count / 2) < 5 * (count / 4) ** 0.5  # 5 deviations
+
+
+class Zeros(nn.Module):
+    def forward(self, states: Tensor) -> Tensor:
+        return states * 0
+
+
+KINDS: dict[str, tuple[Callable, int]] = {
+    # Layers of the generator, those that read a detached state, layers of the discriminator.
+    "amos": (lambda: (small_model(dropout=0.1), small_criterion()), 3),
+    "electra": (lambda: (small_electra(), small_electra_criterion()), 2),
+    "electric": (lambda: with_criterion(small_electric(), electric_criterion), 2),
+    "two_tower": (lambda: with_criterion(small_electric("two_tower"), electric_criterion), 1),
+    "teams": (lambda: with_criterion(small_teams(), teams_criterion), 1),
+}
+
+
+def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn.Module]:
+    return model, criterion(model)
+
+
+@pytest.mark.parametrize("objective", KINDS)
+def test_an_objective_has_few_kinds_of_layers_and_none_breaks_the_graph(objective: str, traced: None) -> None:
+    """Each with and without padding in the batch; evaluation, whatever its sizes, and further steps add none."""
+    build, num_kinds = KINDS[objective]
+    model, criterion = build()
+    let_compile(model)
+    full, padded = small_batch((12,) * 4), small_batch()
+    expected = 0
+    for batch in (full, padded, full, padded):
+        expected = min(expected + num_kinds, 2 * num_kinds)
+        criterion(model, batch)[0].backward()
+        assert num_graphs() == expected
+    model.eval()
+    with torch.no_grad():
+        for lengths in ((12, 7), (12,), (9, 9, 9)):
+            criterion(model, small_batch(lengths))
+    assert num_graphs() == 2 * num_kinds
+
+
+def test_the_kernel_that_a_gpu_uses_is_part_of_the_graph(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by a context that the graph has to keep; a CPU knows one of the kernels, that of plain products."""
+    plain, compiled = encoder().eval(), let_compile(encoder().eval())
+    monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
+    given = random(2, 6, 8).float(), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    for found, expected in zip(gradients(compiled, *given), gradients(plain, *given), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert num_graphs() == 1
+
+
+def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Path) -> None:
+    model = small_model(compile=True)
+    small_criterion()(model, small_batch())[0].backward()
+    run = write_run(tmp_path, "mlm", compile=True, activation_checkpointing=True)
+    pretrained = load_pretrained(run)
+    pretrained.model.extract_features(pretrained.tokens(TEXT)[None])
+    amos_fairseq.load(run)([TEXT])
+    assert num_graphs() == 0
+
+
+class SmallTrainer:
+    """What :func:`compile_layers` asks of fairseq's trainer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.device, self.is_data_parallel_master, self.updates = torch.device("cpu"), True, 0
+        self.cfg = SimpleNamespace(model=model.cfg)
+        self.get_model = lambda: model
+        self.criterion = small_criterion()
+
+    def get_num_updates(self) -> int:
+        return self.updates
+
+    def train_step(self, samples: list[dict]) -> str:
+        for sample in samples:
+            self.criterion(self.get_model(), sample)[0].backward()
+        self.updates += 1
+        return "logged"
+
+
+def test_compiling_is_told_before_and_after(
+    traced: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainers, "require_compiler", lambda device: None)
+    trainer = SmallTrainer(small_model())
+    with caplog.at_level(logging.INFO, logger=trainers.__name__):
+        trainers.compile_layers(trainer)
+        assert caplog.messages == ["compiling the encoder's layers: the first updates take about a minute longer"]
+        assert [trainer.train_step([small_batch()]) for _ in range(3)] == ["logged"] * 3
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1].startswith("compiled for ")
+    assert caplog.messages[1].endswith(" seconds in update 1")
+    assert num_graphs() == 2  # without dropout both encoders' layers are of one kind
+    assert torch._dynamo.config.optimize_ddp is False
+
+
+@pytest.mark.parametrize(("device", "mend"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "the Triton that belongs to")])
+def test_where_nothing_can_be_compiled_one_line_says_why(
+    device: str, mend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(function: Callable) -> Callable:
+        raise RuntimeError("torch.compile is not supported here\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device: None)
+    with pytest.raises(
+        UserError, match=rf"\(torch.compile is not supported here\): install {mend}.*model.compile=false"
+    ):
+        trainers.require_compiler(torch.device(device))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_compiler_that_broke_is_noticed_although_results_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still says its version, and PyTorch finds what it compiled before in its files."""
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr(config.cpp, "cxx", (None, str(compiler)))
+    trainers.require_compiler(torch.device("cpu"))
+    compiler.write_text('#!/bin/sh\ncase "$*" in *--version*) exit 0;; esac\nexit 1\n')
+    torch.compiler.reset()
+    with pytest.raises(UserError, match=r"\(CppCompileError: .*install a C\+\+ compiler .*model.compile=false"):
+        trainers.require_compiler(torch.device("cpu"))
