@@ -74,7 +74,9 @@ def trace_connected(settings: RanksSettings, setup: Setup, progress: Progress) -
     training = setup.cfg.distributed_training
     rank, num_ranks = training.distributed_rank, training.distributed_world_size
     step, batches = make_step(setup, rank)
-    report = RanksReport(settings.bench, setup, num_ranks, describe_machine(setup.device), versions())
+    # Above 0 before the ranks have begun: somebody else computes here too.
+    machine = describe_machine(setup.device) | {"load_of_last_minute": round(os.getloadavg()[0], 1)}
+    report = RanksReport(settings.bench, setup, num_ranks, machine, versions())
     paths = {
         freq: [settings.directory / f"{report.work_name}_freq{freq}_rank{number}.json" for number in range(num_ranks)]
         for freq in settings.update_freqs

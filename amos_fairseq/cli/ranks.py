@@ -1,6 +1,6 @@
 """A trace of several ranks on one machine: what they exchange in an update, and how much of it the backward pass hides.
 
-    torchrun --standalone --nproc-per-node 2 -m amos_fairseq.cli.ranks amos_small --set dataset.batch_size=8 --out OUT
+    torchrun --standalone --nproc-per-node 2 -m amos_fairseq.cli.ranks amos_small --set dataset.batch_size=4 --out OUT
 
 Each rank leaves a Chrome trace for each number of micro-batches, the first one a page of Markdown.
 """
@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("config", metavar="CONFIG", help="as for amos bench, such as amos_small")
     parser.add_argument(
         "--set", dest="overrides", nargs="+", action="extend", metavar="KEY=VALUE", default=[],
-        help="settings to change, such as dataset.batch_size=8",
+        help="settings to change, such as dataset.batch_size=4",
     )  # fmt: skip
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of model and gradients")
     parser.add_argument(

@@ -2,7 +2,7 @@
 # bash examples/benchmark/ranks.sh [OUT_DIR] [CONFIG] [FLAGS]
 #
 # What two ranks on a CPU exchange in an update, and how much of it the backward pass hides: a page of Markdown, and a trace
-# for each rank and number of micro-batches (open it in ui.perfetto.dev). Half a minute; nothing else should run meanwhile.
+# for each rank and number of micro-batches (open it in ui.perfetto.dev). A minute or two; nothing else should run meanwhile.
 # OUT_DIR: where they go (default: ranks_out). CONFIG: default amos_small. FLAGS: those of amos_fairseq.cli.ranks.
 # Settings, with their defaults:
 #   RANKS=2   processes on this machine, one thread each
@@ -27,4 +27,4 @@ prepare_environment
 # The profiler's own announcements stay out; a GPU that is there is not asked.
 export KINETO_LOG_LEVEL=6 CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1
 exec python -m torch.distributed.run --standalone --nproc-per-node "${RANKS:-2}" -m amos_fairseq.cli.ranks "$CONFIG" \
-    --set dataset.batch_size=8 --out "$OUT" "$@"
+    --set dataset.batch_size=4 --out "$OUT" "$@"
