@@ -1,6 +1,6 @@
 """Our side of the contest: the update that ``fairseq-hydra-train`` makes, by fairseq's own trainer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class UnsavedTrainer(Trainer):
 class FairseqStep:
     """A model of this package with its criterion, optimizer, schedule, clipping, number format and logging.
 
-    The only part of a real update that is left out is the exchange between ranks.
+    Of a real update the exchange between ranks is left out, unless there are several (:mod:`amos_fairseq.bench.ranks`).
     """
 
     def __init__(self, setup: Setup, task: TextPretrainingTask, name: str, description: str):
@@ -51,8 +51,12 @@ class FairseqStep:
 
     def step(self, batch: dict[str, Any]) -> None:
         """Forward, backward, clipping, optimizer, schedule and statistics; see :class:`Contestant`."""
+        self.update([batch])
+
+    def update(self, micro_batches: Sequence[dict[str, Any]]) -> None:
+        """The same with the gradients of several micro-batches."""
         with metrics.aggregate(new_root=True):  # statistics of another contestant stay apart
-            self.trainer.train_step([batch])
+            self.trainer.train_step(micro_batches)
 
     def state(self) -> Iterator[Tensor]:
         """Everything that stays between two steps: weights, gradients, master weights, moments."""

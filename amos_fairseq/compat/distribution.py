@@ -7,7 +7,8 @@ What stock fairseq does, seen by running it:
 - a world size above 1 on a CPU starts no process and exits 0;
 - it takes the device from rank % GPUs, which is wrong where nodes differ, instead of torchrun's LOCAL_RANK;
 - DistributedDataParallel gets a CUDA device for a model on the CPU and refuses it;
-- gradients that differ between ranks are noticed on GPUs only.
+- gradients that differ between ranks are noticed on GPUs only;
+- gradients exist twice, as tensors and as the buckets that are exchanged, and are copied back after the exchange.
 
 What fairseq arranges by itself stays as it is: Slurm without torchrun, one process per GPU of one machine.
 """
@@ -41,9 +42,11 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> No
         num_gpus: GPUs that this process sees; 0 with ``--cpu``.
 
     Raises:
-        UserError: the launch would train several models that overwrite one another, or none.
+        UserError: the launch would train several models that overwrite one another, or none; or an exchange that loses
+            what bf16 can hold.
     """
     training = cfg.distributed_training
+    _check_exchange(cfg)
     if num_gpus == 0:
         training.distributed_backend = "gloo"
     if training.distributed_init_method is not None:
@@ -67,6 +70,15 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> No
         _check_slurm(training, environment, num_gpus)
     else:
         _stay_on_this_machine(training, num_gpus)
+
+
+def _check_exchange(cfg: Any) -> None:
+    """Gradients are exchanged in the number format of the model, so under ``--bf16`` there is nothing to compress."""
+    if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
+        raise UserError(
+            "--ddp-comm-hook fp16 would squeeze the gradients of --bf16, which take 16 bits already, into the smaller range "
+            "of fp16: leave it out (distributed_training.ddp_comm_hook=none)"
+        )
 
 
 def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
@@ -151,9 +163,15 @@ def require_ranks(cfg: Any, environment: Mapping[str, str]) -> None:
 def data_parallel_on_any_device(
     module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any
 ) -> DistributedDataParallel:
-    """DistributedDataParallel that asks for no GPU where the module is on the CPU."""
+    """DistributedDataParallel that asks for no GPU where the module is on the CPU, and keeps gradients in its buckets.
+
+    ``--gradient-as-bucket-view`` is always on: the trainer forgets gradients after an update (``None``), which is all that
+    views ask for. They save the memory of the gradients once, and the copy out of the buckets. A static graph is not
+    promised: it may not change with the update, as AMOS' ``layer_switch`` does, and with every parameter used it saves nothing.
+    """
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
+    settings["gradient_as_bucket_view"] = True
     return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **settings)
 
 

@@ -98,6 +98,17 @@ def test_launches_of_copies_or_of_nothing_are_refused(values, environment, num_g
         arrange_ranks(settings(**values), environment, num_gpus)
 
 
+def test_bf16_gradients_are_not_squeezed_into_fp16() -> None:
+    for bf16, refused in ((True, True), (False, False)):
+        cfg = settings(ddp_comm_hook="fp16")
+        cfg.common.bf16 = bf16
+        if refused:
+            with pytest.raises(UserError, match=r"--ddp-comm-hook fp16 would squeeze the gradients of --bf16"):
+                arrange_ranks(cfg, {}, num_gpus=0)
+        else:
+            arrange_ranks(cfg, {}, num_gpus=0)
+
+
 def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process; one per GPU of this machine; Slurm with its own numbers."""
     cfg = settings()
@@ -175,10 +186,12 @@ from amos_fairseq.errors import report_user_errors
 rank = int(os.environ["RANK"])
 torch.distributed.init_process_group("gloo")
 args = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
-model = DistributedFairseqModel(args, torch.nn.Linear(2, 1, bias=False), utils.get_global_group(), torch.device("cpu"))
+model = DistributedFairseqModel(args, torch.nn.Linear(2, 1), utils.get_global_group(), torch.device("cpu"))
 model.weight.data.fill_(1.0)
 model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
 print("gradient", model.weight.grad.tolist(), flush=True)
+storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+print("storages of two gradients:", len(storages), flush=True)
 trainer = Trainer.__new__(Trainer)
 trainer.cfg = type("Cfg", (), {"distributed_training": args})
 args.distributed_world_size = 2
@@ -210,6 +223,7 @@ def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
     for process in processes:
         stdout, stderr = process.communicate(timeout=120)
         assert "gradient [[1.5, 2.0]]" in stdout, stderr
+        assert "storages of two gradients: 1" in stdout  # the bucket's, whatever --gradient-as-bucket-view says
         assert process.returncode == 1
         assert "amos_fairseq: error: gradients differ between ranks in update 1" in stderr
         assert "Traceback" not in stderr

@@ -1,0 +1,90 @@
+"""What two gloo ranks exchange in an update of fairseq's trainer, counted in their traces.
+
+Compared with the parameters of the model: each gradient travels once in an update, however many micro-batches it has, in
+buckets that start before the last gradient is there, and in the number format of the model.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fairseq import models
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.flops.recipe import build_task
+
+# More than a bucket of 1 MiB, the smallest that fairseq lets one ask for.
+SETTINGS = ["model.encoder_layers=6", "model.encoder_ffn_embed_dim=512", "dataset.batch_size=2"]
+VOCABULARY = 200
+UPDATES = 1  # after those that are not traced
+
+
+def number_of_parameters() -> int:
+    cfg = compose_recipe("amos_tiny", ["task.data=DATA", *SETTINGS])
+    model = models.build_model(cfg.model, build_task(cfg.task, VOCABULARY))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def run_ranks(*flags: str, num_ranks: int = 2) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command += ["-m", "amos_fairseq.cli.ranks", "amos_tiny", "--vocabulary-size", str(VOCABULARY), "--set", *SETTINGS]
+    env = environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [*command, *flags], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def sums(path: Path) -> list[dict[str, Any]]:
+    """Every sum over ranks of a trace as gloo marks it, in time."""
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return sorted((event for event in events if event.get("name") == "gloo:all_reduce"), key=lambda event: event["ts"])
+
+
+def launched_before_the_last_gradient(path: Path) -> int:
+    """Sums of gradients that a node of autograd started while others had still to run."""
+    events = [event for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if event.get("ph") == "X"]
+    nodes = [event["ts"] for event in events if "AccumulateGrad" in event["name"]]
+    return sum(event["name"] == "c10d::allreduce_" and event["ts"] < max(nodes) for event in events)
+
+
+@pytest.mark.slow
+def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
+    flags = ["distributed_training.bucket_cap_mb=1", "--update-freq", "1", "3", "--updates", str(UPDATES)]
+    result = run_ranks(*flags, "--precision", "bf16", "--out", str(tmp_path))
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
+    expected = number_of_parameters()
+    for update_freq in (1, 3):
+        for rank in range(2):
+            (path,) = tmp_path.glob(f"*_freq{update_freq}_rank{rank}.json")
+            found = [(event["args"]["Input type"][0], event["args"]["Input Dims"][0][0]) for event in sums(path)]
+            gradients = [number for name, number in found if name == "c10::BFloat16"]
+            assert sum(gradients) == UPDATES * expected
+            assert len(gradients) > UPDATES
+            # Beside them, in float64: statistics that the host holds, those of the device, and a norm of each rank.
+            others = [number for name, number in found if name == "double"]
+            assert len(others) == 3 * UPDATES
+            assert others[2::3] == [2] * UPDATES
+            assert len(found) == len(gradients) + len(others)
+            assert launched_before_the_last_gradient(path) >= len(gradients) - UPDATES
+    (page,) = tmp_path.glob("*.md")
+    text = page.read_text(encoding="utf-8")
+    assert result.stdout.startswith(text)
+    row = re.search(r"^\| 3, rank 1 \|(.*)\|$", text, flags=re.MULTILINE)[1].split(" | ")
+    assert row[2:4] == [str(len(gradients) // UPDATES), str(round(2 * expected / 1e6, 1))]
+    assert row[7].strip() == "3"
+
+
+def test_one_process_alone_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amos_fairseq.cli.ranks", "amos_tiny", "--out", str(tmp_path / "out")]
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("amos_fairseq: error: ranks exchange nothing here: start it with")
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,93 @@
+"""The arithmetic of examples/benchmark/scaling.py against numbers by hand."""
+
+import re
+import sys
+
+import pytest
+from tiny_runs import ROOT
+
+from amos_fairseq.composition import RECIPES
+
+sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
+import scaling
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "gpus_per_node", "size", "seconds"),
+    [
+        (1, 1, 8e9, 0.0),
+        # 14 steps, each moving an eighth of the bytes at 200 GB/s after 2 us.
+        (1, 8, 8e9, 14 * (1e9 / 200e9 + 2e-6)),
+        # Two nodes of one GPU: half of the bytes there and half back, at 85 % of 25 GB/s after 5 us each.
+        (2, 1, 42.5e9, 2 * (21.25e9 / 21.25e9 + 5e-6)),
+        (8, 8, 0, 14 * 2e-6 + 14 * 5e-6),
+        # Inside 14 x 1/8 of 64 MB at 200 GB/s; between the nodes 14 x 1/64 of it at 21.25 GB/s.
+        (8, 8, 64e6, 0.56e-3 + 14e6 / 21.25e9 + 98e-6),
+    ],
+)
+def test_a_sum_over_gpus_takes_what_its_rings_take(num_nodes, gpus_per_node, size, seconds) -> None:
+    assert scaling.Cluster(num_nodes, gpus_per_node).all_reduce_seconds(size) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waiting"),
+    [
+        # Gradients of the three buckets are there after 2.5, 5 and 10 s.
+        ([1, 1, 4], 4),  # through at 3.5, 6, 14
+        ([3, 3, 0.5], 0.5),  # through at 5.5, 8.5, 10.5
+        ([6, 6, 4], 8.5),  # each waits for the one before: 8.5, 14.5, 18.5
+    ],
+)
+def test_what_the_backward_pass_does_not_hide(seconds: list[float], waiting: float) -> None:
+    assert scaling.waiting_seconds(10, [25, 25, 50], seconds) == pytest.approx(waiting)
+
+
+def test_an_update_by_hand() -> None:
+    """1 GFLOP a token, 32 x 512 tokens at 40 % of 312 TFLOP/s; 75 MiB of gradients, a third of them embeddings."""
+    work = scaling.Work(512, 1e9, 75 * MIB + 10, 25 * MIB)
+    assert work.buckets() == [25 * MIB, 25 * MIB, 25 * MIB + 10]
+    compute = 32 * 512 * 1e9 / 124.8e12
+    cluster = scaling.Cluster(1, 8)
+    each = 14 * (25 * MIB / 8 / 200e9 + 2e-6)  # 0.26 ms, far less than the 29 ms in which a bucket fills
+    for update_freq in (1, 4):
+        update = scaling.plan_update(work, cluster, 32, update_freq)
+        assert update.compute == pytest.approx(update_freq * compute)
+        assert update.exchange == pytest.approx(3 * each, rel=1e-6)
+        assert update.waiting == pytest.approx(each, rel=1e-6)
+        assert update.slowed == pytest.approx(2 * each * 24 / 108, rel=1e-6)
+        lost = each + 2 * each * 24 / 108 + 4 * 28e-6
+        assert update.efficiency == pytest.approx(1 / (1 + lost / (update_freq * compute)), rel=1e-6)
+
+
+def test_one_gpu_loses_nothing() -> None:
+    update = scaling.plan_update(scaling.Work(512, 1e9, 10**9, 10**8), scaling.Cluster(1, 1), 32, 1)
+    assert (update.exchange, update.efficiency) == (0, 1)
+
+
+def test_sizes_are_those_of_the_model() -> None:
+    """mlm_base by the shapes of BERT: D = 768, F = 3,072, 12 layers, 512 positions, 32,768 rows, a head of D x D."""
+    width, inner, rows = 768, 3072, 32_768
+    layer = 4 * (width**2 + width) + 2 * width * inner + inner + width + 4 * width
+    head = width**2 + width + 2 * width + rows
+    work = scaling.work_of("mlm_base", rows)
+    assert work.embedding_bytes == 2 * rows * width
+    assert work.gradient_bytes == 2 * (rows * width + 512 * width + 2 * width + 12 * layer + head)
+    assert work.tokens_per_sequence == 512
+
+
+def test_the_table_in_the_readme_is_what_the_script_prints(capsys) -> None:
+    scaling.main([])
+    printed = capsys.readouterr().out
+    readme = (ROOT / "examples" / "benchmark" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^(?:\||`amos).*", printed, flags=re.MULTILINE)
+    assert len(rows) == 2 * (1 + 2 + 9)
+    assert all(row in readme for row in rows)
+
+
+def test_a_recipe_that_is_not_there_is_one_line(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        scaling.main(["amos_huge"])
+    assert ended.value.code == 1
+    assert f"error: {RECIPES / 'amos_huge'}.yaml is missing" in capsys.readouterr().err
