@@ -26,7 +26,8 @@ def compiled_call() -> LayerCall:
     """:func:`call_layer` under torch.compile, which compiles it anew for each kind of layer and of input.
 
     An AMOS model has eight kinds: layers of the generator, those of them that read a detached state, the last of them, which
-    computes some positions alone, layers of the discriminator, each with and without padding in the batch. From the second size of a batch on, sizes are variables.
+    computes some positions alone, and layers of the discriminator, each with and without padding in the batch. From the
+    second size of a batch on, sizes are variables.
     Beyond eight kinds PyTorch gives up and calls the layer as it is written.
     """
     return torch.compile(call_layer)
