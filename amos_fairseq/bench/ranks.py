@@ -73,7 +73,6 @@ def trace_ranks(settings: RanksSettings, default_vocabulary: int, progress: Prog
 def trace_connected(settings: RanksSettings, setup: Setup, progress: Progress) -> RanksReport | None:
     training = setup.cfg.distributed_training
     rank, num_ranks = training.distributed_rank, training.distributed_world_size
-    step, batches = make_step(setup, rank)
     # Above 0 before the ranks have begun: somebody else computes here too.
     machine = describe_machine(setup.device) | {"load_of_last_minute": round(os.getloadavg()[0], 1)}
     report = RanksReport(settings.bench, setup, num_ranks, machine, versions())
@@ -84,9 +83,9 @@ def trace_connected(settings: RanksSettings, setup: Setup, progress: Progress) -
     for freq in settings.update_freqs:
         if rank == 0:
             progress(f"{settings.updates} updates of {freq} micro-batches on {num_ranks} ranks")
-        trace_updates(
-            step, [batches[number % len(batches)] for number in range(freq)], settings.updates, paths[freq][rank]
-        )
+        step, batches = make_step(setup, freq, rank)
+        micro_batches = [batches[number % len(batches)] for number in range(freq)]
+        trace_updates(step, micro_batches, settings.updates, paths[freq][rank])
     raise_on_every_rank(None)  # all traces are there
     if rank > 0:
         return None
@@ -94,8 +93,9 @@ def trace_connected(settings: RanksSettings, setup: Setup, progress: Progress) -
     return report
 
 
-def make_step(setup: Setup, rank: int) -> tuple[FairseqStep, list[Batch]]:
-    """The trainer, and text of which each rank starts with another batch."""
+def make_step(setup: Setup, update_freq: int, rank: int) -> tuple[FairseqStep, list[Batch]]:
+    """A trainer for so many micro-batches an update, and text of which each rank starts with another batch."""
+    setup.cfg.optimization.update_freq = [update_freq]
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     batches = make_up_text(task, micro_batch_size(setup)).batches
     first = rank % len(batches)

@@ -34,6 +34,8 @@ BUSY_WITH_EXCHANGE = 24 / 108
 BACKWARD_SHARE = 2 / 3
 # Of DistributedDataParallel (--bucket-cap-mb 25), in bytes.
 BUCKET_CAP = 25 * 2**20
+# What travels of a bucket when it holds sums of micro-batches, which are exchanged in float32: compat/master_gradients.py.
+SUM_OVER_GRADIENT = 2
 # Beside the gradients: statistics of the host and of the device, gradient norms, the signal to stop.
 SMALL_EXCHANGES = 4
 
@@ -117,6 +119,8 @@ def plan_update(work: Work, cluster: Cluster, batch_size: int, update_freq: int)
     micro_batch = work.micro_batch_seconds(batch_size)
     backward = BACKWARD_SHARE * micro_batch
     sizes = work.buckets() if cluster.num_gpus > 1 else []
+    if update_freq > 1:
+        sizes = [SUM_OVER_GRADIENT * size for size in sizes]
     seconds = [cluster.all_reduce_seconds(size) for size in sizes]
     waiting = waiting_seconds(backward, sizes, seconds)
     return Update(

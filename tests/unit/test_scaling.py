@@ -50,8 +50,10 @@ def test_an_update_by_hand() -> None:
     assert work.buckets() == [25 * MIB, 25 * MIB, 25 * MIB + 10]
     compute = 32 * 512 * 1e9 / 124.8e12
     cluster = scaling.Cluster(1, 8)
-    each = 14 * (25 * MIB / 8 / 200e9 + 2e-6)  # 0.26 ms, far less than the 29 ms in which a bucket fills
-    for update_freq in (1, 4):
+    for update_freq, travelling in ((1, 25 * MIB), (4, 50 * MIB)):  # sums are in float32
+        each = 14 * (
+            travelling / 8 / 200e9 + 2e-6
+        )  # 0.26 ms or twice that, far less than the 29 ms in which a bucket fills
         update = scaling.plan_update(work, cluster, 32, update_freq)
         assert update.compute == pytest.approx(update_freq * compute)
         assert update.exchange == pytest.approx(3 * each, rel=1e-6)
