@@ -1,12 +1,14 @@
 """Dropout whose masks cost a fraction of PyTorch's on a CPU.
 
 A Bernoulli draw of PyTorch takes there about 6 nanoseconds a value, more than the layer that it belongs to may need for the
-value. Here four values share one random integer of 64 bits.
+value. Here four values share one random integer of 64 bits, from a generator of numpy that makes it in half of the time of
+PyTorch's own.
 """
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -32,10 +34,11 @@ def scale_of_kept(probability: float) -> float:
 
 
 def draw_kept(shape: Sequence[int], probability: float) -> Tensor:
-    """A bool tensor on the CPU, False where a value is dropped, from PyTorch's default generator."""
+    """A bool tensor on the CPU, False where a value is dropped; PyTorch's default generator gives the seed of each."""
     count = math.prod(shape)
-    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # all 64 bits are random
-    lanes = words.view(torch.int16)[:count].view(*shape)  # uniform from -LEVELS / 2 to LEVELS / 2 - 1
+    seed = torch.empty(2, dtype=torch.int64).random_().numpy()  # twice 63 bits
+    words = np.random.SFC64(seed).random_raw((count + 3) // 4)  # all 64 bits are random
+    lanes = torch.from_numpy(words.view(np.int16))[:count].view(*shape)  # uniform from -LEVELS / 2 to LEVELS / 2 - 1
     # Compared in place and narrowed as integers: a comparison that writes bool costs as much as the random numbers.
     return lanes.ge_(dropped_levels(probability) - LEVELS // 2).to(torch.uint8).view(torch.bool)
 

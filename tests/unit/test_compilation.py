@@ -149,12 +149,12 @@ class Zeros(nn.Module):
 
 
 KINDS: dict[str, tuple[Callable, int]] = {
-    # Layers of the generator, those that read a detached state, layers of the discriminator.
-    "amos": (lambda: (small_model(dropout=0.1), small_criterion()), 3),
-    "electra": (lambda: (small_electra(), small_electra_criterion()), 2),
+    # Layers of the generator, those that read a detached state, its last one, layers of the discriminator.
+    "amos": (lambda: (small_model(dropout=0.1), small_criterion()), 4),
+    "electra": (lambda: (small_electra(), small_electra_criterion()), 3),
     "electric": (lambda: with_criterion(small_electric(), electric_criterion), 2),
     "two_tower": (lambda: with_criterion(small_electric("two_tower"), electric_criterion), 1),
-    "teams": (lambda: with_criterion(small_teams(), teams_criterion), 1),
+    "teams": (lambda: with_criterion(small_teams(), teams_criterion), 2),
 }
 
 
