@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # bash examples/benchmark/cpu.sh [OUT_DIR] [FLAGS OF AMOS BENCH]
 #
-# ELECTRA-small and AMOS-small on a CPU, float32 and bf16, 16 sequences of 128 tokens, beside Hugging Face's ELECTRA and the
-# plain definitions in the same run. Nothing else should run meanwhile.
-# OUT_DIR: where the dated pages go (default: examples/benchmark/results).
+# ELECTRA-small and AMOS-small on a CPU, float32 and bf16, sequences of 128 tokens, beside Hugging Face's ELECTRA and the plain
+# definitions in the same run. Nothing else should run meanwhile.
+# OUT_DIR: where the dated pages go (default: examples/benchmark/results). Setting, with its default:
+#   SEQUENCES=16   of a step; the recipes have 128
 set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -17,12 +18,13 @@ case "${1:-}" in
     -*) fail "$1 stands where OUT_DIR belongs: see --help" ;;
 esac
 OUT="${1:-$HERE/results}"
+SEQUENCES="${SEQUENCES:-16}"
 shift || true
 prepare_environment
 
 for precision in float32 bf16; do
     python -m amos_fairseq.cli.main bench electra_small --device cpu --precision "$precision" --out "$OUT" --pieces \
-        --set dataset.batch_size=16 --peer hf hf_naive reference "$@"
+        --set "dataset.batch_size=$SEQUENCES" --peer hf hf_naive reference "$@"
     python -m amos_fairseq.cli.main bench amos_small --device cpu --precision "$precision" --out "$OUT" --pieces \
-        --set dataset.batch_size=16 --peer hf reference "$@"
+        --set "dataset.batch_size=$SEQUENCES" --peer hf reference "$@"
 done

@@ -49,6 +49,7 @@ bench mlm_base 512 --peer hf
 bench electra_base 128 --peer hf
 bench amos_base 128 --peer hf
 bench mlm_base 128 --peer hf
+bench amos_base 512 --peer hf --compile
 bench electra_base 512 --peer hf --compile
 
 for run in ${left_out[@]+"${left_out[@]}"}; do

@@ -1,0 +1,66 @@
+"""examples/benchmark/changes.py: what is undone computes the same by other means, and is back afterwards."""
+
+import math
+import sys
+
+import pytest
+import torch
+from small_models import small_batch, small_model
+from tiny_runs import ROOT
+from torch.utils.flop_counter import FlopCounterMode
+
+from amos_fairseq.functional import linear, output_layer
+from amos_fairseq.functional.attention import attention_by_definition
+from amos_fairseq.modules import dropout
+from amos_fairseq.modules.attention import SelfAttention
+
+sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
+import changes
+
+BATCH = small_batch()["net_input"]
+
+
+def state(model: torch.nn.Module) -> dict[str, bool | float]:
+    """What each change is seen by."""
+    attends = {module.attend for module in model.modules() if isinstance(module, SelfAttention)}
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(**BATCH)
+    return {
+        "attention": attends == {attention_by_definition},
+        "hidden_dropout": dropout.dropout.__name__ == "<lambda>",
+        "output_layer_and_sampling": not model.is_fast,
+        "kept_logits": output_layer.KEPT_BYTES_OF_CPU == 0,
+        "linear_layers": math.inf == linear.LEAST_PRODUCTS,
+        "flops": counter.get_total_flops(),
+    }
+
+
+@pytest.mark.parametrize("change", changes.CHANGES, ids=lambda change: change.__name__)
+def test_one_thing_is_undone_and_done_again(change) -> None:
+    """The values stay, to rounding of float32; only all positions of the last layer, or all logits, are more work."""
+    model = small_model().eval()
+    before, expected = state(model), model(**BATCH).mlm_nll
+    with change(model):
+        inside = state(model)
+        torch.testing.assert_close(model(**BATCH).mlm_nll, expected, rtol=1e-4, atol=1e-5)
+    assert state(model) == before
+    differs = {key for key in before if inside[key] != before[key]}
+    if change is changes.masked_positions_of_the_last_layer:
+        assert inside["flops"] > before["flops"]
+        assert differs == {"flops"}
+    else:
+        assert differs - {"flops"} == {change.__name__}
+
+
+def test_each_step_undoes_what_its_row_names() -> None:
+    seen = []
+
+    class Step:
+        module = small_model()
+
+        def step(self, batch: dict) -> None:
+            seen.append(state(self.module)["kept_logits"])
+
+    changes.Without(Step(), changes.kept_logits).step({})
+    changes.Without(Step(), None).step({})
+    assert seen == [True, False]
