@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
 
@@ -109,7 +110,7 @@ def apply() -> None:
     @functools.wraps(make_trainer)
     def make_compiling_trainer(self: Trainer, *args: Any, **kwargs: Any) -> None:
         make_trainer(self, *args, **kwargs)
-        if getattr(self.cfg.model, "compile", False):
+        if OmegaConf.select(self.cfg, "model.compile"):  # models of others have no such setting
             compile_layers(self)
 
     Trainer.__init__ = make_compiling_trainer

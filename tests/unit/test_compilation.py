@@ -232,7 +232,8 @@ def test_compiling_is_told_before_and_after(
     assert len(caplog.messages) == 2
     assert caplog.messages[1].startswith("compiled for ")
     assert caplog.messages[1].endswith(" seconds in update 1")
-    assert num_graphs() == 2  # without dropout both encoders' layers are of one kind
+    # Without dropout both encoders' layers are of one kind; the generator's last one computes some positions alone.
+    assert num_graphs() == 3
     assert torch._dynamo.config.optimize_ddp is False
 
 
