@@ -8,6 +8,7 @@ On several ranks DistributedDataParallel exchanges what the last backward pass h
 of earlier micro-batches, a hook adds the last one to them and exchanges the float32 sums instead, bucket by bucket
 beside the backward pass as before: four bytes a parameter and update, not two. Without accumulation the exchange is
 fairseq's. ``--ddp-backend`` other than pytorch_ddp, and ``--ddp-comm-hook``, keep fairseq's sum in 16 bits; the log says so.
+So does, under ``--fp16``, an optimizer that takes all weights as one flat tensor (fairseq's ``adam``; ours does not).
 
 The masters go back to the model in one launch, not in one per parameter.
 """

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ class MappedBlocks(torch.utils.data.Dataset):
 
 def read_blocks(
     path: str, dictionary: Dictionary, tokens_per_block: int, break_mode: str, combine: bool = False
-) -> Any:
+) -> MappedBlocks | TokenBlockDataset:
     """Blocks of up to ``tokens_per_block`` - 1 tokens, since ``<s>`` takes the first place; longer ones are still whole.
 
     Args:

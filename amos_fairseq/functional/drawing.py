@@ -1,8 +1,8 @@
 """Drawing rows in proportion to their weights, from a few random numbers a position instead of one for every row.
 
 Rows are gathered in about sqrt(V) blocks of about sqrt(V): one number chooses the block by the blocks' sums, another one the
-row within it. Sums run in float64, and a point is never placed at the end of an interval, so that a row of weight 0 is never
-drawn and none beyond the last.
+row within it. Cumulative sums run in float64, and a point is never placed at the end of an interval, so that a row of
+weight 0 is never drawn and none beyond the last.
 
 Shapes: N positions, V rows, S draws, G blocks of V / G rows.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The largest factor below 1: uniform numbers are at most 1 - 2^-53, so their products with it and with a sum stay below that.
+# A factor below 1 whose product with a sum is rounded to less than the sum; times a uniform number it is no larger.
 BELOW_ONE = 1 - 2**-52
 
 

@@ -81,6 +81,8 @@ def output_layer(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, biases = (tensor.to(dtype) for tensor in (hidden, weight, biases))
+    if not torch.is_grad_enabled():  # a parameter would still ask for a gradient inside of a Function
+        hidden, weight, biases = hidden.detach(), weight.detach(), biases.detach()
     with torch.autocast(device, enabled=False):
         nll, correct, *drawn = _OutputLayer.apply(hidden, weight, biases, targets, unsampled, sampler)
     return Guesses(nll, correct, tuple(drawn))

@@ -131,7 +131,7 @@ class TeamsModel(SingleGuesserModel):
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         nll, correct, sampled, candidates = self.guess_and_sample(hidden, originals)
         corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
-        mws_states, rtd_states = self.discriminate(corrupted, padding_mask)
+        mws_states, rtd_states = self.discriminate(corrupted, padding_mask, masked_positions)
         return TeamsOutput(
             mlm_nll=nll,
             mlm_correct=correct,
@@ -140,7 +140,7 @@ class TeamsModel(SingleGuesserModel):
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(rtd_states) if "rtd" in self.tasks else None,
             candidates=candidates,
-            mws_logits=self.select(mws_states, masked_positions, candidates) if "mws" in self.tasks else None,
+            mws_logits=self.select(mws_states, candidates) if "mws" in self.tasks else None,
         )
 
     def guess_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -180,20 +180,31 @@ class TeamsModel(SingleGuesserModel):
             negatives = gumbel_top_k(others, gumbel_noise(others), self.cfg.negative_samples)
         return sampled, torch.cat([originals.unsqueeze(-1), negatives], dim=-1)
 
-    def discriminate(self, corrupted: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens [B,T] -> states of multi-word selection and of detection, each [B,T,D]; the same for a single task."""
+    def discriminate(
+        self, corrupted: Tensor, padding_mask: Tensor | None, selected: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [B,T] -> states of multi-word selection and of detection, each [B,T,D]; the same for a single task.
+
+        ``selected`` [B,M] int64 are all positions that selection reads: its states are [B,M,D] then.
+        """
         embeddings = self.embed_tokens(corrupted)
-        states = self.discriminator(embeddings, padding_mask)
+        has_feed_forward_heads = str(self.cfg.task_heads) == "ffn"
+        selection_alone = None if has_feed_forward_heads or "mws" not in self.tasks else selected
+        states = self.discriminator(embeddings, padding_mask, last_positions=selection_alone)
         if len(self.tasks) == 1:
             return states[-1], states[-1]
-        if str(self.cfg.task_heads) == "ffn":
-            return self.mws_ffn(states[-1]), self.rtd_ffn(states[-1])
+        if has_feed_forward_heads:
+            selecting = self.mws_ffn(states[-1])
+            return (
+                selecting if selected is None else gather_positions(selecting, selected),
+                self.rtd_ffn(states[-1]),
+            )
         bias = self.discriminator.attention_bias(embeddings, padding_mask)
         return states[-1], self.discriminator.run_layer(self.rtd_layer, states[-2], bias)
 
-    def select(self, states: Tensor, masked_positions: Tensor, candidates: Tensor) -> Tensor:
-        """e(x') . h_MWS(x^R)_i of every candidate x' (Eq. 7): [B,T,D], [B,M], [B,M,1+K] -> [B,M,1+K] float32."""
-        hidden = self.mws_head(gather_positions(states, masked_positions))  # [B,M,E]
+    def select(self, states: Tensor, candidates: Tensor) -> Tensor:
+        """e(x') . h_MWS(x^R)_i of every candidate x' (Eq. 7): [B,M,D], [B,M,1+K] -> [B,M,1+K] float32."""
+        hidden = self.mws_head(states)  # [B,M,E]
         return torch.einsum("bme,bmke->bmk", hidden, self.embed_tokens(candidates)).float()
 
 

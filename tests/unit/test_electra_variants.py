@@ -1,12 +1,13 @@
-"""ELECTRA's variants as models: what they share, what they sample, what learns, and which settings exclude one another."""
+"""ELECTRA's variants as models: what they share, what learns, and which settings exclude one another."""
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
-from small_models import NUM_WORDS, SETTINGS, small_batch, small_task
-from test_no_waiting import WAITING, Recorder
+from small_models import SETTINGS, small_batch, small_task
+from test_no_waiting import Recorder
+from waiting import WAITING
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
@@ -16,8 +17,6 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
-WORDS = slice(4, 4 + NUM_WORDS)
-DRAWS = 20_000
 FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator
 
 
@@ -93,70 +92,6 @@ def test_the_generator_has_its_own_number_of_layers() -> None:
     model = small_electra(generator_layers=1)
     assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, SETTINGS["encoder_layers"])
     assert model.depth_names == ["1"]
-
-
-def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int) -> torch.Tensor:
-    """Shares of each row among draws for one position: [V]."""
-    originals = torch.full((1, DRAWS), original)
-    if hidden is None:
-        sampled = model.guess_and_sample(None, originals).sampled
-    elif model.is_fast:
-        sampled = model.guess_and_sample_in_chunks(hidden.expand(1, DRAWS, -1), originals).sampled
-    else:
-        sampled = model.sample(model.noise_logits(hidden.expand(1, DRAWS, -1), originals))
-    return torch.bincount(sampled.flatten(), minlength=len(model.unsampled_rows)) / DRAWS
-
-
-def assert_frequencies(seen: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within 4.5 standard errors: with some 40 words, one false alarm in 3,000 runs."""
-    error = (expected * (1 - expected) / DRAWS).sqrt()
-    assert (seen - expected).abs().le(4.5 * error + 1e-9).all()
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("disallows", [False, True])
-@pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_samples_follow_temperature_and_forbidden_originals(temperature: float, disallows: bool, kernels: str) -> None:
-    """p^(1/T), without special tokens, padding rows and, where it is forbidden, the original, normalised again."""
-    model = small_electra(generator_temperature=temperature, disallow_true_token=disallows, kernels=kernels)
-    torch.manual_seed(3)
-    # Likely and unlikely words: a temperature that is 10 % off is then seen.
-    hidden, original = torch.randn(1, 1, 8) * 2.0, 9
-    logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias).double()
-    expected = logits.exp() ** (1 / temperature)
-    expected[model.unsampled_rows] = 0
-    if disallows:
-        expected[original] = 0
-    seen = frequencies(model, hidden, original)
-    assert_frequencies(seen, expected / expected.sum())
-    assert (seen[original] == 0) == disallows
-
-
-def test_unigram_samples_follow_the_counts_of_the_text() -> None:
-    model, counts = small_electra(generator="unigram"), torch.arange(4 + NUM_WORDS + 1)
-    assert model.awaits_token_counts
-    model.set_token_counts(counts)
-    assert not model.awaits_token_counts
-    expected = torch.zeros(len(model.unsampled_rows), dtype=torch.float64)
-    expected[WORDS] = counts[WORDS].double()  # special tokens occur and are not sampled
-    assert_frequencies(frequencies(model, None, 9), expected / expected.sum())
-    # They are part of the checkpoint: another model of the same settings needs no text.
-    other = small_electra(seed=1, generator="unigram")
-    other.load_state_dict(model.state_dict())
-    assert not other.awaits_token_counts
-    assert other.token_noise.counts.equal(model.token_noise.counts)
-
-
-def test_uniform_samples_are_all_words_alike() -> None:
-    model = small_electra(generator="uniform")
-    expected = torch.zeros(len(model.unsampled_rows), dtype=torch.float64)
-    expected[WORDS] = 1 / NUM_WORDS
-    assert_frequencies(frequencies(model, None, 9), expected)
-    assert not model.awaits_token_counts
-    assert model.depth_names == ["uniform"]
-    logits, weights = model.propose(**small_batch()["net_input"])
-    assert logits.shape == (1, 4, 3, len(expected))
-    assert weights.shape == (4, 3, 1)
 
 
 def test_reward_trains_the_generator_and_its_baseline_alone() -> None:

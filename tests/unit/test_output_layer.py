@@ -145,6 +145,17 @@ def test_what_forward_keeps_is_what_the_limit_allows(kept_bytes: int) -> None:
     assert has_weights == (kept_bytes > 0)
 
 
+def test_nothing_is_kept_where_no_gradient_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(module, "can_be_kept", lambda *given: asked.append(given) or True)
+    *leaves, targets = inputs(1, 1)
+    with torch.no_grad():
+        output_layer(*leaves, targets)
+    assert not asked
+    output_layer(*leaves, targets)
+    assert len(asked) == 1
+
+
 def test_autocast_computes_products_in_its_dtype_and_returns_gradients_of_the_parameters() -> None:
     *leaves, targets = inputs(3, 1, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -8,6 +8,7 @@ from small_models import small_batch, small_dictionary, small_task
 from small_teams import ONLY_MWS, ONLY_RTD, TEAMS, small_teams, teams_criterion
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 WORDS = torch.arange(4, 44)
@@ -138,6 +139,19 @@ def test_every_parameter_takes_part(settings: dict) -> None:
     teams_criterion(model)(model, small_batch())[0].backward()
     unused = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     assert unused == set()
+
+
+@pytest.mark.parametrize("settings", [layout for layout in LAYOUTS if layout != ONLY_RTD], ids=str)
+def test_selection_reads_masked_positions_of_states_that_detection_does_not_change(settings: dict) -> None:
+    """Its last layer computes them alone; against the states of all tokens."""
+    model, batch = small_teams(**settings).double().eval(), small_batch()["net_input"]
+    output = model(**batch | {"masked_weights": batch["masked_weights"].double()})
+    everywhere, of_detection = model.discriminate(output.corrupted_tokens, batch["tokens"].eq(1))
+    at_masked = gather_positions(everywhere, batch["masked_positions"])
+    # Logits are float32.
+    torch.testing.assert_close(output.mws_logits, model.select(at_masked, output.candidates), rtol=1e-5, atol=1e-5)
+    if "rtd" in model.tasks:
+        torch.testing.assert_close(output.rtd_logits, model.detection_head(of_detection))
 
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
