@@ -21,7 +21,7 @@ BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_we
 # The recipe sets these.
 RECIPE_FIELDS = ("dropout", "attention_dropout", "pooler_dropout")
 # How pretraining ran, which says nothing about the encoder.
-RUN_FIELDS = ("activation_checkpointing", "compile")
+RUN_FIELDS = ("activation_checkpointing", "compile", "kernels")
 
 
 @dataclass(frozen=True)

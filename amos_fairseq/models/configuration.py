@@ -67,7 +67,10 @@ class EncoderConfig(FairseqDataclass):
     )
     kernels: ChoiceEnum(["fast", "reference"]) = field(
         default="fast",
-        metadata={"help": "how attention and output layer are computed; reference: slowly, as their definitions read"},
+        metadata={
+            "help": "how attention, dropout, linear and output layers are computed; reference: slowly, as their "
+            "definitions read"
+        },
     )
     activation_checkpointing: bool = field(
         default=False,

@@ -24,8 +24,8 @@ class EncoderShape:
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
     ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast,
-    or reference for attention and dropout as their definitions read. With ``activation_checkpointing`` only the input of a
-    layer is kept for the backward pass, which computes the rest again, with the same dropout.
+    or reference for attention, dropout and linear layers as their definitions read. With ``activation_checkpointing`` only
+    the input of a layer is kept for the backward pass, which computes the rest again, with the same dropout.
     """
 
     num_layers: int

@@ -65,6 +65,13 @@ def test_flags_and_weights_give_the_encoder_that_the_run_keeps(name: str, tmp_pa
     assert torch.equal(features.states, kept)
 
 
+def test_how_pretraining_computed_is_not_handed_on(tmp_path: Path) -> None:
+    computing = {"compile": True, "activation_checkpointing": True, "kernels": "reference"}
+    start = read_starting_point(write_run(tmp_path, "mlm", **computing))
+    assert start.model["max_positions"] > 0
+    assert not start.model.keys() & computing.keys()
+
+
 def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
     run = write_run(tmp_path, "electric", **TWO_TOWER)
     with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
