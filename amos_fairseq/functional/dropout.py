@@ -38,7 +38,9 @@ def draw_kept(shape: Sequence[int], probability: float) -> Tensor:
     count = math.prod(shape)
     seed = torch.empty(2, dtype=torch.int64).random_().numpy()  # twice 63 bits
     words = np.random.SFC64(seed).random_raw(max(1, (count + 3) // 4))  # all 64 bits are random
-    lanes = torch.frombuffer(words, dtype=torch.int16)[:count].view(*shape)  # uniform from -LEVELS / 2 to LEVELS / 2 - 1
+    lanes = torch.frombuffer(words, dtype=torch.int16)[:count].view(
+        *shape
+    )  # uniform from -LEVELS / 2 to LEVELS / 2 - 1
     # Compared in place and narrowed as integers: a comparison that writes bool costs as much as the random numbers.
     return lanes.ge_(dropped_levels(probability) - LEVELS // 2).to(torch.uint8).view(torch.bool)
 
