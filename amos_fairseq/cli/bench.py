@@ -61,6 +61,11 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--compile", action="store_true", help="measure each once more under torch.compile")
     parser.add_argument(
+        "--on-paper", choices=("h200", "a100"), default=argparse.SUPPRESS,
+        help="measure nothing: count kernels, bytes and FLOPs of the step on this GPU, which need not be there, and predict "
+        "milliseconds for each part",
+    )  # fmt: skip
+    parser.add_argument(
         "--pieces", action="store_true",
         help="also time attention, output layer, sampling and optimizer each by itself, beside what the machine allows",
     )  # fmt: skip
@@ -74,6 +79,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if hasattr(arguments, "on_paper"):
+        run_on_paper(arguments)
+        return
     out = Path(arguments.out) if hasattr(arguments, "out") else None
     if out is not None:
         make_directory(out)
@@ -101,6 +109,27 @@ def run(arguments: argparse.Namespace) -> None:
         write(out / f"{report.name}.md", page)
         write(out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n")
         print(f"\n{out / report.name}.md and .json")
+
+
+def run_on_paper(arguments: argparse.Namespace) -> None:
+    refused = {
+        "--peer": arguments.peers, "--compile": arguments.compile, "--pieces": arguments.pieces,
+        "--out": hasattr(arguments, "out"), "--device": hasattr(arguments, "device"),
+        "--threads": hasattr(arguments, "threads"),
+    }  # fmt: skip
+    given = [flag for flag, is_given in refused.items() if is_given]
+    if given:
+        raise UserError(f"--on-paper runs nothing that {', '.join(given)} could apply to: leave it out")
+    from amos_fairseq.bench.on_paper import as_text, predict
+    from amos_fairseq.bench.settings import BenchSettings
+
+    names = ("precision", "vocabulary_size")
+    settings = BenchSettings(
+        config=arguments.config,
+        overrides=arguments.overrides,
+        **{name: getattr(arguments, name) for name in names if hasattr(arguments, name)},
+    )
+    print(as_text(predict(settings, arguments.on_paper, DEFAULT_VOCABULARY)))
 
 
 def make_directory(path: Path) -> None:

@@ -51,7 +51,7 @@ def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
     for index, tensor in enumerate(tensors):
         by_dtype[tensor.dtype].append(index)
     parts = [torch.cat([tensors[index].detach().reshape(-1) for index in group]) for group in by_dtype.values()]
-    packed = torch.cat([part.double() for part in parts]).to("cpu", copy=True)
+    packed = fetch(torch.cat([part.double() for part in parts]))
     numbers, found, start = packed.tolist(), [None] * len(tensors), 0
     for index in (index for group in by_dtype.values() for index in group):
         tensor, end = tensors[index], start + tensors[index].numel()
@@ -61,6 +61,11 @@ def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
             found[index] = packed[start:end].to(tensor.dtype).view(tensor.shape)
         start = end
     return found
+
+
+def fetch(values: Tensor) -> Tensor:
+    """A copy on the CPU; the one place where an update waits for its device."""
+    return values.to("cpu", copy=True)
 
 
 def log_gradient_norm(norm: float, clip_norm: float) -> None:
@@ -77,7 +82,7 @@ def _clip_with_one_read(stock: Any) -> Any:
         if self.scaler is None:
             return stock(self, max_norm, aggregate_norm_fn)
         self._sync_fp16_grads_to_fp32()
-        norm = float(self._multiply_factor * self.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn))
+        norm = on_host(self._multiply_factor * self.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn))
         if norm > max_norm > 0.0:
             self._multiply_factor *= max_norm / norm
         self.scaler.check_overflow(norm)

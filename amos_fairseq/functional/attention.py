@@ -29,7 +29,7 @@ Backend = Literal["definition", "by_hand", "flash", "efficient", "math"]
 class AttentionBias(NamedTuple):
     """What is added to the scores of every layer; None stands for zeros."""
 
-    learned: Tensor | None = None  # [H,T,T]
+    learned: Tensor | None = None  # [H,T,T], float32 or the dtype of the heads; its gradient has its dtype
     fixed: Tensor | None = None  # [B or 1, H or 1, T or 1, T]; of a CPU it must not need a gradient
 
 
@@ -70,19 +70,28 @@ FUSED = {
 }
 
 
-def prepare_bias(bias: AttentionBias, device: torch.device) -> AttentionBias:
-    """What :func:`fast_attention` would otherwise do in every layer: on CUDA one mask, elsewhere nothing."""
-    return AttentionBias(fixed=as_one_mask(bias)) if device.type == "cuda" else bias
+def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) -> AttentionBias:
+    """Do once what :func:`fast_attention` would otherwise repeat in every layer: on CUDA build one mask, elsewhere nothing."""
+    return AttentionBias(fixed=as_one_mask(bias, dtype)) if device.type == "cuda" else bias
 
 
-def as_one_mask(bias: AttentionBias) -> Tensor | None:
-    """The sum of ``bias``, [B or 1, H or 1, T or 1, T], with rows that start where the fused kernels want them."""
-    given = [part for part in bias if part is not None]
-    if not given or (bias.learned is None and bias.fixed.stride(-2) % MASK_ALIGNMENT == 0):
-        return bias.fixed
-    length = given[0].size(-1)
-    added = pad(sum(given), (0, -length % MASK_ALIGNMENT))[..., :length]
-    return added if added.ndim == 4 else added.unsqueeze(0)
+def as_one_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
+    """The sum of ``bias`` in ``dtype``, [B or 1, H or 1, T or 1, T], in the layout that the fused kernels require.
+
+    The last stride is 1 and all others are multiples of :data:`MASK_ALIGNMENT` elements, at every T: rows are padded in
+    memory where T is no multiple of it. A mask that has this layout is returned as it is.
+    """
+    parts = [part.to(dtype) for part in bias if part is not None]
+    if not parts:
+        return None
+    mask = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    mask = mask if mask.ndim == 4 else mask.unsqueeze(0)
+    if mask.stride(-1) == 1 and all(stride % MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    length = mask.size(-1)
+    missing = -length % MASK_ALIGNMENT
+    # A clone has the strides of its shape, also for dimensions of size 1, which contiguous() leaves as they are.
+    return pad(mask, (0, missing))[..., :length] if missing else mask.clone(memory_format=torch.contiguous_format)
 
 
 def attention_by_definition(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
@@ -99,7 +108,7 @@ def attention_by_definition(heads: Tensor, bias: AttentionBias, dropout: float) 
     query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
     scores = (query * query.size(-1) ** -0.5) @ key.transpose(-2, -1)  # [B,H,T,T]
     for part in bias:
-        scores = scores if part is None else scores + part
+        scores = scores if part is None else scores + part  # float32 where the learned bias is
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     return (torch_dropout(weights, dropout) @ value).transpose(1, 2)
 
@@ -112,7 +121,18 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor
         return attention_by_definition(heads, bias, dropout)
     if backend == "by_hand":
         return cpu_attention(heads, bias.learned, bias.fixed, dropout)
-    query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
+    # Split along the dimension of query, key and value where it is: autograd then writes their gradients into one packed
+    # [B,T,3,H,d]. Split after a permutation it would stack them in another order and copy the result once more.
+    query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))  # each [B,H,T,d]
+    return fused_attention(query, key, value, as_one_mask(bias, heads.dtype), dropout, backend).transpose(1, 2)
+
+
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backend: Backend
+) -> Tensor:
+    """PyTorch's attention by one of its kernels alone: [B,H,T,d] each, a mask as :func:`as_one_mask` gives it -> [B,H,T,d].
+
+    What each kernel accepts is stated in :func:`amos_fairseq.bench.fake_cuda.check_fused_attention`.
+    """
     with sdpa_kernel(FUSED[backend]):
-        mixed = scaled_dot_product_attention(query, key, value, attn_mask=as_one_mask(bias), dropout_p=dropout)
-    return mixed.transpose(1, 2)
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)

@@ -28,8 +28,8 @@ def cpu_attention(heads: Tensor, learned: Tensor | None, fixed: Tensor | None, d
 
     Args:
         heads: [B,T,3,H,d], query, key and value of every head.
-        learned: [H,T,T] or None. Its gradient is summed over the sequences in float32 (float64 for float64), group by
-            group, so no [B,H,T,T] is written for it.
+        learned: [H,T,T] or None, in the dtype of ``heads`` or float32. Its gradient is summed over the sequences in
+            float32 (float64 for float64), group by group, so no [B,H,T,T] is written for it, and has its dtype.
         fixed: [B or 1, H or 1, T or 1, T] or None; gets no gradient.
         dropout: a probability below 1; what is kept is scaled by 1 / (1 - dropout).
 
@@ -46,6 +46,7 @@ class _CpuAttention(Function):
     def forward(ctx, heads: Tensor, learned: Tensor | None, fixed: Tensor | None, dropout: float) -> Tensor:
         B, T, _, H, d = heads.shape
         query, key, value = heads.permute(2, 0, 3, 1, 4).contiguous()  # each [B,H,T,d]
+        added = None if learned is None else learned.to(heads.dtype)
         query *= d**-0.5
         kept = draw_kept((B, H, T, T), dropout) if dropout else None
         needs_weights = any(ctx.needs_input_grad)
@@ -54,8 +55,8 @@ class _CpuAttention(Function):
         ctx.groups = sequence_groups(B, H * T * T * heads.element_size())
         for group in ctx.groups:
             scores = query[group] @ key[group].transpose(-2, -1)  # [n,H,T,T]
-            if learned is not None:
-                scores += learned
+            if added is not None:
+                scores += added
             if fixed is not None:
                 scores += fixed if fixed.size(0) == 1 else fixed[group]
             weights = scores.softmax(-1)

@@ -43,7 +43,11 @@ BUCKETS = {"t5": t5_bucket, "amos": amos_bucket}
 
 
 def toeplitz(values: Tensor) -> Tensor:
-    """Spread a value per distance over all pairs: [H, 2T-1] for distances -(T-1)..T-1 -> [H, T, T] (query, key)."""
+    """Spread a value per distance over all pairs: [H, 2T-1] for distances -(T-1)..T-1 -> [H, T, T] (query, key).
+
+    The result is contiguous whatever the strides of ``values``: CUDA's fused attention requires ``stride(-1) == 1``. The
+    gradient of a value is the sum of a diagonal of up to T terms, so ``values`` should be float32 or wider.
+    """
     length = (values.size(-1) + 1) // 2
     # Window w holds distances w-(T-1)..w, which is the row of query T-1-w.
-    return values.unfold(-1, length, 1).flip(1)
+    return values.contiguous().unfold(-1, length, 1).flip(1).contiguous()

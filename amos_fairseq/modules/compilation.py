@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from amos_fairseq.functional.attention import AttentionBias
 
+# Graphs of one function that PyTorch may compile; from its default of 8 on it would run layers as written, without a word.
+MOST_GRAPHS = 64
+
 LayerCall = Callable[[nn.Module, Tensor, AttentionBias, Tensor | None], Tensor]
 
 
@@ -23,11 +26,18 @@ def call_layer(layer: nn.Module, states: Tensor, bias: AttentionBias, positions:
 
 @functools.cache
 def compiled_call() -> LayerCall:
-    """:func:`call_layer` under torch.compile, which compiles it anew for each kind of layer and of input.
+    """:func:`call_layer` under torch.compile, which compiles it once for each kind of layer and of input.
 
     An AMOS model has eight kinds: layers of the generator, those of them that read a detached state, the last of them, which
     computes some positions alone, and layers of the discriminator, each with and without padding in the batch. From the
-    second size of a batch on, sizes are variables.
-    Beyond eight kinds PyTorch gives up and calls the layer as it is written.
+    second size of a batch on, sizes are variables, which makes eight more.
     """
+    allow_every_kind_of_layer()
     return torch.compile(call_layer)
+
+
+def allow_every_kind_of_layer() -> None:
+    """Raise PyTorch's limit of graphs a function to :data:`MOST_GRAPHS`; a larger one is kept."""
+    config = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name up to PyTorch 2.6
+    setattr(config, name, max(getattr(config, name), MOST_GRAPHS))

@@ -156,13 +156,13 @@ class TransformerEncoder(nn.Module):
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
     def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> AttentionBias:
-        """Relative positions [H,T,T], and the forbidden pairs [B or 1, 1, T or 1, T], as the layers take them."""
+        """Relative positions [H,T,T] float32, and the forbidden pairs [B or 1, 1, T or 1, T], as the layers take them."""
         length = embeddings.size(1)
         learned = None if self.relative_position is None else self.relative_position(length)
         forbidden = self.forbidden_pairs(length, padding_mask, embeddings.device)
         fixed = None if forbidden is None else forbidden.to(embeddings.dtype) * FORBIDDEN
         bias = AttentionBias(learned, fixed)
-        return prepare_bias(bias, embeddings.device) if self.shape.kernels == "fast" else bias
+        return prepare_bias(bias, embeddings.device, embeddings.dtype) if self.shape.kernels == "fast" else bias
 
     def forbidden_pairs(self, length: int, padding_mask: Tensor | None, device: torch.device) -> Tensor | None:
         """True where a query (last dimension but one) must not see a key (last): [B or 1, 1, T or 1, T] bool, or None."""

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from amos_fairseq.functional.relative_position import BUCKETS, toeplitz
 
@@ -29,10 +30,17 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Embedding(num_buckets, num_heads)
 
     def forward(self, length: int) -> Tensor:
-        """[H, T, T] for T = ``length``, in the dtype of the table; entry (h, i, j) belongs to query i and key j."""
-        distance = torch.arange(1 - length, length, device=self.table.weight.device)
+        """[H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j.
+
+        The result is float32 (float64 for a float64 table), also for a table in 16 bits: the gradient of a row sums
+        thousands of entries, and in bfloat16 such a sum is wrong by several percent. It is cast to the dtype of the table
+        once, at the end.
+        """
+        table = self.table.weight
+        distance = torch.arange(1 - length, length, device=table.device)
         rows = self.bucket(distance, self.table.num_embeddings, self.max_distance)
-        return toeplitz(self.table(rows).t())
+        values = embedding(rows, table.to(torch.promote_types(table.dtype, torch.float32)))  # [2T-1, H]
+        return toeplitz(values.t())
 
 
 def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:

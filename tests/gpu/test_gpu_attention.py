@@ -44,7 +44,7 @@ def test_equals_the_definition_in_float64(length: int, kind: str, dtype: torch.d
     """Also at T % 128 == 64, where cuDNN's backward pass gives NaN with a mask."""
     heads, bias = made_up(length, kind, dtype)
     assert choose_backend(heads.device, dtype, D, kind != "none") != "math"  # a fused kernel
-    out = fast_attention(heads, prepare_bias(bias, heads.device), 0.0)
+    out = fast_attention(heads, prepare_bias(bias, heads.device, heads.dtype), 0.0)
     grad = torch.randn_like(out)
     out.backward(grad)
     exact_heads = heads.detach().double().requires_grad_()
@@ -67,7 +67,7 @@ def test_equals_the_definition_in_float64(length: int, kind: str, dtype: torch.d
 def test_backward_drops_what_forward_dropped(length: int, kind: str, dtype: torch.dtype) -> None:
     """With fixed weights the output is linear in v: <v, gradient of v> = <output, gradient of the output>."""
     heads, bias = made_up(length, kind, dtype)
-    bias = prepare_bias(bias, heads.device)
+    bias = prepare_bias(bias, heads.device, heads.dtype)
     out = fast_attention(heads, bias, 0.5)
     assert not torch.equal(out, fast_attention(heads, bias, 0.5))
     grad = out.detach()  # so that the sum is one of squares, far above its rounding
@@ -81,7 +81,7 @@ def test_a_sequence_of_padding_alone_is_finite() -> None:
     for dtype in TOLERANCES:
         heads, _ = made_up(192, "none", dtype)
         fixed = torch.full((B, 1, 1, 192), FORBIDDEN, dtype=dtype, device="cuda")
-        out = fast_attention(heads, prepare_bias(AttentionBias(fixed=fixed), heads.device), 0.1)
+        out = fast_attention(heads, prepare_bias(AttentionBias(fixed=fixed), heads.device, dtype), 0.1)
         (grad,) = torch.autograd.grad(out.sum(), heads)
         assert out.isfinite().all()
         assert grad.isfinite().all()
@@ -91,7 +91,7 @@ def test_a_sequence_of_padding_alone_is_finite() -> None:
 def test_dropped_weights_keep_their_mean() -> None:
     """Over 2000 draws, within six standard errors of what is there without dropout."""
     heads, bias = made_up(16, "learned", torch.float32)
-    bias = prepare_bias(bias, heads.device)
+    bias = prepare_bias(bias, heads.device, heads.dtype)
     draws = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(2000)])
     error = draws.std(0) / 2000**0.5
     assert ((draws.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from amos_fairseq.bench.fake_cuda import fake_cuda
 from amos_fairseq.functional import attention, cpu_attention
 from amos_fairseq.functional.attention import (
     FORBIDDEN,
@@ -19,6 +20,7 @@ from amos_fairseq.functional.attention import (
     prepare_bias,
 )
 from amos_fairseq.functional.dropout import draw_kept, scale_of_kept
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
 LENGTHS = (1, 7, 64, 65, 128, 192, 200)
@@ -191,8 +193,8 @@ def test_way_through_a_fused_kernel(length: int, kind: str, monkeypatch: pytest.
     heads, bias = made_up(length, kind, torch.float64)
     expected = values_and_gradients(attention_by_definition, heads, bias)
     monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
-    prepared = prepare_bias(bias, CUDA)
-    assert as_one_mask(prepared) is prepared.fixed  # once for all layers
+    prepared = prepare_bias(bias, CUDA, torch.float64)
+    assert as_one_mask(prepared, torch.float64) is prepared.fixed  # once for all layers
     if prepared.fixed is not None:
         assert prepared.learned is None
         assert prepared.fixed.ndim == 4
@@ -205,5 +207,31 @@ def test_way_through_a_fused_kernel(length: int, kind: str, monkeypatch: pytest.
 
 def test_a_cpu_takes_the_bias_as_it_is() -> None:
     _, bias = made_up(7, "all", torch.float32)
-    assert prepare_bias(bias, CPU) is bias
-    assert prepare_bias(NO_BIAS, CUDA) == NO_BIAS
+    assert prepare_bias(bias, CPU, torch.float32) is bias
+    assert prepare_bias(NO_BIAS, CUDA, torch.float32) == NO_BIAS
+
+
+@pytest.mark.parametrize("length", [512, 128, 65, 7])
+@pytest.mark.parametrize("has_padding", [False, True])
+@pytest.mark.parametrize("scheme", ["t5", "amos", "none"])
+def test_the_mask_of_a_gpu_has_the_layout_that_fused_kernels_require(
+    scheme: str, has_padding: bool, length: int
+) -> None:
+    """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
+    shape = EncoderShape(
+        num_layers=1, width=24, ffn_width=8, num_heads=3, max_positions=512, dropout=0.0, attention_dropout=0.0,
+        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme=scheme, position_buckets=64, position_max_distance=128,
+    )  # fmt: skip
+    with fake_cuda():
+        encoder = TransformerEncoder(shape).to("cuda", torch.bfloat16)
+        embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)
+        padding = torch.zeros(2, length, device="cuda", dtype=torch.bool) if has_padding else None
+        mask = encoder.attention_bias(embeddings, padding).fixed
+        if mask is None:
+            assert scheme == "none"
+            assert not has_padding
+            return
+        assert mask.dtype == torch.bfloat16
+        assert mask.shape[-1] == length
+        assert mask.stride(-1) == 1
+        assert all(stride % 8 == 0 for stride in mask.stride()[:-1])

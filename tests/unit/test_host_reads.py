@@ -78,14 +78,14 @@ def save_waits_of_rank(rank: int, directory: str) -> None:
 def test_two_ranks_wait_for_the_sample_size_and_to_compare_their_norms_too(tmp_path: Path) -> None:
     """fairseq divides by the sample size if it is not 0; what all_reduce_dict makes of numbers is made on the host."""
     spawn(save_waits_of_rank, (str(tmp_path),), nprocs=2)
-    expected = {"all_reduce_dict", "train_step", "check_gradient_norms", "transfer"}
+    expected = {"all_reduce_dict", "train_step", "check_gradient_norms", "fetch"}
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
         functions = {precision: [place.split()[-1] for place in places] for precision, places in found.items()}
         assert set(functions["float32"]) == set(functions["bf16"]) == expected
         assert set(functions["fp16"]) == expected | {"clip_grad_norm"}
         for called in functions.values():
-            assert (called.count("train_step"), called.count("transfer")) == (1, 1)
+            assert (called.count("train_step"), called.count("fetch")) == (1, 1)
 
 
 def test_a_validation_step_waits_once() -> None:

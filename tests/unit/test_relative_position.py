@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
+from amos_fairseq.functional.attention import AttentionBias, as_one_mask
 from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket, toeplitz
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
@@ -104,3 +105,39 @@ def test_settings_without_buckets_for_both_sides_are_refused(scheme, num_buckets
 def test_smallest_maximum_distance_that_is_allowed_gives_rows_of_the_table(scheme, max_distance):
     num_buckets = 32 if scheme == "t5" else 64
     assert RelativePositionBias(scheme, num_buckets, max_distance, 2)(100).isfinite().all()
+
+
+def table_gradient_by_hand(module: RelativePositionBias, gradient: torch.Tensor) -> torch.Tensor:
+    """Float64: each entry of ``gradient`` [H,T,T] added to the row of its bucket."""
+    length = gradient.size(-1)
+    places = torch.arange(length)
+    rows = module.bucket(places - places[:, None], module.table.num_embeddings, module.max_distance)  # [T,T]
+    sums = torch.zeros(module.table.num_embeddings, len(gradient), dtype=torch.float64)
+    return sums.index_add_(0, rows.flatten(), gradient.double().flatten(1).T)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+@pytest.mark.parametrize(("scheme", "num_buckets"), [("t5", 32), ("amos", 64)])
+def test_the_gradient_of_a_table_in_bfloat16_is_summed_in_float32(scheme: str, num_buckets: int, mean: float) -> None:
+    """The far buckets sum some 100,000 entries. One rounding to bfloat16 is a relative error of up to 2^-8."""
+    torch.manual_seed(0)
+    module = RelativePositionBias(scheme, num_buckets, 128, num_heads=4).to(torch.bfloat16)
+    gradient = (torch.randn(4, 512, 512) + mean).to(torch.bfloat16)
+    bias = module(512)
+    bias.backward(gradient.to(bias.dtype))
+    assert module.table.weight.grad.dtype == torch.bfloat16
+    exact = table_gradient_by_hand(module, gradient)
+    assert (module.table.weight.grad.double() - exact).norm() < 2**-8 * exact.norm()
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_the_gradient_through_the_one_mask_of_a_gpu(mean: float) -> None:
+    """12 layers give a mask in bfloat16 a gradient each, which autograd adds in bfloat16. Those 11 roundings of every entry
+    go in both directions and average out over a diagonal; what is left is the last rounding, 2^-8."""
+    torch.manual_seed(0)
+    module = RelativePositionBias("t5", 32, 128, num_heads=4).to(torch.bfloat16)
+    mask = as_one_mask(AttentionBias(learned=module(512)), torch.bfloat16)
+    gradients = [(torch.randn(4, 512, 512) + mean).to(torch.bfloat16) for _ in range(12)]
+    torch.autograd.backward([mask * 1 for _ in gradients], [gradient[None] for gradient in gradients])
+    exact = table_gradient_by_hand(module, torch.stack([gradient.double() for gradient in gradients]).sum(0))
+    assert (module.table.weight.grad.double() - exact).norm() < 2**-7 * exact.norm()

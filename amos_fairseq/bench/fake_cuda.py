@@ -1,0 +1,290 @@
+"""Run code on device "cuda" without a GPU, to check what CUDA would refuse and to count what it would do.
+
+Tensors are PyTorch's FakeTensors: they have a shape, strides, a dtype and a device, but no values. Operators compute
+shapes alone, so a step of a base model takes seconds and no memory. What fails here fails on a GPU as well: tensors of
+different devices in one operator, an argument that a fused attention kernel does not accept, a host that reads a value.
+Values, speed, and memory limits are not seen.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from fairseq import utils
+from fairseq.trainer import Trainer
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amos_fairseq.compat import host_reads
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.functional import attention
+
+aten = torch.ops.aten
+
+GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
+# Of an H200, for code that asks.
+PROPERTIES = SimpleNamespace(
+    name="fake CUDA device", major=9, minor=0, total_memory=141 * 10**9, multi_processor_count=132
+)
+
+
+class CudaRuleError(Exception):
+    """A fused kernel of PyTorch would refuse its arguments on a GPU, or the host would wait for the device."""
+
+
+class FakeCuda:
+    """What :func:`fake_cuda` gives.
+
+    Attributes:
+        host_reads: how often the host has waited for a value of the device.
+        uploads: how many tensors were copied to the device.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.host_reads = self.uploads = 0
+
+    def fake(self, batch: Any) -> Any:
+        """The same nest of lists and dictionaries, with its CPU tensors as FakeTensors on device "cpu"."""
+        return utils.apply_to_sample(self.mode.from_tensor, batch)
+
+    def fetch(self, values: Tensor) -> Tensor:
+        """In place of :func:`amos_fairseq.compat.host_reads.fetch`: as many ones, with memory."""
+        self.host_reads += values.device.type == "cuda"
+        with unset_fake_temporarily():
+            return torch.ones(values.shape, dtype=values.dtype)
+
+
+class CopyRules(TorchDispatchMode):
+    """Count copies to the device; refuse copies from it, for which a GPU would have to be waited for."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """True: torch.compile goes on although this mode is active."""
+        return True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (aten._to_copy, aten.copy_):
+            source = args[1] if function.overloadpacket is aten.copy_ else args[0]
+            route = source.device.type, result.device.type
+            if route == ("cuda", "cpu"):
+                raise CudaRuleError(f"a tensor of shape {list(source.shape)} is copied to the host, which waits for it")
+            self.cuda.uploads += route == ("cpu", "cuda")
+        return result
+
+
+@contextlib.contextmanager
+def fake_cuda() -> Iterator[FakeCuda]:
+    """Make every new tensor fake, let ``torch.cuda`` answer as with one GPU, and check the arguments of fused attention.
+
+    The trainer's one planned read of a device (:mod:`amos_fairseq.compat.host_reads`) gets ones and is counted. Every
+    other read raises PyTorch's ``DataDependentOutputException`` or :class:`CudaRuleError`.
+
+    Raises:
+        UserError: there is no GPU and no C++ compiler for the 60 lines that the autograd engine then needs.
+        CudaRuleError: from within, see :func:`check_fused_attention` and :class:`CopyRules`.
+    """
+    mode = FakeTensorMode()  # made first: it imports torch._dynamo, which looks through torch.cuda
+    cuda = FakeCuda(mode)
+    reduce_and_log_stats = Trainer._reduce_and_log_stats
+
+    def reduce_real_numbers(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():  # statistics are computed on the host, from numbers that were fetched
+            return reduce_and_log_stats(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        # Backward passes run in the calling thread, where they can be watched, and which needs no device of its own.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if not torch.cuda.is_available():
+            stack.enter_context(device_guard())
+        for name, answer in TORCH_CUDA.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        # Where it says yes, torch.compile asks the driver for streams.
+        stack.enter_context(mock.patch.object(torch.accelerator, "is_available", return_value=False))
+        # PyTorch joins the kernels of many tensors for certain classes only; on a GPU these would be plain tensors.
+        classes = [*_foreach_utils._foreach_supported_types, FakeTensor]
+        stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", classes))
+        stack.enter_context(mock.patch.object(nn.Module, "_apply", replace_tensors))
+        stack.enter_context(mock.patch.object(attention, "fused_attention", fake_fused_attention))
+        stack.enter_context(mock.patch.object(host_reads, "fetch", cuda.fetch))
+        stack.enter_context(mock.patch.object(Trainer, "_reduce_and_log_stats", reduce_real_numbers))
+        stack.enter_context(mode)
+        stack.enter_context(CopyRules(cuda))
+        # A constant made inside the mode keeps its value, so that fairseq's tests of it need no device.
+        stack.enter_context(mock.patch.object(host_reads, "NOT_READ_YET", torch.tensor(0.0)))
+        yield cuda
+
+
+def check_fused_attention(
+    backend: attention.Backend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> None:
+    """Raise :class:`CudaRuleError` where PyTorch's fused attention would refuse its arguments, or copy the mask first.
+
+    The rules of PyTorch 2.6 to 2.13 for devices of compute capability 8.0 and above
+    (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``attention.cu``, ``mem_eff_attention/kernel_forward.h``):
+
+    - query, key and value are [B,H,T,d] of one dtype and one head width, with ``stride(-1) == 1``;
+    - ``flash`` takes float16 and bfloat16, heads of up to 256, and no mask;
+    - ``efficient`` takes float32 as well; d is a multiple of 8 (of 4 in float32);
+    - a mask has the dtype of the query, ``stride(-1) == 1``, and can be expanded to [B,H,T,T]. Its other strides are
+      multiples of 8 elements; otherwise PyTorch pads, that is copies, the mask at every call;
+    - a mask may require a gradient with ``efficient`` alone, which then writes a gradient of [B,H,T,T].
+    """
+    operands = {"query": query, "key": key, "value": value}
+    for name, tensor in operands.items():
+        require(tensor.ndim == 4, f"{name} has {tensor.ndim} dimensions, not 4")
+        require(tensor.stride(-1) == 1, f"{name}.stride(-1) is {tensor.stride(-1)}, not 1")
+        require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query is {query.dtype}")
+        require(tensor.size(-1) == query.size(-1), f"{name} has heads of {tensor.size(-1)}, query of {query.size(-1)}")
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if backend == "flash":
+        require(half, f"flash attention takes no {query.dtype}")
+        require(query.size(-1) <= attention.FLASH_WIDEST_HEAD, f"flash attention takes no head of {query.size(-1)}")
+        require(mask is None, "flash attention takes no mask")
+        return
+    require(half or query.dtype == torch.float32, f"memory-efficient attention takes no {query.dtype}")
+    multiple = 8 if half else 4
+    require(query.size(-1) % multiple == 0, f"the head width {query.size(-1)} is not a multiple of {multiple}")
+    if mask is not None:
+        require(mask.dtype == query.dtype, f"the mask is {mask.dtype}, query is {query.dtype}")
+        require(mask.stride(-1) == 1, f"mask.stride(-1) is {mask.stride(-1)}, not 1")
+        require(
+            all(stride % attention.MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]),
+            f"the strides of the mask are {mask.stride()}: all but the last must be multiples of {attention.MASK_ALIGNMENT}",
+        )
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise CudaRuleError(message)
+
+
+def fake_fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backend: attention.Backend
+) -> Tensor:
+    """:func:`amos_fairseq.functional.attention.fused_attention` by the operator that CUDA's dispatcher would choose."""
+    if backend == "math":
+        return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, dropout)[0]
+    check_fused_attention(backend, query, key, value, mask)
+    if backend == "flash":
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout)[0]
+    if mask is not None:
+        mask = mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+    needs_grad = torch.is_grad_enabled()
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, needs_grad, dropout)[0]
+
+
+def replace_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """In place of ``nn.Module._apply``, behind ``to``, ``half`` and ``cuda``: PyTorch cannot change a FakeTensor in place.
+
+    Every parameter and buffer is replaced by a converted one. A tensor that several modules share stays shared, and keeps
+    the attributes that were set on it.
+    """
+    converted: dict[Tensor, Tensor] = {}
+
+    def replacement(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if tensor not in converted:
+            with torch.no_grad():
+                made = convert(tensor)
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, tensor.requires_grad)
+                vars(made).update({name: mark for name, mark in vars(tensor).items() if not hasattr(made, name)})
+            converted[tensor] = made
+        return converted[tensor]
+
+    for part in module.modules() if recurse else [module]:
+        for tensors in (part._parameters, part._buffers):
+            tensors.update({name: replacement(tensor) for name, tensor in tensors.items()})
+    return module
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """For what would only reach the driver."""
+
+
+# What a machine with one GPU answers, for those functions that this package, fairseq and PyTorch's optimizers call.
+TORCH_CUDA: dict[str, Any] = {
+    "is_available": lambda: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
+    "get_device_properties": lambda device=None: PROPERTIES,
+    "is_bf16_supported": lambda *args, **kwargs: True,
+    "is_current_stream_capturing": lambda: False,
+    "max_memory_allocated": lambda device=None: 0,
+    "get_rng_state": lambda device=None: torch.empty(16, dtype=torch.uint8),
+    "set_rng_state": _nothing,
+    "manual_seed": _nothing,
+    "manual_seed_all": _nothing,
+    "empty_cache": _nothing,
+    "synchronize": _nothing,
+    "reset_peak_memory_stats": _nothing,
+}
+
+
+@contextlib.contextmanager
+def device_guard() -> Iterator[None]:
+    """Let the autograd engine work on device "cuda" of a machine without a GPU."""
+    library = load_guard()
+    library.begin_fake_cuda()
+    try:
+        yield
+    finally:
+        library.end_fake_cuda()
+
+
+@functools.cache
+def load_guard() -> ctypes.CDLL:
+    """Compile ``fake_cuda.cpp`` against the installed PyTorch, once for each version of both (about five seconds).
+
+    Raises:
+        UserError: there is no C++ compiler, or it fails.
+    """
+    source = GUARD_SOURCE.read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amos_fairseq"
+    key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
+    library = cache / f"fake_cuda_{key}.so"
+    if not library.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with whole_file(str(library)) as unfinished:
+            compile_guard(unfinished)
+    return ctypes.CDLL(str(library))
+
+
+def compile_guard(library: str) -> None:
+    """Write the shared library to the path ``library``; :class:`UserError` where that fails."""
+    installed = Path(torch.__file__).parent
+    compiler = os.environ.get("CXX", "g++").split()
+    command = [
+        *compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{installed / 'include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(GUARD_SOURCE), "-o", library,
+        f"-L{installed / 'lib'}", "-ltorch_cpu", "-lc10",
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UserError(
+            f"no C++ compiler ({compiler[0]}): without a GPU a step on paper needs one; install g++ or set CXX"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        reason = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip()[-200:])
+        raise UserError(f"{compiler[0]} cannot compile {GUARD_SOURCE}: {reason}") from error

@@ -1,0 +1,370 @@
+"""Predict the time of a training step on a GPU that is not there, from what the step launches, moves and computes.
+
+The real step (model, criterion, backward pass, clipping, optimizer) runs on FakeTensors (:mod:`amos_fairseq.bench.fake_cuda`).
+Every operator that would start a kernel is counted with its bytes and FLOPs. Its predicted time is
+
+    matrix product   max(FLOPs / product rate, bytes / bandwidth)
+    fused attention  FLOPs / attention rate + bytes of the mask and of its gradient / bandwidth
+    anything else    bytes / bandwidth
+
+and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, where the host
+launches kernels faster than the device runs them. Its use is to be compared with a measurement, part by part.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+from amos_fairseq.bench import profile
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
+from amos_fairseq.bench.made_up_text import random_blocks
+from amos_fairseq.bench.session import micro_batch_size
+from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.flops.training import training_flops
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+
+aten = torch.ops.aten
+
+# Seconds. The shortest kernels of a Hopper or Ampere GPU take 2 to 3 microseconds, whatever they do (assumption).
+SHORTEST_KERNEL = 2.5e-6
+# Share of the peak of a large square product that the products of an encoder reach: with 768 terms a sum, a tile spends
+# about a fifth of its time on its first loads and on writing its result (assumption).
+PRODUCT_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Device:
+    """Rates of a GPU.
+
+    Attributes:
+        peak: FLOP/s of a large square product, by dtype.
+        attention: FLOP/s of fused attention, (forward, backward) of ``flash`` and ``efficient``.
+        bandwidth: bytes/s read and written by a large copy.
+    """
+
+    name: str
+    peak: dict[torch.dtype, float]
+    attention: dict[str, tuple[float, float]]
+    bandwidth: float
+
+
+# Memory-efficient attention on an A100, head width 64: forward 164 TFLOP/s (float16, 64 x 1,024 tokens, 16 heads, 1,669
+# microseconds), backward 72 (bfloat16, 8 x 512 tokens, 64 heads, dropout 0.3, 1.2 ms); both without a mask, from the
+# tables of https://github.com/facebookresearch/xformers/pull/587. FLOPs of a backward pass are 2.5 times the forward's.
+EFFICIENT_ON_A100 = (164e12, 72e12)
+# The kernel uses no instruction that is newer than the A100. An H200 runs it on 132 multiprocessors at 1.98 GHz in place of
+# 108 at 1.41 GHz (data sheets).
+FROM_A100_TO_H200 = (132 * 1.98) / (108 * 1.41)
+
+DEVICES = {
+    "h200": Device(
+        "H200",
+        # bfloat16: measured, 8192^3, random normal numbers. float32 without TF32: 67 by the data sheet, reduced alike.
+        peak={torch.bfloat16: 788e12, torch.float16: 788e12, torch.float32: 67e12 * 788 / 989},
+        attention={
+            # FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6.
+            "flash": (282e12, 198e12),
+            "efficient": (EFFICIENT_ON_A100[0] * FROM_A100_TO_H200, EFFICIENT_ON_A100[1] * FROM_A100_TO_H200),
+        },
+        bandwidth=4.3e12,  # measured, copy of 4.3 GB
+    ),
+    "a100": Device(
+        "A100 80GB",
+        # 312 and 19.5 by the data sheet, times the share of the data sheet's 989 that was measured on an H200.
+        peak={
+            torch.bfloat16: 312e12 * 788 / 989,
+            torch.float16: 312e12 * 788 / 989,
+            torch.float32: 19.5e12 * 788 / 989,
+        },
+        attention={
+            "flash": (282e12 / FROM_A100_TO_H200, 198e12 / FROM_A100_TO_H200),
+            "efficient": EFFICIENT_ON_A100,
+        },
+        # 2.039 TB/s by the data sheet, times the share of the data sheet's 4.8 that was measured on an H200.
+        bandwidth=2.039e12 * 4.3 / 4.8,
+    ),
+}
+
+ENCODER_PRODUCTS, ATTENTION, ENCODER_REST = "encoder, matrix products", "attention", "encoder, elementwise"
+OUTPUT_PRODUCTS, OUTPUT_REST = "output layer, matrix products", "output layer, logits and sampling"
+# Rows of the table: parts of the profile (True: their matrix products), so that a measured profile can stand beside them.
+ROWS: dict[tuple[str, bool], str] = {
+    (profile.ATTENTION, True): ENCODER_PRODUCTS,
+    (profile.FFN, True): ENCODER_PRODUCTS,
+    (profile.ATTENTION, False): ATTENTION,
+    (profile.FFN, False): ENCODER_REST,
+    (profile.OUTPUT, True): OUTPUT_PRODUCTS,
+    (profile.OUTPUT, False): OUTPUT_REST,
+}
+FUSED_ATTENTION = {
+    aten._scaled_dot_product_flash_attention: ("flash", 0),
+    aten._scaled_dot_product_flash_attention_backward: ("flash", 1),
+    aten._scaled_dot_product_efficient_attention: ("efficient", 0),
+    aten._scaled_dot_product_efficient_attention_backward: ("efficient", 1),
+}
+# FLOPs by arguments and result; PyTorch's table does not know products of a matrix and a vector.
+FLOPS = {**flop_registry, aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}
+# Operators that only allocate.
+ALLOCATE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+# Operators that overwrite their first argument without reading it.
+OVERWRITE = {
+    aten.copy_, aten.fill_, aten.zero_, aten.exponential_, aten.random_, aten.uniform_, aten.normal_, aten.bernoulli_,
+    aten._foreach_copy_, aten._foreach_zero_,
+}  # fmt: skip
+# Operators that read as much of their first argument as they return.
+PICK = {aten.embedding, aten.gather, aten.index_select, aten.index}
+# Operators that change as much of their first argument as they are given values.
+SCATTER = {aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_, aten.index_add_}
+
+
+@dataclass
+class Cost:
+    """What a part launches, moves and computes, and the seconds predicted for it."""
+
+    launches: int = 0
+    bytes: float = 0
+    flops: float = 0
+    seconds: float = 0
+
+    def add(self, bytes: float, flops: float, seconds: float) -> None:
+        self.launches += 1
+        self.bytes += bytes
+        self.flops += flops
+        self.seconds += seconds
+
+
+class Trace(TorchDispatchMode):
+    """Add up the costs of every operator by row of the table, in forward and backward passes.
+
+    The part of an operator is that of the innermost module or range it runs in; in a backward pass, that of the operator
+    which made the node of autograd.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+        self.costs: dict[str, Cost] = defaultdict(Cost)
+        self.kernels: dict[str, Cost] = defaultdict(Cost)
+        self._ranges: list[str] = []
+        self._made_in: dict[int, str] = {}
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """In place of ``record_function``."""
+        self._ranges.append(name)
+        try:
+            yield
+        finally:
+            self._ranges.pop()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function.namespace == "prim":  # which device a tensor is on: asked many times, and no work
+            return function(*args, **kwargs)
+        part = self._current_part()
+        result = function(*args, **kwargs)
+        if starts_kernel(function, args, kwargs, result):
+            self._add(part, function, args, kwargs, result)
+        return result
+
+    def _current_part(self) -> str:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._made_in.get(node._sequence_nr(), profile.OTHER)
+        part = next((part for part in map(part_of_range, reversed(self._ranges)) if part is not None), profile.OTHER)
+        # The first operator behind the making of a node is the node's own.
+        self._made_in.setdefault(torch._C._autograd._get_sequence_nr() - 1, part)
+        return part
+
+    def _add(self, part: str, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        packet = function.overloadpacket
+        is_product = packet in FLOPS and packet not in FUSED_ATTENTION
+        flops = FLOPS[packet](*args, **kwargs, out_val=result) if packet in FLOPS else 0
+        moved = traffic(function, args, kwargs, result)
+        if packet in FUSED_ATTENTION:
+            kernel, backward = FUSED_ATTENTION[packet]
+            seconds = flops / self.device.attention[kernel][backward]
+            seconds += mask_bytes(packet, args, result) / self.device.bandwidth
+        else:
+            seconds = moved / self.device.bandwidth
+            if is_product:
+                dtype = next(leaf.dtype for leaf in tree_iter(args) if isinstance(leaf, Tensor))
+                seconds = max(seconds, flops / (PRODUCT_SHARE * self.device.peak[dtype]))
+        seconds = max(seconds, SHORTEST_KERNEL)
+        self.costs[ROWS.get((part, is_product), part)].add(moved, flops, seconds)
+        self.kernels[f"{ROWS.get((part, is_product), part)}: {packet.__name__}"].add(moved, flops, seconds)
+
+
+def part_of_range(name: str) -> str | None:
+    """The part of the profile that a module's mark or a range of fairseq's trainer belongs to."""
+    if name.startswith(profile.PREFIX):
+        return name.removeprefix(profile.PREFIX)
+    # What the trainer does in the range "backward" outside of autograd is copying gradients to the float32 masters.
+    return profile.OPTIMIZER if name == "backward" else profile.PART_OF_FAIRSEQ.get(name)
+
+
+def starts_kernel(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Whether a CUDA device would do anything: no view, no allocation, nothing on the CPU."""
+    if function.overloadpacket in ALLOCATE:
+        return False
+    made = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not any(tensor.device.type == "cuda" for tensor in made + given):
+        return False
+    if function._schema.is_mutable:
+        return True
+    storages = {tensor.untyped_storage()._cdata for tensor in given}
+    return not made or any(tensor.untyped_storage()._cdata not in storages for tensor in made)
+
+
+def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Bytes that a kernel has to read and write at least; what is broadcast is read once."""
+    packet = function.overloadpacket
+    made = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    if packet in SCATTER:
+        return 3 * sum(map(num_bytes, tensors_of(args[1:])))
+    if packet in PICK:
+        return 2 * sum(map(num_bytes, made)) + sum(map(num_bytes, tensors_of(args[1:])))
+    read = sum(map(num_bytes, tensors_of((args[1:] if packet in OVERWRITE else args, kwargs))))
+    if not function._schema.is_mutable:
+        return read + sum(map(num_bytes, made))
+    names = [argument.name for argument in function._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    written = [given[a.name] for a in function._schema.arguments if a.is_write and a.name in given]
+    return read + sum(map(num_bytes, tensors_of(written)))
+
+
+def tensors_of(nest: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_iter(nest) if isinstance(leaf, Tensor) and leaf.device.type == "cuda"]
+
+
+def num_bytes(tensor: Tensor) -> int:
+    """Of the elements that differ in memory."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def mask_bytes(packet: Any, args: Any, result: Any) -> int:
+    """Of a mask that fused attention reads, and of the gradient that it writes for it."""
+    if packet is aten._scaled_dot_product_efficient_attention:
+        masks = args[3:4]
+    elif packet is aten._scaled_dot_product_efficient_attention_backward:
+        masks = (args[4], result[3])
+    else:
+        masks = ()
+    return sum(num_bytes(mask) for mask in masks if isinstance(mask, Tensor))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step on paper.
+
+    Attributes:
+        costs: by row of the table.
+        kernels: by row and operator.
+        tokens: of the micro-batch.
+        model_flops: of the plain definitions, forward and backward.
+    """
+
+    setup: Setup
+    device: Device
+    batch_size: int
+    tokens: int
+    model_flops: float
+    costs: dict[str, Cost] = field(default_factory=dict)
+    kernels: dict[str, Cost] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Cost:
+        return Cost(*(sum(column) for column in zip(*map(dataclasses.astuple, self.costs.values()), strict=True)))
+
+
+def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) -> Prediction:
+    """Trace the second update of ``settings`` and predict its time on a GPU of :data:`DEVICES`.
+
+    Raises:
+        UserError: the settings describe no pretraining step, or :func:`fake_cuda` has no compiler.
+    """
+    device = DEVICES[device_name]
+    with fake_cuda() as cuda:
+        with unset_fake_temporarily():
+            setup = prepare(dataclasses.replace(settings, device="cuda"), default_vocabulary)
+            task = build_task(setup.cfg.task, setup.vocabulary_size)
+            batch_size = micro_batch_size(setup)
+            batch = full_batch(task, batch_size)
+        trace = trace_step(FairseqStep(setup, task, "ours", ""), cuda, batch, device)
+    per_token = training_flops(setup.cfg, setup.vocabulary_size).per_token
+    return Prediction(
+        setup,
+        device,
+        batch_size,
+        batch["ntokens"],
+        per_token * batch["ntokens"],
+        dict(trace.costs),
+        dict(trace.kernels),
+    )
+
+
+def full_batch(task: TextPretrainingTask, batch_size: int) -> dict[str, Any]:
+    blocks = random_blocks(task, batch_size)
+    return blocks.collater([blocks[index] for index in range(batch_size)])
+
+
+def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device: Device) -> Trace:
+    """One update after a first one, which makes the optimizer's moments."""
+    step.step(cuda.fake(batch))
+    trace = Trace(device)
+    with (
+        mock.patch.object(torch.autograd.profiler, "record_function", trace.range),
+        mock.patch.object(profile, "record_function", trace.range),
+        profile.marked_parts(step),
+        trace,
+    ):
+        step.step(cuda.fake(batch))
+    return trace
+
+
+TABLE_ORDER = (
+    profile.EMBEDDINGS, ENCODER_PRODUCTS, ATTENTION, ENCODER_REST, profile.HEADS, OUTPUT_PRODUCTS, OUTPUT_REST, profile.LOSS,
+    profile.OPTIMIZER, profile.OTHER,
+)  # fmt: skip
+
+
+def as_text(prediction: Prediction) -> str:
+    """A table of parts, and the total."""
+    setup, total = prediction.setup, prediction.total
+    rows = [
+        f"{name:<36}{cost.launches:>9,}{cost.bytes / 1e9:>9.1f}{cost.flops / 1e12:>9.2f}{cost.seconds * 1e3:>9.1f}"
+        for name in TABLE_ORDER
+        if (cost := prediction.costs.get(name))
+    ]
+    tokens_per_second = prediction.tokens / total.seconds
+    share = prediction.model_flops / total.seconds / prediction.device.peak[setup.dtype]
+    return "\n".join(
+        [
+            f"predicted, not measured: {setup.cfg.criterion._name} on one {prediction.device.name}, {setup.precision}, "
+            f"{prediction.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens, layers as written",
+            "",
+            f"{'part':<36}{'kernels':>9}{'GB':>9}{'TFLOP':>9}{'ms':>9}",
+            *rows,
+            "",
+            f"total {total.seconds * 1e3:.1f} ms, {total.launches:,} kernels, {total.bytes / 1e9:.0f} GB, "
+            f"{total.flops / 1e12:.1f} TFLOP",
+            f"{tokens_per_second:,.0f} tokens/s; model FLOPs are {share:.0%} of the peak of "
+            f"{prediction.device.peak[setup.dtype] / 1e12:.0f} TFLOP/s",
+        ]
+    )

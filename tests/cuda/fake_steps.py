@@ -1,0 +1,85 @@
+"""Whole updates on a fake CUDA device: the trainer of a recipe, batches, and what every update has to fulfil."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.fake_cuda import FakeCuda
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+
+VOCABULARY = 600
+BATCH_TENSORS = 5  # id, tokens, masked tokens, masked positions, their weights
+
+
+def masked_batch(task: TextPretrainingTask, lengths: Sequence[int]) -> dict[str, Any]:
+    """Blocks of ``lengths`` tokens, ``<s>`` included, as the task's own dataset masks and collates them."""
+    special = set(task.special_ids)
+    pieces = torch.tensor([index for index in range(len(task.dictionary)) if index not in special])
+    draw = torch.Generator().manual_seed(0)
+    blocks = [pieces[torch.randint(len(pieces), (length - 1,), generator=draw)] for length in lengths]
+    dataset = task.mask_blocks(blocks, training=True, source="made-up blocks")
+    return dataset.collater([dataset[index] for index in range(len(lengths))])
+
+
+def full_and_padded(cuda: FakeCuda, task: TextPretrainingTask, num_sequences: int) -> tuple[dict, dict]:
+    """Two batches on the fake CPU: of full blocks, and with a last block of half the length."""
+    length = task.cfg.tokens_per_sample
+    with unset_fake_temporarily():
+        full = masked_batch(task, [length] * num_sequences)
+        padded = masked_batch(task, [length] * (num_sequences - 1) + [max(2, length // 2)])
+    return cuda.fake(full), cuda.fake(padded)
+
+
+@dataclass
+class FakeRun:
+    """The trainer of a recipe on a fake device, and batches on the fake CPU.
+
+    Attributes:
+        reached: parameters that have got a gradient in the current update.
+    """
+
+    cuda: FakeCuda
+    step: FairseqStep
+    full: dict[str, Any]
+    padded: dict[str, Any]
+    reached: set[str]
+
+    @classmethod
+    def of(cls, cuda: FakeCuda, recipe: str, overrides: Sequence[str] = (), precision: str = "bf16") -> "FakeRun":
+        metrics.reset()  # keys of another objective in this process may be of another kind
+        with unset_fake_temporarily():
+            settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision=precision)
+            setup = prepare(settings, VOCABULARY)
+            assert setup.device.type == "cuda"
+            task = build_task(setup.cfg.task, VOCABULARY)
+        run = cls(cuda, FairseqStep(setup, task, recipe, ""), *full_and_padded(cuda, task, 2), set())
+        for name, parameter in run.step.module.named_parameters():
+            assert parameter.device.type == "cuda"
+            parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: run.reached.add(name))
+        return run
+
+    def update(self, batch: dict[str, Any]) -> None:
+        """One update: every parameter that learns gets a gradient, the host reads the statistics and nothing else."""
+        self.reached.clear()
+        reads, uploads = self.cuda.host_reads, self.cuda.uploads
+        self.step.step(batch)
+        learning = {name for name, parameter in self.step.module.named_parameters() if parameter.requires_grad}
+        assert learning
+        assert self.reached == learning, learning ^ self.reached
+        # --fp16 needs the norm of the gradient for its loss scale before the optimizer's step.
+        assert self.cuda.host_reads - reads == (2 if self.step.trainer.cfg.common.fp16 else 1)
+        assert self.cuda.uploads - uploads == BATCH_TENSORS
+
+    def validate(self, batch: dict[str, Any]) -> None:
+        """One batch of validation, without gradients, read once."""
+        reads = self.cuda.host_reads
+        with metrics.aggregate(new_root=True):
+            self.step.trainer.valid_step(batch)
+        assert self.cuda.host_reads - reads == 1

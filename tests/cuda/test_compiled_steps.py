@@ -1,0 +1,88 @@
+"""Compiled layers take whole updates on a fake CUDA device, as one graph for each kind of layer, for every size of a batch.
+
+AOTAutograd traces forward and backward pass (backend aot_eager); no code is generated.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_steps import FakeRun, full_and_padded
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
+
+from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
+from amos_fairseq.modules import encoder as encoders
+from amos_fairseq.modules.compilation import allow_every_kind_of_layer, call_layer
+from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
+
+
+class Calls:
+    """How often layers ran, and how often a compiled graph ran."""
+
+    def __init__(self) -> None:
+        self.layers = self.graphs = self.compiled = 0
+
+    def backend(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        self.compiled += 1
+        run = aot_eager(graph, inputs)
+
+        def counted(*args: Any) -> Any:
+            self.graphs += 1
+            return run(*args)
+
+        return counted
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """Layers go through a backend that counts; a graph break is an error (fullgraph)."""
+    torch.compiler.reset()
+    counters.clear()
+    calls = Calls()
+    compiled = torch.compile(call_layer, backend=calls.backend, fullgraph=True)
+
+    def call(layer: TransformerLayer, *args: Any) -> Any:
+        calls.layers += 1
+        return compiled(layer, *args)
+
+    monkeypatch.setattr(encoders, "compiled_call", lambda: call)
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        allow_every_kind_of_layer()
+        yield calls
+    torch.compiler.reset()
+    counters.clear()
+
+
+def compiled_run(cuda: FakeCuda, recipe: str, *overrides: str) -> FakeRun:
+    run = FakeRun.of(cuda, recipe, overrides)
+    for module in run.step.module.modules():
+        if isinstance(module, TransformerEncoder):
+            module.is_compiled = True
+    return run
+
+
+@pytest.mark.parametrize("recipe", ["electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
+def test_every_layer_is_part_of_a_graph(recipe: str, calls: Calls) -> None:
+    with fake_cuda() as cuda:
+        run = compiled_run(cuda, recipe)
+        run.update(run.full)
+        run.update(run.padded)
+    assert calls.layers == calls.graphs > 0
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_layers_of_amos_stay_compiled_when_the_size_of_the_batch_changes(calls: Calls) -> None:
+    """Beyond PyTorch's default limit of eight graphs layers would run as written, and nothing would say so.
+
+    Depths 1, 2 and 4 give all eight kinds of layers of a base model, four with and four without padding.
+    """
+    with fake_cuda() as cuda:
+        run = compiled_run(cuda, "amos_tiny", "model.generator_depths='1,2,4'")
+        for batch in (run.full, run.padded, *full_and_padded(cuda, run.step.trainer.task, 3)):
+            run.update(batch)
+            assert calls.layers == calls.graphs
+    assert calls.compiled > 8
+    assert not counters["graph_break"]

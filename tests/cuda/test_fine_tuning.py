@@ -1,0 +1,124 @@
+"""Fine-tuning with a head, and reading a checkpoint, on a fake CUDA device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig as SentencePredictionTaskConfig
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from small_checkpoint import write_save_dir
+from small_models import small_dictionary
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+import amos_fairseq
+from amos_fairseq.bench.fairseq_step import UnsavedTrainer
+from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda, replace_tensors
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.criterions.squad import SquadCriterion
+from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.tasks.squad import SquadConfig, SquadTask
+
+NUM_CLASSES = 3
+
+
+def texts(length: int) -> torch.Tensor:
+    """Three texts [3,T], two of them padded; 4 and above are words, 2 ends a text, 1 is padding."""
+    tokens = torch.randint(4, 44, (3, length), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = 0
+    tokens[1, length // 2 :] = 1
+    tokens[2, -1:] = 1
+    return tokens
+
+
+def classification(length: int) -> tuple[Any, Any, dict[str, Any]]:
+    labels = Dictionary()
+    for number in range(NUM_CLASSES):
+        labels.add_symbol(str(number))
+    # What the command line would resolve.
+    resolved = {"classification_head_name": "head", "regression_target": False}
+    settings = SentencePredictionTaskConfig(num_classes=NUM_CLASSES, **resolved)
+    task = SentencePredictionTask(settings, small_dictionary(), labels)
+    tokens = texts(length)
+    batch = {
+        "id": torch.arange(3),
+        "net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)},
+        "target": torch.tensor([0, 2, 1]),
+        "nsentences": 3,
+        "ntokens": int(tokens.ne(1).sum()),
+    }
+    return task, SentencePredictionCriterion(SentencePredictionConfig(**resolved), task), batch
+
+
+def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
+    vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
+    task = SquadTask(SquadConfig(data="DATA", span_head=head, seed=1), vocabulary, small_dictionary())
+    tokens = texts(length)
+    batch = {
+        "id": torch.arange(3),
+        "first_id": 0,
+        "nsentences": 3,
+        "ntokens": int(tokens.ne(1).sum()),
+        "net_input": {
+            "src_tokens": tokens,
+            "answer_mask": tokens.ne(1),
+            "span_targets": (torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3])),
+        },
+    }
+    return task, SquadCriterion(task, 0.5), batch
+
+
+JOBS = {
+    "classes": classification,
+    "spans, independent": lambda length: squad("independent", length),
+    "spans, joint": lambda length: squad("joint", length),
+}
+
+
+def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str) -> None:
+    """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once."""
+    metrics.reset()
+    with unset_fake_temporarily():
+        cfg = prepare(BenchSettings(recipe, ["model.max_positions=512"], precision=precision), 600).cfg
+        task, criterion, batch = JOBS[job](length)
+    trainer = UnsavedTrainer(cfg, task, task.build_model(cfg.model), criterion)
+    reached: set[str] = set()
+    for name, parameter in trainer.get_model().named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: reached.add(name))
+    for _ in range(2):
+        reads = cuda.host_reads
+        trainer.train_step([cuda.fake(batch)])
+        assert cuda.host_reads - reads == (2 if precision == "fp16" else 1)
+    assert reached == {name for name, parameter in trainer.get_model().named_parameters() if parameter.requires_grad}
+    trainer.valid_step(cuda.fake(batch))
+
+
+@pytest.mark.parametrize("length", [128, 65, 7])
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
+def test_heads_are_trained_at_every_length(recipe: str, job: str, length: int) -> None:
+    with fake_cuda() as cuda:
+        fine_tune(cuda, recipe, job, length, "bf16")
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16"])
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
+def test_every_objective_is_fine_tuned_in_every_precision(recipe: str, precision: str) -> None:
+    with fake_cuda() as cuda:
+        fine_tune(cuda, recipe, "classes", 65, precision)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_is_read_on_the_device(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As ``amos_fairseq.load(path, device="cuda", dtype=dtype)`` does, but for the reading of the file."""
+    write_save_dir(tmp_path)
+    encoder = amos_fairseq.load(tmp_path)
+    with fake_cuda() as cuda:
+        replace_tensors(encoder, cuda.mode.from_tensor)
+        features = encoder.to("cuda", dtype)(["the lazy dog jumps", "the end", ("the quick fox", "over the dog")])
+        assert {tensor.device.type for tensor in features} == {"cuda"}
+        assert features.pooled().dtype == dtype
+        assert cuda.host_reads == 0

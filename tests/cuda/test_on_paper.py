@@ -1,0 +1,144 @@
+"""``amos bench --on-paper``: counts against sums by hand, and the command."""
+
+import dataclasses
+
+import pytest
+import torch
+from fake_steps import VOCABULARY, FakeRun
+
+from amos_fairseq.bench import on_paper
+from amos_fairseq.bench.fake_cuda import fake_cuda
+from amos_fairseq.bench.on_paper import DEVICES, SHORTEST_KERNEL, Device, Trace, predict, trace_step
+from amos_fairseq.bench.settings import BenchSettings
+from amos_fairseq.cli.main import main
+from amos_fairseq.flops.training import training_flops
+
+aten = torch.ops.aten
+PLAIN = Device(
+    "made up",
+    peak=dict.fromkeys((torch.bfloat16, torch.float32), 1e12),
+    attention={"flash": (1e12, 5e11), "efficient": (2e12, 1e12)},
+    bandwidth=1e9,
+)
+
+
+def trace_of(action) -> Trace:
+    with fake_cuda(), Trace(PLAIN) as trace:
+        action()
+    return trace
+
+
+def test_a_matrix_product_by_hand() -> None:
+    """[64,128] x [128,256] in bfloat16: 2 x 64 x 128 x 256 FLOPs, three matrices of 2 bytes a value."""
+    trace = trace_of(
+        lambda: torch.empty(64, 128, device="cuda").bfloat16() @ torch.empty(128, 256, device="cuda").bfloat16()
+    )
+    product = trace.kernels["other: mm"]
+    assert product.launches == 1
+    assert product.flops == 2 * 64 * 128 * 256
+    assert product.bytes == 2 * (64 * 128 + 128 * 256 + 64 * 256)
+    assert product.seconds == pytest.approx(max(product.flops / (on_paper.PRODUCT_SHARE * 1e12), product.bytes / 1e9))
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "bytes_moved"),
+    [
+        ("add", lambda x: x + x[:1].expand(1000, 10), 4 * (10_000 + 10 + 10_000)),  # what is broadcast is read once
+        ("add_", lambda x: x.add_(1), 4 * 20_000),
+        ("zero_", lambda x: x.zero_(), 4 * 10_000),  # written, not read
+        ("copy_", lambda x: x.copy_(x + 1), 4 * 20_000),
+        (
+            "index_select",
+            lambda x: x.index_select(0, torch.zeros(7, dtype=torch.int64, device="cuda")),
+            4 * 140 + 8 * 7,
+        ),
+        ("_foreach_mul_", lambda x: torch._foreach_mul_([x, x + 1], 2.0), 4 * 40_000),
+    ],
+)
+def test_bytes_by_hand(name: str, action, bytes_moved: int) -> None:
+    trace = trace_of(lambda: action(torch.empty(1000, 10, device="cuda")))
+    cost = trace.kernels[f"other: {name}"]
+    assert cost.bytes == bytes_moved
+    assert cost.seconds == pytest.approx(max(bytes_moved / 1e9, SHORTEST_KERNEL))
+
+
+def test_views_and_allocations_and_the_cpu_cost_nothing() -> None:
+    trace = trace_of(lambda: (torch.empty(4, 6, device="cuda").view(2, 12).t()[:, 1:].unsqueeze(0), torch.ones(3) + 1))
+    assert trace.costs == {}
+
+
+def test_attention_by_hand() -> None:
+    """FLOPs: two products forward, five backward. A mask that learns adds its bytes and those of its [B,H,T,T] gradient."""
+    B, H, T, d = 2, 3, 64, 16
+
+    def attend() -> None:
+        query = torch.empty(B, H, T, d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.empty(1, H, T, T, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        arguments = query, query, query, mask.expand(B, H, T, T), True, 0.1
+        aten._scaled_dot_product_efficient_attention(*arguments)[0].sum().backward()
+
+    trace = trace_of(attend)
+    forward = trace.kernels["other: _scaled_dot_product_efficient_attention"]
+    backward = trace.kernels["other: _scaled_dot_product_efficient_attention_backward"]
+    product = 2 * B * H * T * T * d
+    assert (forward.flops, backward.flops) == (2 * product, 5 * product)
+    assert forward.seconds == pytest.approx(2 * product / 2e12 + 2 * H * T * T / 1e9)
+    assert backward.seconds == pytest.approx(5 * product / 1e12 + 2 * (H + B * H) * T * T / 1e9)
+
+
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
+def test_the_products_of_a_step_are_those_that_autograd_counts(recipe: str) -> None:
+    """With model.kernels=reference nothing is computed twice or left out: the count of ``amos flops``, to the last product."""
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, ["model.kernels=reference"])
+        costs = trace_step(run.step, cuda, run.full, DEVICES["h200"]).costs
+        task = run.step.trainer.cfg.task
+    per_token = training_flops(run.step.trainer.cfg, vocabulary_size=VOCABULARY).per_token
+    assert sum(cost.flops for cost in costs.values()) == 2 * task.tokens_per_sample * per_token
+
+
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
+def test_every_kernel_has_a_part(recipe: str) -> None:
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe)
+        trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
+    assert set(trace.costs) == set(on_paper.TABLE_ORDER)
+    # Zeroing the float32 gradients, and joining the statistics for the host.
+    assert {name.split(": ")[1] for name in trace.kernels if name.startswith("other: ")} == {"zero_", "cat", "_to_copy"}
+    attention = {name.split(": ")[1] for name in trace.kernels if name.startswith(f"{on_paper.ATTENTION}: ")}
+    kernel = "efficient" if recipe == "amos_tiny" else "flash"
+    assert {f"_scaled_dot_product_{kernel}_attention", f"_scaled_dot_product_{kernel}_attention_backward"} <= attention
+
+
+def test_a_larger_batch_and_a_slower_gpu_take_longer() -> None:
+    of = {
+        (device, size): predict(BenchSettings("amos_tiny", [f"dataset.batch_size={size}"]), device, 600)
+        for device, size in (("h200", 512), ("a100", 512), ("h200", 1024))
+    }
+    seconds = {key: prediction.total.seconds for key, prediction in of.items()}
+    assert seconds["h200", 512] < seconds["a100", 512]
+    assert 1.2 < seconds["h200", 1024] / seconds["h200", 512] < 2.1
+    assert of["h200", 512].tokens == 512 * of["h200", 512].setup.cfg.task.tokens_per_sample
+    assert dataclasses.astuple(of["h200", 512].total)[:3] == dataclasses.astuple(of["a100", 512].total)[:3]
+
+
+def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--on-paper", "h200", "amos_tiny", "--set", "dataset.batch_size=8"])
+    lines = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("part "))
+    total = next(line for line in lines if line.startswith("total "))
+    rows = [line.split() for line in lines[start + 1 : lines.index(total)] if line]
+    assert len(rows) >= 8
+    milliseconds = float(total.split()[1])
+    assert sum(float(row[-1]) for row in rows) == pytest.approx(milliseconds, abs=0.05 * len(rows))
+    assert lines[0].startswith("predicted, not measured: amos on one H200, ")
+
+
+@pytest.mark.parametrize(
+    "flags", [["--peer", "hf"], ["--compile"], ["--pieces"], ["--device", "cpu"], ["--threads", "2"]]
+)
+def test_flags_that_need_a_run_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["bench", "--on-paper", "h200", "amos_tiny", *flags])
+    assert exit.value.code != 0
+    assert f"--on-paper runs nothing that {flags[0]} could apply to" in capsys.readouterr().err

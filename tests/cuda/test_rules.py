@@ -1,0 +1,189 @@
+"""What a fake CUDA device refuses, rule by rule; and the defects that it was made to find."""
+
+import pytest
+import torch
+from fake_steps import FakeRun
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from amos_fairseq.bench import fake_cuda as fakes
+from amos_fairseq.bench.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
+from amos_fairseq.compat import host_reads
+from amos_fairseq.criterions.mlm import MlmCriterion
+from amos_fairseq.functional import attention
+from amos_fairseq.functional.attention import AttentionBias, fast_attention
+
+B, H, T, D = 2, 3, 16, 8
+
+
+def heads(dtype: torch.dtype = torch.bfloat16, width: int = D) -> list[Tensor]:
+    return [torch.empty(B, H, T, width, dtype=dtype, device="meta") for _ in range(3)]
+
+
+def mask(dtype: torch.dtype = torch.bfloat16, length: int = T) -> Tensor:
+    return torch.empty(1, H, length, length, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("backend", "operands", "bias", "reason"),
+    [
+        ("efficient", heads(), mask().transpose(2, 3), r"mask.stride\(-1\) is 16"),
+        ("efficient", heads(), mask(torch.float32), "the mask is torch.float32"),
+        ("efficient", heads(), mask(length=17)[..., 1:, 1:], "multiples of 8"),
+        ("efficient", heads(width=12), None, "head width 12 is not a multiple of 8"),
+        ("efficient", heads(torch.float32, 6), None, "head width 6 is not a multiple of 4"),
+        ("efficient", heads(torch.float64), None, "takes no torch.float64"),
+        ("efficient", [*heads()[:2], heads(torch.float32)[0]], None, "value is torch.float32"),
+        ("efficient", [heads()[0].mT, *heads()[1:]], None, r"query.stride\(-1\) is 8"),
+        ("flash", heads(), mask(), "no mask"),
+        ("flash", heads(torch.float32), None, "no torch.float32"),
+        ("flash", heads(width=264), None, "no head of 264"),
+    ],
+)
+def test_fused_attention_refuses(backend: attention.Backend, operands: list, bias: Tensor | None, reason: str) -> None:
+    with pytest.raises(CudaRuleError, match=reason):
+        check_fused_attention(backend, *operands, bias)
+
+
+@pytest.mark.parametrize(
+    ("backend", "operands", "bias"),
+    [
+        ("efficient", heads(), mask()),
+        ("efficient", heads(torch.float32, 12), mask(torch.float32)),
+        ("efficient", heads(), mask(length=24)[..., :T, :T]),
+        ("efficient", heads(), torch.empty(B, 1, 1, T, dtype=torch.bfloat16, device="meta")),
+        ("flash", heads(torch.float16, 256), None),
+    ],
+)
+def test_fused_attention_accepts(backend: attention.Backend, operands: list, bias: Tensor | None) -> None:
+    check_fused_attention(backend, *operands, bias)
+
+
+def test_gradients_of_query_key_and_value_are_one_packed_tensor() -> None:
+    """Written by one operator, contiguous as the linear layer behind it reads it: nothing is copied again."""
+    with fake_cuda():
+        packed = torch.empty(B, T, 3, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        mixed = fast_attention(packed * 1, AttentionBias(), 0.1)
+        assert mixed.is_contiguous()
+        mixed.backward(torch.empty_like(mixed))
+        nodes = [mixed.grad_fn]
+        for node in nodes:
+            nodes += [below for below, _ in node.next_functions if below is not None and below not in nodes]
+        assert [node.name() for node in nodes].count("UnbindBackward0") == 1
+        assert packed.grad.is_contiguous()
+
+
+def on_cuda(*shape: int) -> Tensor:
+    return torch.ones(*shape, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        (lambda: on_cuda(3) + torch.ones(3), RuntimeError),
+        (lambda: on_cuda(3).sum().item(), DataDependentOutputException),
+        (lambda: bool(on_cuda(3).any()), DataDependentOutputException),
+        (lambda: on_cuda(3)[on_cuda(3) > 0], DynamicOutputShapeException),
+        (lambda: on_cuda(3).to("cpu"), CudaRuleError),
+        (lambda: torch.ones(3).copy_(on_cuda(3)), CudaRuleError),
+    ],
+)
+def test_devices_do_not_mix_and_the_host_does_not_read(action, error: type[Exception]) -> None:
+    with fake_cuda(), pytest.raises(error):
+        action()
+
+
+def test_copies_to_the_device_are_counted() -> None:
+    with fake_cuda() as cuda:
+        torch.ones(3).to("cuda")
+        on_cuda(3).copy_(torch.ones(3))
+        on_cuda(3).to(torch.bfloat16)
+    assert cuda.uploads == 2
+
+
+def test_everything_is_as_before_afterwards() -> None:
+    before = torch.cuda.is_available(), attention.fused_attention, host_reads.fetch, nn.Module._apply
+    with pytest.raises(ZeroDivisionError), fake_cuda():
+        1 / 0  # noqa: B018
+    assert before == (torch.cuda.is_available(), attention.fused_attention, host_reads.fetch, nn.Module._apply)
+    weight = torch.ones(2, requires_grad=True)
+    weight.sum().backward()
+    assert weight.grad.tolist() == [1, 1]
+    if not torch.cuda.is_available():
+        with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+            torch.ones(1, device="cuda")
+
+
+class TestDefects:
+    """Each is put back, and a step has to fail."""
+
+    def test_a_bias_with_the_strides_of_a_transposed_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As it was: strides (12, 1, 6144, 12) at length 512."""
+
+        def toeplitz(values: Tensor) -> Tensor:
+            return values.unfold(-1, (values.size(-1) + 1) // 2, 1).flip(1)
+
+        def as_one_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
+            parts = [part.to(dtype) for part in bias if part is not None]
+            return sum(parts).unsqueeze(0) if parts[0].ndim == 3 else sum(parts)
+
+        monkeypatch.setattr("amos_fairseq.modules.relative_position.toeplitz", toeplitz)
+        monkeypatch.setattr(attention, "as_one_mask", as_one_mask)
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "amos_base", ["model.encoder_layers=1"])
+            with pytest.raises(CudaRuleError, match=r"mask.stride\(-1\) is"):
+                run.update(run.full)
+
+    def test_a_mask_in_float32_beside_heads_in_bfloat16(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        as_one_mask = attention.as_one_mask
+        monkeypatch.setattr(attention, "as_one_mask", lambda bias, dtype: as_one_mask(bias, torch.float32))
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "amos_tiny")
+            with pytest.raises(CudaRuleError, match=r"the mask is torch\.float32"):
+                run.update(run.full)
+
+    def test_a_criterion_that_reads_its_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        forward = MlmCriterion.forward
+
+        def reading(self, *args, **kwargs):
+            made = forward(self, *args, **kwargs)
+            float(made[0].detach())
+            return made
+
+        monkeypatch.setattr(MlmCriterion, "forward", reading)
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "mlm_tiny")
+            with pytest.raises(DataDependentOutputException):
+                run.update(run.full)
+
+    def test_a_parameter_that_nothing_uses(self) -> None:
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "mlm_tiny")
+            run.step.module.left_over = nn.Linear(2, 1, device="cuda")
+            with pytest.raises(AssertionError, match="left_over"):
+                run.update(run.full)
+
+    def test_a_constant_made_on_the_cpu_in_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        forward = MlmCriterion.forward
+
+        def uploading(self, *args, **kwargs):
+            loss, *rest = forward(self, *args, **kwargs)
+            return (loss * torch.ones(1).to(loss.device), *rest)
+
+        monkeypatch.setattr(MlmCriterion, "forward", uploading)
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "mlm_tiny")
+            with pytest.raises(AssertionError):
+                run.update(run.full)
+
+
+def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fakes.load_guard.cache_clear()
+    try:
+        with pytest.raises(fakes.UserError, match="no C\\+\\+ compiler \\(no-such-compiler\\)"):
+            fakes.load_guard()
+    finally:
+        fakes.load_guard.cache_clear()
+    assert not list((tmp_path / "amos_fairseq").iterdir())

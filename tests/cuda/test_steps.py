@@ -1,0 +1,62 @@
+"""Every recipe and variant takes whole updates on a CUDA device that has no memory: forward and backward pass, clipping,
+optimizer and validation, on FakeTensors.
+
+A step fails on what CUDA or PyTorch's fused kernels would refuse (amos_fairseq/bench/fake_cuda.py): tensors of two devices
+in one operator, strides or dtypes that a kernel does not take, a host that reads a value. It also fails on a parameter
+without a gradient. Values are compared elsewhere.
+"""
+
+import pytest
+from fake_steps import FakeRun
+
+from amos_fairseq.bench.fake_cuda import fake_cuda
+from amos_fairseq.composition import RECIPES
+from amos_fairseq.modules.mixture import STRATEGIES
+
+YAMLS = (path for path in RECIPES.rglob("*.yaml") if path.parent.name != "fairseq")
+ALL = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in YAMLS)
+OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")
+# Settings of AMOS without a recipe of their own, and those of every model.
+SETTINGS = [
+    *(["amos_tiny", f"model.mixture={strategy}"] for strategy in STRATEGIES if strategy != "fixed"),
+    ["amos_tiny", "model.mixture=fixed", "model.fixed_mixture_weights='0.4,0.6'"],
+    ["amos_tiny", "model.separate_generators=true"],
+    ["amos_tiny", "model.no_stop_gradient=true"],
+    ["amos_tiny", "model.adversarial_mlm_multiplier=0.5"],
+    ["amos_tiny", "model.gumbel_entries=0"],
+    ["amos_tiny", "model.gumbel_entries=20"],
+    ["amos_tiny", "model.relative_position_scheme=amos", "model.relative_position_buckets=64"],
+    ["electra_tiny", "model.relative_position_scheme=t5"],
+    *([recipe, "model.kernels=reference"] for recipe in OBJECTIVES),
+    *([recipe, "model.activation_checkpointing=true"] for recipe in OBJECTIVES),
+]
+
+
+@pytest.mark.parametrize("recipe", ALL)
+def test_every_recipe_trains_and_validates_in_bfloat16(recipe: str) -> None:
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe)
+        run.update(run.padded)
+        run.validate(run.full)
+
+
+@pytest.mark.parametrize("length", [512, 128, 65, 7])
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+@pytest.mark.parametrize("recipe", OBJECTIVES)
+def test_every_objective_trains_in_every_precision_at_every_length(recipe: str, precision: str, length: int) -> None:
+    """At lengths that are no multiple of 8 a mask needs padded rows. The second update finds the optimizer's moments."""
+    overrides = [f"task.tokens_per_sample={length}", "model.max_positions=512"]
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, overrides, precision)
+        run.update(run.full)
+        run.update(run.padded)
+        run.validate(run.full)
+
+
+@pytest.mark.parametrize("overrides", SETTINGS, ids=" ".join)
+def test_every_setting_trains_and_validates(overrides: list[str]) -> None:
+    recipe, *settings = overrides
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, settings)
+        run.update(run.padded)
+        run.validate(run.full)
