@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,22 +21,26 @@ from interrupted_run import (
     uninterrupted,
     updates_per_epoch,
 )
-from tiny_runs import ROOT
 
 from amos_fairseq.compat.signals import REQUEUE, SIGNALS
 
 pytestmark = pytest.mark.slow
-# One run receives every signal in turn, in its first, second and third epoch of 16 updates.
+# A run receives signals in turn, in its first, second and third epoch of 16 updates.
 SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR1: 18, signal.SIGUSR2: 33}
 
 
 def stop_and_continue(
-    command: list[str], save_dir: Path, logs: Path, send: Callable[[BackgroundRun, int], None], exit_code: int = REQUEUE
+    command: list[str],
+    save_dir: Path,
+    logs: Path,
+    send: Callable[[BackgroundRun, int], None],
+    numbers: Sequence[int] = SIGNALS,
+    exit_code: int = REQUEUE,
 ) -> None:
     """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped."""
-    assert set(SENT_AFTER) == set(SIGNALS)
     before = 0
-    for number, update in SENT_AFTER.items():
+    for number in numbers:
+        update = SENT_AFTER[number]
         name = signal.Signals(number).name
         run = BackgroundRun(command, logs / f"{name}.log")
         run.wait_for_update(max(update, before + 2))
@@ -55,9 +59,13 @@ def stop_and_continue(
 
 
 def stopped_after(run: BackgroundRun, name: str) -> int:
-    """The update after which the rank that received the signal says that it has stopped."""
-    (update,) = re.findall(rf"{name}: stopped after update (\d+), exit code {REQUEUE}", run.text())
-    return int(update)
+    """The update after which rank 0 says that it has stopped, and why."""
+    updates = re.findall(
+        rf"(?:{name}|a signal to another rank): stopped after update (\d+), exit code {REQUEUE}", run.text()
+    )
+    assert updates, run.text()[-3000:]
+    assert len(set(updates)) == 1
+    return int(updates[0])
 
 
 def test_every_signal_to_the_whole_group_costs_nothing(
@@ -93,9 +101,9 @@ def hydra_command(data: Path, save_dir: Path) -> list[str]:
     return [sys.executable, "-m", "fairseq_cli.hydra_train", *hydra_flags(data, save_dir)]
 
 
-def test_every_signal_through_hydra(binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path) -> None:
+def test_a_signal_through_hydra(binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path) -> None:
     command = hydra_command(binarized_corpus, tmp_path / "run")
-    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group)
+    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group, [signal.SIGUSR1])
     assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
 
 
@@ -176,32 +184,59 @@ class JobLog:
             time.sleep(0.02)
 
 
-def child_processes(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(child) for child in listed.stdout.split()]
+def two_ranks(module: str, *flags: str) -> list[str]:
+    """Under torchrun, with the signals that torchrun.sh names passed on to the ranks."""
+    start = ["env", "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1,SIGUSR2"]
+    return [
+        *start,
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        module,
+        *flags,
+    ]
 
 
 def to_the_second_rank(run: BackgroundRun, number: int) -> None:
-    os.kill(max(child_processes(run.process.pid)), number)
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(run.process.pid)], capture_output=True, text=True, check=True
+    )
+    os.kill(max(int(child) for child in listed.stdout.split()), number)
 
 
 def to_torchrun(run: BackgroundRun, number: int) -> None:
     os.kill(run.process.pid, number)
 
 
-def test_one_rank_stops_all_and_they_resume(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Two gloo ranks: one of them receives the signal; resuming sends the checkpoint from rank 0 to rank 1.
-
-    torchrun's own exit code is 1, whatever a rank's is; each rank's is in its report.
+@pytest.mark.parametrize(
+    ("through_hydra", "number", "send"),
+    [(False, signal.SIGTERM, to_the_second_rank), (True, signal.SIGUSR2, to_torchrun)],
+)
+def test_a_signal_to_two_ranks(
+    through_hydra: bool,
+    number: int,
+    send: Callable[[BackgroundRun, int], None],
+    binarized_corpus: Path,
+    tmp_path: Path,
+) -> None:
+    """Gloo ranks: one stops all; resuming sends the checkpoint from rank 0 to rank 1; the bits are those of two ranks
+    that were left alone. torchrun's own exit code is 1, whatever a rank's is; each rank's is in its report.
     """
-    command = two_ranks("fairseq_cli.train", str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir")
-    run = BackgroundRun([*command, str(tmp_path / "undisturbed")], tmp_path / "undisturbed.log")
-    assert run.exit_code() == 0, run.text()[-3000:]
+
+    def command(name: str) -> list[str]:
+        if through_hydra:
+            return two_ranks("fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / name))
+        flags = [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
+        return two_ranks("fairseq_cli.train", *flags)
+
+    undisturbed = BackgroundRun(command("undisturbed"), tmp_path / "undisturbed.log")
+    assert undisturbed.exit_code() == 0, undisturbed.text()[-3000:]
     for rank in range(2):
-        assert re.search(rf"rank {rank} of 2 on \S+: {len(os.sched_getaffinity(0))} CPUs, OMP_NUM_THREADS=1\n", run.text())
-    stop_and_continue([*command, str(tmp_path / "run")], tmp_path / "run", tmp_path, to_the_second_rank, exit_code=1)
+        cores = len(os.sched_getaffinity(0))
+        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed.text())
+    stop_and_continue(command("run"), tmp_path / "run", tmp_path, send, [number], exit_code=1)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
-
-
-def two_ranks(module: str, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", module, *flags]
