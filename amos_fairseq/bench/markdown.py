@@ -99,8 +99,11 @@ def piece_cells(piece: PieceTime, ways: Sequence[str]) -> Sequence[str]:
 
 
 def machine_rows(report: Report) -> Iterable[tuple[str, Any]]:
-    yield "matrix peak", f"{report.matmul_peak / 1e12:.3g} TFLOP/s in {report.setup.precision}"
-    yield "memory bandwidth", f"{report.bandwidth / 1e9:.3g} GB/s"
+    yield (
+        "matrix peak",
+        f"{report.matmul_peak / 1e12:.3g} TFLOP/s in {report.setup.precision}, sustained, random normal numbers",
+    )
+    yield "memory bandwidth", f"{report.bandwidth / 1e9:.3g} GB/s, sustained"
     yield from report.machine.items()
     yield from report.versions.items()
 

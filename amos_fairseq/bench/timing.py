@@ -11,6 +11,8 @@ from torch import nn
 
 Batch = dict[str, Any]
 Progress = Callable[[str], None]
+# Calls that are timed together: long against the microseconds of a launch and the tens of microseconds of a synchronisation.
+BURST_SECONDS = 0.03
 
 
 class Contestant(Protocol):
@@ -77,6 +79,27 @@ def best_seconds(call: Callable[[], Any], device: torch.device, budget: float, l
         seconds = seconds_of(call, device)
         best, spent, repeats = min(best, seconds), spent + seconds, repeats + 1
     return best
+
+
+def sustained_seconds(call: Callable[[], Any], device: torch.device, budget: float, least_bursts: int = 3) -> float:
+    """Median seconds of one ``call`` when it is repeated without a pause for ``budget`` seconds.
+
+    Calls are timed in bursts with one synchronisation each: a burst of one call at first, of twice as many while bursts are
+    shorter than :data:`BURST_SECONDS`. Bursts that start in the first half of the budget do not count, because a processor
+    lowers its clock to its power limit only after some hundred milliseconds; at least ``least_bursts`` count. The median
+    depends neither on a single burst that was timed too short nor on one that another program disturbed.
+    """
+    call()
+    counted: list[float] = []
+    spent, repeats = 0.0, 1
+    while spent < budget or len(counted) < least_bursts:
+        seconds = seconds_of(lambda number=repeats: [call() for _ in range(number)], device)
+        if spent >= budget / 2:
+            counted.append(seconds / repeats)
+        spent += seconds
+        if seconds < BURST_SECONDS:
+            repeats *= 2
+    return statistics.median(counted)
 
 
 def alternate(

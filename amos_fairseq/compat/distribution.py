@@ -8,13 +8,16 @@ What stock fairseq does, seen by running it:
 - it takes the device from rank % GPUs, which is wrong where nodes differ, instead of torchrun's LOCAL_RANK;
 - DistributedDataParallel gets a CUDA device for a model on the CPU and refuses it;
 - gradients that differ between ranks are noticed on GPUs only;
+- it does not say how many CPU cores a rank may use, which a scheduler can set to one by mistake;
 - gradients exist twice, as tensors and as the buckets that are exchanged, and are copied back after the exchange.
 
 What fairseq arranges by itself stays as it is: Slurm without torchrun, one process per GPU of one machine.
 """
 
 import functools
+import logging
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +28,9 @@ from fairseq.trainer import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
 from amos_fairseq.errors import UserError, report_user_errors
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank has one line to say
 
 TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 # Launchers that start several copies of a command without saying so in torchrun's variables.
@@ -160,6 +166,16 @@ def require_ranks(cfg: Any, environment: Mapping[str, str]) -> None:
         )
 
 
+def describe_rank(environment: Mapping[str, str]) -> str:
+    """Where this rank runs, and on how many CPU cores: too few starve its loader processes.
+
+    The count is the affinity of the process. ``nproc`` would answer OMP_NUM_THREADS where that is smaller.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    place = f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} on {socket.gethostname()}"
+    return f"{place}: {cores} CPUs, OMP_NUM_THREADS={environment.get('OMP_NUM_THREADS', 'not set')}"
+
+
 def data_parallel_on_any_device(
     module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any
 ) -> DistributedDataParallel:
@@ -209,6 +225,8 @@ def apply() -> None:
     def make_connected_trainer(self: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:
         with report_user_errors():  # under Hydra nobody else would turn it into one line here
             require_ranks(cfg, os.environ)
+        if torch.distributed.is_initialized():
+            logger.info(describe_rank(os.environ))
         make_trainer(self, cfg, *args, **kwargs)
 
     Trainer.__init__ = make_connected_trainer

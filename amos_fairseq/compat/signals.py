@@ -1,10 +1,17 @@
-"""SIGTERM and SIGUSR1 end a run after its running update, with a checkpoint and a code that a scheduler can requeue.
+"""SIGTERM, SIGUSR1 and SIGUSR2 end a run after its running update, with a checkpoint and a code that a scheduler can requeue.
 
-Slurm sends SIGTERM before the time limit and at preemption, ``--signal=USR1@300`` earlier; both go to every process of a
-job step. Stock fairseq dies at once and loses what came after the last checkpoint. Here a rank notes the signal, all ranks
-agree on the update at which they stop (one number summed over the ranks after each update, only where there are several),
-rank 0 saves ``checkpoint_last.pt`` with the exact position in the epoch, and all exit with :data:`REQUEUE`. In the seconds
-before fairseq launches its ranks (under Hydra: before it makes its trainer) a signal kills as usual: nothing is lost.
+Slurm sends SIGTERM before the time limit and at preemption, ``--signal=USR1@300`` earlier; submitit asks for SIGUSR2 the
+same way. All of them go to every process of a job step. Stock fairseq dies at once and loses what came after the last
+checkpoint. Here a rank notes the signal, all ranks agree on the update at which they stop (one number summed over the
+ranks after each update, only where there are several), rank 0 saves ``checkpoint_last.pt`` with the exact position in the
+epoch, and all exit with :data:`REQUEUE`. In the seconds before fairseq launches its ranks (under Hydra: before it makes its
+trainer) a signal kills as usual: nothing is lost.
+
+submitit has handlers of its own in each rank, set before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2
+rank 0 requeues the job and exits at once, or raises an error near the time limit, and in both cases nothing is saved. The
+handlers of this module replace them as long as fairseq runs, so that a rank saves first. It leaves by SystemExit, which
+submitit does not record as the job's result, and the batch script requeues on the exit code
+(``examples/multi_node/config/cluster/slurm_8x8.yaml``).
 
 The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
 SIGTERM only where their own rank sends it, which is how torch ends a loader process that does not answer.
@@ -36,7 +43,7 @@ logger = logging.getLogger(__name__)
 # EX_TEMPFAIL of <sysexits.h>: "temporary failure, the user is invited to retry". No code of Python, fairseq or a signal
 # (128 + n) is the same, so that a batch script can requeue on this code alone.
 REQUEUE = 75
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 _received: list[int] = []
 
@@ -109,7 +116,7 @@ def _stop_after(validate_and_save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def obey_own_rank_only() -> None:
-    """In a loader process: SIGTERM from its rank ends it, SIGTERM and SIGUSR1 from others are left to the rank."""
+    """In a loader process: SIGTERM from its rank ends it, what others send is left to the rank."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     rank = os.getppid()
 

@@ -130,7 +130,7 @@ def _reason(code: int, log: Path, begin: int) -> str:
     text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if code == REQUEUE or code < 0:
-        name = "SIGTERM or SIGUSR1" if code == REQUEUE else signal.Signals(-code).name
+        name = "SIGTERM, SIGUSR1 or SIGUSR2" if code == REQUEUE else signal.Signals(-code).name
         return f"ended by {name} from outside"
     named = [line for line in lines if line.startswith("amos_fairseq: error:")]
     last = (named or lines or ["no output"])[-1]

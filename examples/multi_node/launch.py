@@ -68,6 +68,8 @@ def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> l
         return [*start, "-m", "fairseq_cli.hydra_train", *hydra, *args.overrides]
     start = ["srun", "--nodes", str(args.nodes), "--ntasks", str(batch.num_gpus)]
     start += ["--ntasks-per-node", str(args.gpus_per_node)]
+    # Since Slurm 22.05 srun does not read the job's --cpus-per-task: without it every rank would get one core.
+    start += ["--cpus-per-task", str(args.cpus_per_task)]
     start.append("--wait=120")  # ranks that hang because another one died are ended; those that still exit may do so
     hydra.append(f"distributed_training.distributed_port={PORT}")
     return [*start, "python", "-m", "fairseq_cli.hydra_train", *hydra, *args.overrides]
@@ -82,6 +84,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=8, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, help="sequences that a GPU holds at once (the YAML's)")
+    parser.add_argument("--cpus-per-task", type=int, default=6, help="srun: CPU cores of a rank (%(default)s)")
     parser.add_argument("--launcher", choices=("torchrun", "srun"), default="torchrun", help="(%(default)s)")
     parser.add_argument(
         "--rendezvous", default=f"localhost:{PORT}", help="torchrun: first node's HOST:PORT (%(default)s)"

@@ -2,15 +2,18 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from tiny_runs import ROOT
 
 from amos_fairseq.compat.distribution import arrange_ranks
-from amos_fairseq.compat.signals import REQUEUE
+from amos_fairseq.compat.signals import REQUEUE, SIGNALS
 from amos_fairseq.composition import RECIPES, compose_with_hydra
 
 MULTI_NODE = ROOT / "examples" / "multi_node"
@@ -74,6 +77,7 @@ def test_ranks_of_the_slurm_command_are_accepted() -> None:
     """What srun sets for task 9 of 8 x 8, and what launch.py writes into the configuration, agree."""
     words = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
     assert words[words.index("--ntasks") + 1] == "64"
+    assert words[words.index("--cpus-per-task") + 1] == "6"
     cfg = compose_with_hydra("amos_base", words[words.index("--config-name") + 2 :])
     slurm = {"SLURM_STEP_NODELIST": "node[0-7]", "SLURM_NNODES": "8", "SLURM_NTASKS": "64", "SLURM_LOCALID": "1"}
     cfg.distributed_training.distributed_init_method = None
@@ -98,11 +102,12 @@ def fake_cluster(tmp_path: Path) -> dict[str, str]:
     """srun and torchrun that write their words and exit as told; scontrol that writes its words."""
     for program in ("srun", "torchrun", "scontrol"):
         path = tmp_path / program
-        path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/{program}.words\nexit ${{{program.upper()}_EXIT:-0}}\n')
+        text = f'env > {tmp_path}/{program}.env\necho "$@" > {tmp_path}/{program}.words\n'
+        path.write_text(f"#!/bin/sh\n{text}exit ${{{program.upper()}_EXIT:-0}}\n")
         path.chmod(0o755)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "42", "SLURM_NNODES": "8",
-            "SLURM_NTASKS_PER_NODE": "8"}  # fmt: skip
+            "SLURM_NTASKS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": "14"}  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
@@ -113,11 +118,59 @@ def test_slurm_job_is_requeued_on_our_code_alone(fake_cluster, tmp_path, status:
     )
     assert result.returncode == status, result.stderr
     words = (tmp_path / "srun.words").read_text()
-    assert "--ntasks 64" in words
+    assert words.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
     assert words.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
     assert (tmp_path / "scontrol.words").exists() == requeued
     if requeued:
         assert (tmp_path / "scontrol.words").read_text() == "requeue 42\n"
+
+
+def submitit_script(folder: Path) -> Path:
+    """The batch script that submitit writes for slurm_8x8.yaml."""
+    slurm = pytest.importorskip("submitit.slurm.slurm")
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
+    launcher = compose_with_hydra("amos_base", overrides).hydra.launcher
+    names = ("nodes", "gpus_per_node", "cpus_per_task", "signal_delay_s", "setup", "additional_parameters")
+    settings = {name: OmegaConf.to_container(launcher)[name] for name in names}
+    path = folder / "submission.sh"
+    path.write_text(slurm._make_sbatch_string(command="rank", folder=folder, **settings))
+    return path
+
+
+def test_ranks_of_submitit_get_their_cores_and_its_signal(fake_cluster, tmp_path) -> None:
+    """srun reads the cores of a task from SRUN_CPUS_PER_TASK; submitit adds no option to srun."""
+    script = submitit_script(tmp_path)
+    lines = script.read_text().splitlines()
+    assert {"#SBATCH --signal=USR2@300", "#SBATCH --requeue", "#SBATCH --cpus-per-task=6"} <= set(lines)
+    assert signal.SIGUSR2 in SIGNALS
+    subprocess.run(["bash", str(script)], env=fake_cluster, timeout=60, check=True)
+    assert "SRUN_CPUS_PER_TASK=14" in (tmp_path / "srun.env").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
+def test_submitit_job_is_requeued_on_our_code_alone(fake_cluster, tmp_path, status: int, requeued: bool) -> None:
+    command = ["bash", str(submitit_script(tmp_path))]
+    result = subprocess.run(command, env=fake_cluster | {"SRUN_EXIT": str(status)}, timeout=60, check=False)
+    assert result.returncode == status
+    assert (tmp_path / "scontrol.words").exists() == requeued
+    if requeued:
+        assert (tmp_path / "scontrol.words").read_text() == "requeue 42\n"
+
+
+@pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
+def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) -> None:
+    """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""
+    (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 1\nexit {REQUEUE}\n")
+    script = MULTI_NODE / "slurm.sbatch" if launcher == "slurm.sbatch" else submitit_script(tmp_path)
+    job = subprocess.Popen(["bash", str(script), "amos_base", "DATA"], env=fake_cluster, start_new_session=True)
+    while not (tmp_path / "started").exists():
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.terminate()
+    assert job.wait(30) != REQUEUE
+    time.sleep(1.5)  # srun has ended by then
+    assert not (tmp_path / "scontrol.words").exists()
 
 
 def test_torchrun_script_starts_every_node(fake_cluster, tmp_path) -> None:
@@ -128,3 +181,6 @@ def test_torchrun_script_starts_every_node(fake_cluster, tmp_path) -> None:
     words = (tmp_path / "torchrun.words").read_text()
     assert "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node0:29500" in words
     assert "optimization.update_freq=[16]" in words
+    variables = dict(line.split("=", 1) for line in (tmp_path / "torchrun.env").read_text().splitlines() if "=" in line)
+    assert {number.name for number in SIGNALS} < set(variables["PET_SIGNALS_TO_HANDLE"].split(","))
+    assert int(variables["PET_SHUTDOWN_TIMEOUT"]) == 300

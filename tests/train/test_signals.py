@@ -1,10 +1,12 @@
-"""SIGTERM and SIGUSR1 as schedulers send them: the update is finished, saved, and the exit code asks for a new start."""
+"""The signals of schedulers: the update is finished, saved, and the exit code asks for a new start, which loses nothing."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,78 +21,222 @@ from interrupted_run import (
     uninterrupted,
     updates_per_epoch,
 )
-from tiny_runs import ROOT
 
-from amos_fairseq.compat.signals import REQUEUE
+from amos_fairseq.compat.signals import REQUEUE, SIGNALS
 
 pytestmark = pytest.mark.slow
+# A run receives signals in turn, in its first, second and third epoch of 16 updates.
+SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR1: 18, signal.SIGUSR2: 33}
+
+
+def stop_and_continue(
+    command: list[str],
+    save_dir: Path,
+    logs: Path,
+    send: Callable[[BackgroundRun, int], None],
+    numbers: Sequence[int] = SIGNALS,
+    exit_code: int = REQUEUE,
+) -> None:
+    """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped."""
+    before = 0
+    for number in numbers:
+        update = SENT_AFTER[number]
+        name = signal.Signals(number).name
+        run = BackgroundRun(command, logs / f"{name}.log")
+        run.wait_for_update(max(update, before + 2))
+        send(run, number)
+        assert run.exit_code() == exit_code, run.text()[-3000:]
+        stopped = stopped_after(run, name)
+        assert update <= stopped == num_updates(save_dir) < LAST_UPDATE
+        assert before == 0 or f"@ {before} updates)" in run.text(), run.text()[-3000:]
+        epochs, updates = divmod(stopped, updates_per_epoch(save_dir))
+        position = checkpoint(save_dir)["extra_state"]["train_iterator"]
+        assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
+        before = stopped
+    last = BackgroundRun(command, logs / "last.log")
+    assert last.exit_code() == 0, last.text()[-3000:]
+    assert f"@ {before} updates)" in last.text()
 
 
 def stopped_after(run: BackgroundRun, name: str) -> int:
-    """The update after which the run says that it has stopped."""
-    assert "Traceback" not in run.text(), run.text()[-3000:]
-    (update,) = re.findall(rf"{name}: stopped after update (\d+), exit code {REQUEUE}", run.text())
-    return int(update)
+    """The update after which rank 0 says that it has stopped, and why."""
+    updates = re.findall(
+        rf"(?:{name}|a signal to another rank): stopped after update (\d+), exit code {REQUEUE}", run.text()
+    )
+    assert updates, run.text()[-3000:]
+    assert len(set(updates)) == 1
+    return int(updates[0])
 
 
-def test_sigterm_to_the_whole_group_costs_nothing(
+def test_every_signal_to_the_whole_group_costs_nothing(
     binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     """Loader processes receive it as well, as from Slurm; the run goes on where it stopped, within the epoch."""
-    save_dir = tmp_path / "run"
     # Without fairseq's buffer the loader process is two batches ahead, and not at the end of the epoch already.
-    command = flags_command(binarized_corpus, save_dir, "--data-buffer-size", "0")
-    run = BackgroundRun(command, tmp_path / "stopped.log")
-    run.wait_for_update(7)
-    run.signal_group(signal.SIGTERM)
-    assert run.exit_code() == REQUEUE, run.text()[-3000:]
-    stopped = stopped_after(run, "SIGTERM")
-    assert 7 <= stopped == num_updates(save_dir) < LAST_UPDATE
-    epochs, updates = divmod(stopped, updates_per_epoch(save_dir))
-    position = checkpoint(save_dir)["extra_state"]["train_iterator"]
-    assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
-
-    resumed = BackgroundRun(command, tmp_path / "resumed.log")
-    assert resumed.exit_code() == 0, resumed.text()[-3000:]
-    assert f"checkpoint_last.pt (epoch {epochs + 1} @ {stopped} updates)" in resumed.text()
-    assert_same_run(save_dir, uninterrupted(binarized_corpus, tmp_path_factory))
+    command = flags_command(binarized_corpus, tmp_path / "run", "--data-buffer-size", "0")
+    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group)
+    for log in tmp_path.glob("*.err"):
+        assert "Traceback" not in log.read_text()
+    assert_same_run(tmp_path / "run", uninterrupted(binarized_corpus, tmp_path_factory))
 
 
-def test_sigusr1_through_hydra(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Between two checkpoints that the YAML asks for (every 700 updates), in a run that Hydra has started."""
-    save_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", "examples/pretraining/config"]
-    command += ["--config-name", "amos_tiny", f"task.data={binarized_corpus}", f"checkpoint.save_dir={save_dir}"]
-    command += ["task.tokens_per_sample=32", "model.max_positions=32", "dataset.batch_size=16", "common.log_interval=1"]
-    run = BackgroundRun(["env", f"PYTHONPATH={ROOT}", *command], tmp_path / "hydra.log")
-    run.wait_for_update(20)
-    run.signal_group(signal.SIGUSR1)
-    assert run.exit_code() == REQUEUE, run.text()[-3000:]
-    assert num_updates(save_dir) == stopped_after(run, "SIGUSR1") >= 20
+def hydra_flags(data: Path, save_dir: Path) -> list[str]:
+    """A run between whose ends the YAML saves nothing (every 700 updates)."""
+    flags = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny", f"task.data={data}"]
+    flags += [f"checkpoint.save_dir={save_dir}", f"optimization.max_update={LAST_UPDATE}"]
+    flags += ["lr_scheduler.warmup_updates=2", "model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64"]
+    flags += ["task.tokens_per_sample=32", "model.max_positions=32", "dataset.batch_size=16", "common.log_interval=1"]
+    return flags
 
 
-def child_processes(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(child) for child in listed.stdout.split()]
+@pytest.fixture(scope="module")
+def uninterrupted_hydra_run(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save_dir = tmp_path_factory.mktemp("hydra") / "run"
+    run = BackgroundRun(hydra_command(binarized_corpus, save_dir), save_dir.with_suffix(".log"))
+    assert run.exit_code() == 0, run.text()[-3000:]
+    return save_dir
 
 
-def test_one_rank_stops_all_and_they_resume(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Two gloo ranks, of which one receives the signal; resuming sends the checkpoint from rank 0 to rank 1."""
-    save_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "fairseq_cli.train", str(binarized_corpus), *RUN, "--batch-size", "8"]
-    command += ["--save-dir", str(save_dir)]
-    run = BackgroundRun(command, tmp_path / "stopped.log")
-    run.wait_for_update(7)
-    second = max(child_processes(run.process.pid))
-    os.kill(second, signal.SIGUSR1)
-    assert run.exit_code() != 0  # torchrun's own code; each rank's stands in its report
-    assert len(re.findall(rf"exitcode\s*: {REQUEUE}", run.text())) >= 1
-    stopped = num_updates(save_dir)
-    assert 7 <= stopped < LAST_UPDATE
-    assert f"stopped after update {stopped}, exit code {REQUEUE}" in run.text()
+def hydra_command(data: Path, save_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "fairseq_cli.hydra_train", *hydra_flags(data, save_dir)]
 
-    resumed = BackgroundRun(command, tmp_path / "resumed.log")
-    assert resumed.exit_code() == 0, resumed.text()[-3000:]
-    assert re.search(rf"Loaded checkpoint .*checkpoint_last.pt \(epoch \d @ {stopped} updates\)", resumed.text())
-    assert num_updates(save_dir) == LAST_UPDATE
+
+def test_a_signal_through_hydra(binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path) -> None:
+    command = hydra_command(binarized_corpus, tmp_path / "run")
+    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group, [signal.SIGUSR1])
+    assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
+
+
+# Slurm for one job of one task: sbatch runs a copy of the script, srun a task, scontrol the script once more when it has
+# ended. The task stays the process that srun was, as it is its process under Slurm that receives the signal.
+FAKE_SLURM = {
+    "sbatch": """
+        cp "$1" "$FAKE_SLURM/script"
+        echo "Submitted batch job 42"
+        "$FAKE_SLURM/job" > /dev/null 2>&1 &""",
+    "job": """
+        export SLURM_JOB_ID=42 SLURM_CPUS_PER_TASK=6
+        bash "$FAKE_SLURM/script" >> "$FAKE_SLURM/job.log" 2>&1
+        echo "exit code $?" >> "$FAKE_SLURM/job.log"
+        if [ -e "$FAKE_SLURM/requeued" ]; then rm "$FAKE_SLURM/requeued"; exec "$0"; fi""",
+    "srun": """
+        while [ "$1" != "$FAKE_SLURM_PYTHON" ]; do shift; done
+        echo "srun gives $SRUN_CPUS_PER_TASK CPUs"
+        echo $$ > "$FAKE_SLURM/pid"
+        export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_NODEID=0 SLURM_JOB_NUM_NODES=1
+        exec "$@" """,
+    "scontrol": """
+        echo "scontrol $*"
+        touch "$FAKE_SLURM/requeued" """,
+    "sacct": """
+        echo "JobID|State|NodeList"; echo "42|RUNNING|node0" """,
+}
+
+
+def test_a_run_that_submitit_has_submitted_is_requeued(
+    binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path
+) -> None:
+    """Hydra's submitit launcher and submitit itself, with the settings of slurm_8x8.yaml, in a made-up Slurm.
+
+    submitit's own handlers would requeue the job at SIGUSR2 without saving, and ignore SIGTERM.
+    """
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    for name, text in FAKE_SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/bash{text}\n")
+        (tmp_path / name).chmod(0o755)
+    command = ["env", f"PATH={tmp_path}:{os.environ['PATH']}", f"FAKE_SLURM={tmp_path}"]
+    command += [f"FAKE_SLURM_PYTHON={sys.executable}"]
+    command += [sys.executable, "-m", "fairseq_cli.hydra_train", "--multirun"]
+    command += [*hydra_flags(binarized_corpus, tmp_path / "run"), "+cluster=slurm_8x8"]
+    command += ["hydra.searchpath=[file://examples/multi_node/config]", "distributed_training.distributed_world_size=1"]
+    command += ["hydra.launcher.nodes=1", "hydra.launcher.tasks_per_node=1", "hydra.launcher.gpus_per_node=0"]
+    submission = BackgroundRun(command, tmp_path / "submission.log")
+    job = JobLog(tmp_path / "job.log")
+    for starts, number in enumerate((signal.SIGUSR2, signal.SIGTERM), start=1):
+        job.wait_for(rf"num_updates={12 * starts},", submission)
+        os.kill(int((tmp_path / "pid").read_text()), number)
+        job.wait_for(rf"{signal.Signals(number).name}: stopped after update \d+, exit code {REQUEUE}", submission)
+        job.wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}", submission)
+    assert submission.exit_code() == 0, submission.text()[-3000:] + job.text()[-3000:]
+    assert job.text().count("srun gives 6 CPUs") == 3
+    assert job.text().count("exit code 0\n") == 1
+    script = (tmp_path / "script").read_text()
+    assert "#SBATCH --signal=USR2@300\n" in script
+    assert "#SBATCH --requeue\n" in script
+    assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
+
+
+class JobLog:
+    """What the made-up job and its task have written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def text(self) -> str:
+        tasks = "".join(path.read_text() for path in sorted(self.path.parent.rglob("*_log.*")))
+        return (self.path.read_text() if self.path.exists() else "") + tasks
+
+    def wait_for(self, pattern: str, submission: BackgroundRun, timeout: float = 120.0) -> None:
+        end = time.monotonic() + timeout
+        while not re.search(pattern, self.text()):
+            ended = submission.process.poll() is not None or time.monotonic() > end
+            assert not ended, f"no '{pattern}' in:\n{self.text()[-3000:]}{submission.text()[-3000:]}"
+            time.sleep(0.02)
+
+
+def two_ranks(module: str, *flags: str) -> list[str]:
+    """Under torchrun, with the signals that torchrun.sh names passed on to the ranks."""
+    start = ["env", "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1,SIGUSR2"]
+    return [
+        *start,
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        module,
+        *flags,
+    ]
+
+
+def to_the_second_rank(run: BackgroundRun, number: int) -> None:
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(run.process.pid)], capture_output=True, text=True, check=True
+    )
+    os.kill(max(int(child) for child in listed.stdout.split()), number)
+
+
+def to_torchrun(run: BackgroundRun, number: int) -> None:
+    os.kill(run.process.pid, number)
+
+
+@pytest.mark.parametrize(
+    ("through_hydra", "number", "send"),
+    [(False, signal.SIGTERM, to_the_second_rank), (True, signal.SIGUSR2, to_torchrun)],
+)
+def test_a_signal_to_two_ranks(
+    through_hydra: bool,
+    number: int,
+    send: Callable[[BackgroundRun, int], None],
+    binarized_corpus: Path,
+    tmp_path: Path,
+) -> None:
+    """Gloo ranks: one stops all; resuming sends the checkpoint from rank 0 to rank 1; the bits are those of two ranks
+    that were left alone. torchrun's own exit code is 1, whatever a rank's is; each rank's is in its report.
+    """
+
+    def command(name: str) -> list[str]:
+        if through_hydra:
+            return two_ranks("fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / name))
+        flags = [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
+        return two_ranks("fairseq_cli.train", *flags)
+
+    undisturbed = BackgroundRun(command("undisturbed"), tmp_path / "undisturbed.log")
+    assert undisturbed.exit_code() == 0, undisturbed.text()[-3000:]
+    for rank in range(2):
+        cores = len(os.sched_getaffinity(0))
+        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed.text())
+    stop_and_continue(command("run"), tmp_path / "run", tmp_path, send, [number], exit_code=1)
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")

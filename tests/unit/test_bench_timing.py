@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from amos_fairseq.bench import machine, timing
-from amos_fairseq.bench.timing import Spread, alternate, best_seconds, speed_ratio, tokens_per_second
+from amos_fairseq.bench.timing import Spread, alternate, best_seconds, speed_ratio, sustained_seconds, tokens_per_second
 
 CPU = torch.device("cpu")
 
@@ -62,18 +62,107 @@ def test_the_best_of_as_many_repetitions_as_fit(
     assert len(calls) == 1 + repetitions
 
 
+class Clock:
+    """A clock that only calls move: ``clock.takes(seconds)`` in place of work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.synchronisations = 0.0, 0
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(timing, "wait_for", self.synchronise)
+
+    def takes(self, seconds: float) -> None:
+        self.now += seconds
+
+    def synchronise(self, device: torch.device) -> None:
+        self.synchronisations += 1
+
+
+def test_a_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of 1 s, but one of 0.01 s and one of 100 s among the six that count: both change the result by nothing."""
+    clock, calls = Clock(monkeypatch), []
+    strange = {7: 0.01, 8: 100.0}
+
+    def call() -> None:
+        calls.append(1)
+        clock.takes(strange.get(len(calls), 1.0))
+
+    assert sustained_seconds(call, CPU, budget=10.0, least_bursts=6) == 1.0
+    assert len(calls) > 8
+
+
+def test_the_first_half_of_a_sustained_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that needs 0.5 s a call until 6 s of a budget of 10 s are over, and then 1 s, at its power limit.
+
+    By hand: an uncounted call, 12 of 0.5 s (those from 5 s on count: two) and 4 of 1 s: the median of six is 1.
+    """
+    clock, calls = Clock(monkeypatch), []
+
+    def call() -> None:
+        calls.append(1)
+        clock.takes(0.5 if len(calls) <= 13 else 1.0)
+
+    assert sustained_seconds(call, CPU, budget=10.0) == 1.0
+    assert len(calls) == 1 + 12 + 4
+
+
+def test_short_calls_are_timed_in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of 2**-10 s, and 2**-7 s for each synchronisation, which is eight calls' time: of a burst it is a part.
+
+    Bursts grow to 32 calls, 2**-5 s and the two synchronisations around it, of which the clock sees the second.
+    """
+    clock = Clock(monkeypatch)
+
+    def synchronise(device: torch.device) -> None:
+        clock.synchronisations += 1
+        clock.takes(2**-7)
+
+    monkeypatch.setattr(timing, "wait_for", synchronise)
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        clock.takes(2**-10)
+
+    assert timing.BURST_SECONDS == 0.03 < 2**-5
+    assert sustained_seconds(call, CPU, budget=1.0) == (32 * 2**-10 + 2**-7) / 32
+    assert clock.synchronisations < len(calls) / 10
+
+
+def test_a_budget_that_is_too_small_still_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seconds = Clock(monkeypatch), iter([9.0, 3.0, 1.0, 2.0])
+    assert sustained_seconds(lambda: clock.takes(next(seconds)), CPU, budget=0.0) == 2.0
+
+
 def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every repetition declared to last 0.5 s: 2 n^3 operations of the larger product, and a copy's two ways."""
-    calls: list[torch.Tensor] = []
+    """A processor with 64 FLOP/s for the small and 256 for the large product, and a copy of half a second."""
+    clock, products, copies = Clock(monkeypatch), [], []
 
-    def half_a_second(call: Any, device: torch.device, budget: float) -> float:
-        calls.append(call())
-        return 0.5
+    def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        products.append((left, right, out))
+        clock.takes({2: 16 / 64, 4: 128 / 256}[len(left)])
 
-    monkeypatch.setattr(machine, "best_seconds", half_a_second)
-    assert machine.matmul_peak(CPU, torch.bfloat16, edges=(2, 4)) == 2 * 4**3 / 0.5
-    assert [(tuple(product.shape), product.dtype) for product in calls] == [
-        ((2, 2), torch.bfloat16),
-        ((4, 4), torch.bfloat16),
-    ]
-    assert machine.memory_bandwidth(CPU, size=100) == 2 * 100 / 0.5
+    monkeypatch.setattr(torch, "mm", product)
+    assert machine.matmul_peak(CPU, torch.bfloat16, edges=(2, 4)) == 256
+    assert {tuple(matrix.shape) for matrices in products for matrix in matrices} == {(2, 2), (4, 4)}
+    assert {matrix.dtype for matrices in products for matrix in matrices} == {torch.bfloat16}
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        copies.append(source)
+        clock.takes(0.5)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    assert machine.memory_bandwidth(CPU, size=800) == 2 * 800 / 0.5
+    assert {source.nbytes for source in copies} == {800}
+
+
+def test_matrices_are_random_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean 0 and standard deviation 1, each within 5 of its own standard errors (1 in 1.7 million draws is outside)."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(machine, "sustained_seconds", lambda call, device, budget: 1.0)
+    monkeypatch.setattr(torch, "empty_like", lambda matrix: seen.append(matrix) or torch.zeros_like(matrix))
+    machine.matmul_seconds(256, CPU, torch.float32)
+    (numbers,) = seen
+    assert abs(numbers.mean()) < 5 / 256
+    assert abs(numbers.std() - 1) < 5 / (2**0.5 * 256)
+    machine.memory_bandwidth(CPU, size=2**16)
+    assert seen[1].unique().numel() == 2**13  # 2**13 random numbers of 64 bits, none of them twice

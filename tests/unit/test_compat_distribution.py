@@ -12,7 +12,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.compat import distribution
-from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, require_ranks
+from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, describe_rank, require_ranks
 from amos_fairseq.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +173,16 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
     else:
         with pytest.raises(UserError, match=message):
             check_gradient_norms(TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])
+def test_a_rank_says_where_it_runs(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores are those of the affinity, whatever OMP_NUM_THREADS says."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
+    monkeypatch.setattr(distribution.socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(distribution.os, "sched_getaffinity", lambda pid: {0, 1, 4, 5, 9})
+    assert describe_rank(environment) == f"rank 3 of 16 on node1: 5 CPUs, OMP_NUM_THREADS={threads}"
 
 
 TWO_RANKS = """
