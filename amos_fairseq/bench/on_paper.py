@@ -302,7 +302,7 @@ def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) 
     device = DEVICES[device_name]
     with fake_cuda() as cuda:
         with unset_fake_temporarily():
-            setup = prepare(dataclasses.replace(settings, device="cuda"), default_vocabulary)
+            setup = prepare(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
             batch_size = micro_batch_size(setup)
             batch = full_batch(task, batch_size)
