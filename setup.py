@@ -13,7 +13,10 @@ setup(
     license="MIT",
     python_requires=">=3.11,<3.12",
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
-    package_data={"amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"]},
+    package_data={
+        "amos_fairseq.bench": ["fake_cuda.cpp"],
+        "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
+    },
     entry_points={"console_scripts": ["amos=amos_fairseq.cli.main:main"]},
     install_requires=[
         # The one fairseq that imports on Python 3.11; the original 0.12.2 does not.

@@ -22,6 +22,7 @@ import torch
 from fairseq import utils
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -247,7 +248,9 @@ def device_guard() -> Iterator[None]:
     library = load_guard()
     library.begin_fake_cuda()
     try:
-        yield
+        # Where torch.cuda says that there is a GPU, the first FakeTensor makes a real tensor on it.
+        with mock.patch.object(fake_tensor, "init_gpu_context", _nothing):
+            yield
     finally:
         library.end_fake_cuda()
 
