@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_steps import FakeRun, full_and_padded
+from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
@@ -86,3 +87,17 @@ def test_layers_of_amos_stay_compiled_when_the_size_of_the_batch_changes(calls: 
             assert calls.layers == calls.graphs
     assert calls.compiled > 8
     assert not counters["graph_break"]
+
+
+def test_a_graph_break_is_an_error(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = TransformerLayer.forward
+
+    def breaking(layer: TransformerLayer, states: Tensor, *args: Any) -> Tensor:
+        torch._dynamo.graph_break()
+        return forward(layer, states, *args)
+
+    monkeypatch.setattr(TransformerLayer, "forward", breaking)
+    with fake_cuda() as cuda:
+        run = compiled_run(cuda, "mlm_tiny")
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
+            run.update(run.full)

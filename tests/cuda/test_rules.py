@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from amos_fairseq.bench import fake_cuda as fakes
 from amos_fairseq.bench.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
+from amos_fairseq.bench.on_paper import DEVICES, Trace
 from amos_fairseq.compat import host_reads
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.functional import attention
@@ -59,18 +60,17 @@ def test_fused_attention_accepts(backend: attention.Backend, operands: list, bia
     check_fused_attention(backend, *operands, bias)
 
 
-def test_gradients_of_query_key_and_value_are_one_packed_tensor() -> None:
-    """Written by one operator, contiguous as the linear layer behind it reads it: nothing is copied again."""
+def test_gradients_of_query_key_and_value_are_written_into_one_packed_tensor() -> None:
+    """By one operator, contiguous as the linear layer behind it reads it. It used to be stacked and then copied."""
     with fake_cuda():
         packed = torch.empty(B, T, 3, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        mixed = fast_attention(packed * 1, AttentionBias(), 0.1)
+        mixed = fast_attention(packed.view_as(packed), AttentionBias(), 0.1)
         assert mixed.is_contiguous()
-        mixed.backward(torch.empty_like(mixed))
-        nodes = [mixed.grad_fn]
-        for node in nodes:
-            nodes += [below for below, _ in node.next_functions if below is not None and below not in nodes]
-        assert [node.name() for node in nodes].count("UnbindBackward0") == 1
+        with Trace(DEVICES["h200"]) as trace:
+            mixed.backward(torch.empty_like(mixed))
         assert packed.grad.is_contiguous()
+    kernels = {name.removeprefix("other: "): cost.launches for name, cost in trace.kernels.items()}
+    assert kernels == {"_scaled_dot_product_flash_attention_backward": 1, "stack": 1}
 
 
 def on_cuda(*shape: int) -> Tensor:
