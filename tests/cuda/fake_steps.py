@@ -62,7 +62,8 @@ class FakeRun:
         run = cls(cuda, FairseqStep(setup, task, recipe, ""), *full_and_padded(cuda, task, 2), set())
         for name, parameter in run.step.module.named_parameters():
             assert parameter.device.type == "cuda"
-            parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: run.reached.add(name))
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: run.reached.add(name))
         return run
 
     def update(self, batch: dict[str, Any]) -> None:
