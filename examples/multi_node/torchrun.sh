@@ -10,6 +10,9 @@ config="${1:?usage: torchrun.sh CONFIG_NAME DATA [KEY=VALUE...]}"
 data="${2:?usage: torchrun.sh CONFIG_NAME DATA [KEY=VALUE...]}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$here/../.."                 # the YAMLs name the plugin and the save directory from the checkout
+# shellcheck source=examples/environment.sh
+source examples/environment.sh
+prepare_active_environment
 
 exec python "$here/launch.py" --execute --config-name "$config" --data "$data" \
     --nodes "${NODES:-1}" --gpus-per-node "${GPUS_PER_NODE:-8}" --rendezvous "${FIRST_NODE:-localhost}:29500" \
