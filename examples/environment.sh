@@ -56,7 +56,8 @@ find_python() {
     fail "$needed, found${seen:- none;} install one, or name it with PYTHON=/path/to/python3.12"
 }
 
-# fairseq is compiled, except where PyPI has a wheel (CPython 3.12 on x86-64), and so is fastBPE for the tests: a C++ compiler and Python's headers must be there before anything is downloaded.
+# fairseq is compiled, except where PyPI has a wheel (CPython 3.12 on x86-64), and so is fastBPE for the tests: a C++
+# compiler and Python's headers must be there before anything is downloaded.
 check_build_tools() {
     local python="$1" extra="$2" version compiler header
     version="$(python_version_of "$python")"
@@ -125,12 +126,12 @@ make_environment() {
         if [ -f "$ENVIRONMENT_STAMP" ] && [ "$(sed -n '1s/.* checkout //p' "$ENVIRONMENT_STAMP")" != "$CHECKOUT" ]; then
             echo "  the checkout was moved: making .venv again"
             options+=(--clear)
-            # A Python inside the folder that is cleared cannot make it.
-            python="$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')"
         elif "$ENVIRONMENT/bin/python" -m pip --version >/dev/null 2>&1; then
             return
         fi
     fi
+    # An environment's Python is a link to the one that it was made with, and cannot make itself.
+    python="$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')"
     ! sees_usable_torch "$python" || options+=(--system-site-packages)
     echo "  making .venv with $("$python" --version)"
     "$python" -m venv ${options[@]+"${options[@]}"} "$ENVIRONMENT" || fail "python -m venv failed in $ENVIRONMENT (see above)"
