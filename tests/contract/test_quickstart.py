@@ -152,6 +152,20 @@ def test_environment_is_up_to_date_only_for_what_its_stamp_names(checkout: Path)
     assert not is_ready("")
 
 
+@pytest.mark.slow
+def test_a_moved_checkout_gets_its_environment_again(checkout: Path):
+    """By the Python that .venv was made with, although .venv's own link to it is removed meanwhile."""
+    make = 'set -euo pipefail; source examples/environment.sh; make_environment "$(python_of_environment)"; '
+    first = run_bash(checkout, make + 'current_stamp > "$ENVIRONMENT_STAMP"', PYTHON=sys.executable)
+    assert first.returncode == 0, first.stderr
+    moved = checkout.with_name("moved")
+    checkout.rename(moved)
+    second = run_bash(moved, make + '"$ENVIRONMENT/bin/python" -c "import sys; print(sys.prefix)"')
+    assert (second.returncode, second.stderr) == (0, "")
+    assert "the checkout was moved" in second.stdout
+    assert second.stdout.splitlines()[-1] == str(moved / ".venv")
+
+
 @pytest.mark.parametrize(
     ("content", "fragments"),
     [
