@@ -1,17 +1,22 @@
 """Package, command and extras of amos_fairseq; tool settings live in pyproject.toml."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(r'^__version__ = "(.+?)"', (ROOT / "amos_fairseq/versions.py").read_text(encoding="utf-8"), re.M)
+
 setup(
     name="amos_fairseq",
-    version="0.1.0",
+    version=VERSION.group(1),
     description="Pretrain text encoders with an adversarial mixture of training signals (AMOS), as a fairseq plugin",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.11,<3.12",
+    # The README's table of versions says what was run with each.
+    python_requires=">=3.10,<3.14",
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
     package_data={
         "amos_fairseq.bench": ["fake_cuda.cpp"],
@@ -19,10 +24,10 @@ setup(
     },
     entry_points={"console_scripts": ["amos=amos_fairseq.cli.main:main"]},
     install_requires=[
-        # The one fairseq that imports on Python 3.11; the original 0.12.2 does not.
+        # The one fairseq that imports on Python 3.11 and later; the original 0.12.2 does not.
         "fairseq-fixed==0.12.3.1",
-        # A bare "torch" takes the newest CUDA build whatever is installed; these are the versions whose loader is weights-only.
-        "torch>=2.6,<2.14",
+        # From 2.6 on the loader is weights-only; the upper bound is the newest that was run.
+        "torch>=2.6,<2.16",
         "huggingface_hub",
         "matplotlib",
         "numpy",
@@ -33,12 +38,11 @@ setup(
         "safetensors",
         "scikit-learn",
         "scipy",
-        "sentencepiece>=0.2.3",  # the first that tells where pieces lie in the text
+        "sentencepiece>=0.2.2",  # the first with return_type="offset_mapping": where pieces are in the text
         "tensorboard",
         "tokenizers",
         "tqdm",
-        # transformers 5 imports torchaudio eagerly, which does not load beside a CPU build of torch.
-        "transformers>=4.57,<5",
+        "transformers>=4.57,<6",
         "zstandard",
     ],
     extras_require={

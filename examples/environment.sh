@@ -2,14 +2,17 @@
 # One Python environment for every script of the checkout: .venv, made once and kept.
 # Source it and call `prepare_environment [test]`; the commands of .venv are then first in PATH.
 # Run it (`bash examples/environment.sh [test]`) to do nothing but make the environment.
-# AMOS_ENVIRONMENT=active: make nothing, use the environment that is active and holds the package already.
+# PYTHON=/path/to/python: make .venv with this Python. Default: python3, python, then the newest python3.X found.
+# AMOS_ENVIRONMENT=active: install nothing and need no network; use the environment that is active ($PYTHON, python or
+# python3). It must hold the dependencies; the package and its commands come from the checkout.
 
 CHECKOUT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 ENVIRONMENT="$CHECKOUT/.venv"
 ENVIRONMENT_STAMP="$ENVIRONMENT/amos_fairseq.stamp"
 INSTALL_LOG="$ENVIRONMENT/install.log"
-# The versions that were run; setup.py says the same to pip.
-PYTHON_VERSION="3.11"
+# The versions that were run, as in setup.py; the README's table says what was run with each. The newest one comes first.
+PYTHON_VERSIONS="3.13 3.12 3.11 3.10"
+# A new .venv gets the newest torch with which the complete suite was run. One that is there is kept up to setup.py's bound.
 TORCH_REQUIREMENT="torch>=2.6,<2.14"
 
 fail() {
@@ -22,32 +25,53 @@ python_version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
+is_supported() {
+    case " $PYTHON_VERSIONS " in *" $1 "*) [ -n "$1" ] ;; *) return 1 ;; esac
+}
+
+# Prints the Python to use: $PYTHON alone where it is given, so that a mistake in it is not passed over.
 find_python() {
-    local candidate version seen=""
-    for candidate in "${PYTHON:-}" "python$PYTHON_VERSION" python3 python; do
-        [ -n "$candidate" ] || continue
+    local candidate version seen="" candidates
+    local needed="needs Python ${PYTHON_VERSIONS// /, }"
+    if [ -n "${PYTHON:-}" ]; then
+        version="$(python_version_of "$PYTHON")"
+        is_supported "$version" || fail "$needed, but PYTHON=$PYTHON ${version:+is }${version:-does not run}: name another one"
+        echo "$PYTHON"
+        return
+    fi
+    candidates=(python3 python)
+    # In an active environment, python is the environment's own.
+    [ "${AMOS_ENVIRONMENT:-}" != active ] || candidates=(python python3)
+    for version in $PYTHON_VERSIONS; do
+        [ "${AMOS_ENVIRONMENT:-}" = active ] || candidates+=("python$version")
+    done
+    for candidate in "${candidates[@]}"; do
         version="$(python_version_of "$candidate")"
-        if [ "$version" = "$PYTHON_VERSION" ]; then
+        if is_supported "$version"; then
             echo "$candidate"
             return
         fi
         [ -z "$version" ] || seen="$seen $candidate is $version;"
     done
-    fail "needs Python $PYTHON_VERSION, found${seen:- none;} install python$PYTHON_VERSION or name it with PYTHON=/path/to/python$PYTHON_VERSION"
+    fail "$needed, found${seen:- none;} install one, or name it with PYTHON=/path/to/python3.12"
 }
 
-# fairseq is built from source: a C++ compiler and Python's headers must be there before anything is downloaded.
+# fairseq is compiled, except where PyPI has a wheel (CPython 3.12 on x86-64), and so is fastBPE for the tests: a C++
+# compiler and Python's headers must be there before anything is downloaded.
 check_build_tools() {
-    local python="$1" compiler header
-    for compiler in "${CXX:-}" c++ g++ clang++; do
-        [ -z "$compiler" ] || ! command -v "${compiler%% *}" >/dev/null || break
-        compiler=""
-    done
-    [ -n "$compiler" ] || fail "no C++ compiler found (c++, g++, clang++ or \$CXX): install one, for example the package g++ or build-essential"
-    header="$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")')"
-    [ -f "$header" ] || fail "Python's headers are missing ($header): install the package python$PYTHON_VERSION-dev"
+    local python="$1" extra="$2" version compiler header
+    version="$(python_version_of "$python")"
+    if [ "$version $(uname -m) $extra" != "3.12 x86_64 " ]; then
+        for compiler in "${CXX:-}" c++ g++ clang++; do
+            [ -z "$compiler" ] || ! command -v "${compiler%% *}" >/dev/null || break
+            compiler=""
+        done
+        [ -n "$compiler" ] || fail "no C++ compiler found (c++, g++, clang++ or \$CXX): install one, for example the package g++ or build-essential"
+        header="$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")')"
+        [ -f "$header" ] || fail "Python's headers are missing ($header): install the package python$version-dev"
+    fi
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "this Python makes no environments (no venv or ensurepip): install the package python$PYTHON_VERSION-venv"
+        fail "this Python makes no environments (no venv or ensurepip): install the package python$version-venv"
 }
 
 # What an up-to-date environment was made from: setup.py's hash, and the checkout, because an environment cannot be moved.
@@ -73,23 +97,41 @@ sees_usable_torch() {
     "$1" - <<'PYTHON' 2>/dev/null
 import importlib.metadata, sys
 version = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
-sys.exit(not (sys.prefix == sys.base_prefix and (2, 6) <= version < (2, 14)))
+sys.exit(not (sys.prefix == sys.base_prefix and (2, 6) <= version < (2, 16)))
 PYTHON
 }
 
+# Prints the active Python, or the one to make or finish .venv with: .venv's own, unless $PYTHON asks for another version.
+python_of_environment() {
+    local version="" wanted
+    [ "${AMOS_ENVIRONMENT:-}" = active ] || version="$(python_version_of "$ENVIRONMENT/bin/python")"
+    if [ -z "$version" ]; then
+        find_python
+        return
+    fi
+    is_supported "$version" ||
+        fail "$ENVIRONMENT holds Python $version, needed is ${PYTHON_VERSIONS// /, }: remove that folder and start again"
+    if [ -n "${PYTHON:-}" ]; then
+        wanted="$(find_python)" || exit 1
+        wanted="$(python_version_of "$wanted")"
+        [ "$wanted" = "$version" ] ||
+            fail "$ENVIRONMENT holds Python $version, but PYTHON=$PYTHON is $wanted: remove that folder, or unset PYTHON"
+    fi
+    echo "$ENVIRONMENT/bin/python"
+}
+
 make_environment() {
-    local python="$1" version options=()
+    local python="$1" options=()
     if [ -e "$ENVIRONMENT" ]; then
-        version="$(python_version_of "$ENVIRONMENT/bin/python")"
-        [ -z "$version" ] || [ "$version" = "$PYTHON_VERSION" ] ||
-            fail "$ENVIRONMENT holds Python $version, needed is $PYTHON_VERSION: remove that folder and start again"
         if [ -f "$ENVIRONMENT_STAMP" ] && [ "$(sed -n '1s/.* checkout //p' "$ENVIRONMENT_STAMP")" != "$CHECKOUT" ]; then
-            echo "  the checkout was moved: making .venv anew"
+            echo "  the checkout was moved: making .venv again"
             options+=(--clear)
         elif "$ENVIRONMENT/bin/python" -m pip --version >/dev/null 2>&1; then
             return
         fi
     fi
+    # An environment's Python is a link to the one that it was made with, and cannot make itself.
+    python="$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')"
     ! sees_usable_torch "$python" || options+=(--system-site-packages)
     echo "  making .venv with $("$python" --version)"
     "$python" -m venv ${options[@]+"${options[@]}"} "$ENVIRONMENT" || fail "python -m venv failed in $ENVIRONMENT (see above)"
@@ -119,10 +161,24 @@ install_everything() {
     echo "  2/3 fairseq and the rest (fairseq is compiled: one or two minutes)"
     install --no-build-isolation --editable "$target"
     echo "  3/3 trying the imports"
-    "$ENVIRONMENT/bin/python" -c 'import fairseq, matplotlib, sentencepiece, tensorboard, tokenizers, torch' >>"$INSTALL_LOG" 2>&1 ||
+    # fairseq requires torchaudio for speech. PyPI's does not load beside a CPU build of torch, and transformers 5 imports it.
+    "$ENVIRONMENT/bin/python" -c 'import torchaudio' >>"$INSTALL_LOG" 2>&1 ||
+        "$ENVIRONMENT/bin/python" -m pip uninstall --yes torchaudio >>"$INSTALL_LOG" 2>&1
+    "$ENVIRONMENT/bin/python" -c '
+import fairseq, matplotlib, sentencepiece, tensorboard, tokenizers, torch
+from transformers import AutoModel' >>"$INSTALL_LOG" 2>&1 ||
         fail "what was installed does not import: $(tail -n 1 "$INSTALL_LOG") (whole log: $INSTALL_LOG); remove $ENVIRONMENT and start again"
     { current_stamp; [ -z "$extra" ] || echo "extra $extra"; } >"$ENVIRONMENT_STAMP.part"
     mv "$ENVIRONMENT_STAMP.part" "$ENVIRONMENT_STAMP"
+}
+
+# The dependencies are those of the active Python; a missing one is named in one line.
+use_active_environment() {
+    local extra="$1" python
+    python="$(find_python)" || exit 1
+    AMOS_PYTHON="$("$python" -c 'import sys; print(sys.executable)')"
+    "$AMOS_PYTHON" "$CHECKOUT/preprocess/common/check_environment.py" ${extra:+"$extra"} || exit 1
+    export AMOS_PYTHON PYTHONPATH="$CHECKOUT${PYTHONPATH:+:$PYTHONPATH}" PATH="$CHECKOUT/examples/commands:$PATH"
 }
 
 # prepare_environment [test]: makes or finishes .venv if it is not up to date; needs bash's `set -euo pipefail`.
@@ -130,18 +186,26 @@ prepare_environment() {
     local extra="${1:-}" python started=$SECONDS
     case "${AMOS_ENVIRONMENT:-}" in
         "") ;;
-        active) return ;;
+        active)
+            use_active_environment "$extra"
+            return
+            ;;
         *) fail "AMOS_ENVIRONMENT=$AMOS_ENVIRONMENT: it can be 'active' or absent" ;;
     esac
+    python="$(python_of_environment)" || exit 1
     if ! environment_is_ready "$extra"; then
-        python="$(find_python)"
-        check_build_tools "$python"
+        check_build_tools "$python" "$extra"
         echo "environment: $ENVIRONMENT (once; about four minutes and the downloads)"
         make_environment "$python"
         install_everything "$extra"
         echo "environment: ready after $((SECONDS - started)) s"
     fi
     export PATH="$ENVIRONMENT/bin:$PATH"
+}
+
+# For scripts that use the commands in PATH: with AMOS_ENVIRONMENT=active they are those of the checkout.
+prepare_active_environment() {
+    [ "${AMOS_ENVIRONMENT:-}" != active ] || prepare_environment
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then

@@ -29,10 +29,12 @@ absolute_path() {
 
 # Prints what OUT_DIR is made from, so that a second run with another text is noticed.
 text_identity() {
+    local python
     if [ -z "$TEXT_FILE" ]; then
         echo "documentation"
     else
-        "$(find_python)" "$EXAMPLES/quickstart_text.py" "$TEXT_FILE"
+        python="$(python_of_environment)" || exit 1
+        "$python" "$EXAMPLES/quickstart_text.py" "$TEXT_FILE"
     fi
 }
 

@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source examples/environment.sh
 prepare_environment test
 
-ruff check .
-ruff format --check .
+python -m ruff check .
+python -m ruff format --check .
 
 # Two test processes, one thread each: more threads than cores make small tensors slower, not faster.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

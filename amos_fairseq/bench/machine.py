@@ -2,13 +2,13 @@
 
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from amos_fairseq.bench.timing import sustained_seconds
+from amos_fairseq.versions import version_of
 
 # Edges of square products: the peak is the fastest of them, as the best size differs between machines.
 MATMUL_EDGES = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192, 16384)}
@@ -78,10 +78,4 @@ def processor_name() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that a step runs through."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}

@@ -33,7 +33,7 @@ class RanksReport:
     machine: dict[str, Any]
     versions: dict[str, str]
     traced: dict[int, list[list[TracedUpdate]]] = field(default_factory=dict)
-    time: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    time: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc))
 
     @property
     def work_name(self) -> str:

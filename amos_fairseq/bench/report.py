@@ -80,7 +80,7 @@ class Report:
     bandwidth: float
     machine: dict[str, Any]
     versions: dict[str, str]
-    time: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    time: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc))
 
     @property
     def best_of_ours(self) -> Row:

@@ -10,6 +10,7 @@ from amos_fairseq import metrics_log
 from amos_fairseq.compat import (
     amp_step,
     atomic_checkpoints,
+    broken_torchaudio,
     compilation,
     distribution,
     host_reads,
@@ -32,6 +33,7 @@ from amos_fairseq.compat import (
 
 def apply() -> None:
     """Patch fairseq in place. Called once, when the plugin is imported, before the flags are parsed."""
+    broken_torchaudio.apply()
     user_errors.apply()
     known_names.apply()
     safe_loading.apply()

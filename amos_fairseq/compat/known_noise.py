@@ -20,6 +20,7 @@ HARMLESS = (
     r"\s*The strict flag in the compose API is deprecated",
     r"'pin_memory' argument is set as true but no accelerator is found",
     r"`torch\.cuda\.amp\.autocast\(args\.\.\.\)` is deprecated",
+    r"`torch\.jit\.script` is deprecated",  # of fairseq.models.model_utils, which decorates a function with it
     r"`broadcast_buffers` is deprecated",  # fairseq gives it to DistributedDataParallel, on every rank
     r"The given NumPy array is not writable",  # rows of a mapped file, which nobody writes to
 )

@@ -3,7 +3,6 @@
 import dataclasses
 import platform
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.plan import read_json, write_json
+from amos_fairseq.versions import version_of
 
 RESULT_FILE = "result.json"
 
@@ -75,5 +75,5 @@ def read_results(out: Path) -> list[Result]:
 
 def versions() -> dict[str, str]:
     """What was run: package names and versions."""
-    own = {name: metadata.version(name) for name in ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy")}
+    own = {name: version_of(name) for name in ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy")}
     return own | {"python": platform.python_version(), "torch": torch.__version__}

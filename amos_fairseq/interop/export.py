@@ -1,7 +1,8 @@
 """A checkpoint of ours as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import Iterator, NamedTuple, Optional, Sequence
 
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.export_card import CardSettings, Target, check_settings, write_card
@@ -58,7 +59,7 @@ def export(
     family = choose_family(chosen, family)
     tokenizer = folder_tokenizer(pretrained.tokenizer, family, chosen.shape.max_positions)
     name, trusts = class_name(chosen, family), family == CUSTOM or tokenizer.brings_code
-    with whole_folder(out, force) as unfinished:
+    with whole_folder(out, force) as unfinished, without_progress_bars():
         write_model(unfinished, chosen, family, tokenizer)
         tokenizer.save(unfinished)
         agreement = check_folder(unfinished, pretrained, chosen, tokenizer.ids, trusts) if check else None
@@ -67,6 +68,20 @@ def export(
         write_card(unfinished, Target(out.name, name, trusts), pretrained, chosen, card or CardSettings(), checked)
     labels = list(chosen.settings.get("id2label", {}).values())
     return Exported(name, chosen.description, trusts, labels, agreement)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """transformers 5 shows a progress bar for each file of weights that it writes or reads."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def write_model(folder: Path, part: Part, family: str, tokenizer: FolderTokenizer) -> None:

@@ -1,6 +1,5 @@
 """The model card of an exported folder: what is known of the run, and how to use the class."""
 
-import importlib.metadata
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from amos_fairseq.interop.hugging_face_tables import (
     SEQUENCE_CLASSIFICATION,
 )
 from amos_fairseq.interop.imported_checkpoint import source_of
+from amos_fairseq.versions import version_of
 
 UNKNOWN_LICENSE = "unknown"
 # What the numbers of a validation are, by task.
@@ -119,7 +119,7 @@ def write_card(
         "## Limits\n\n" + limits(pretrained, part),
         "## Licence\n\n" + license_text(settings.data_license),
         f"## Comparison with the checkpoint\n\n{checked}.",
-        "## Versions\n\n" + ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES) + ".",
+        "## Versions\n\n" + ", ".join(f"{name} {version_of(name)}" for name in _LIBRARIES) + ".",
     ]
     content = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
     ModelCard(content).save(folder / "README.md")

@@ -78,6 +78,8 @@ def _save_fast(folder: Path, fast: FastTokenizer, family: str, longest: int) -> 
         clean_up_tokenization_spaces=False,
         **{role: present[fast.special_tokens[symbol]] for role, symbol in roles.items()},
     ).save_pretrained(folder)
+    # transformers 5 writes its new name for the class, which transformers 4 cannot load; it still knows the old name.
+    _add_to_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
 
 
 def _with_code(tokenizer: MicrosoftAmosTokenizer, longest: int) -> FolderTokenizer:

@@ -7,7 +7,7 @@ import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -71,34 +71,33 @@ def read_config(path: Path) -> "PretrainedConfig":
     family = content.get("model_type") if isinstance(content, dict) else None
     if family not in FAMILIES:
         raise UserError(f"{path}: model_type {family!r} cannot be imported, only {', '.join(FAMILIES)}")
+    wrong = _no_number(content)
+    if wrong:
+        raise UserError(f"{path}: {wrong} is {content[wrong]!r}, which is no such number: take it from the model again")
+    from huggingface_hub.errors import StrictDataclassError  # what transformers 5 raises for a value of a wrong type
     from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
     classes = {"mpnet": MPNetConfig, "electra": ElectraConfig, "bert": BertConfig, "roberta": RobertaConfig}
     try:
         config = classes[family].from_dict(content)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{path} is no configuration of a {family} model ({reason}): take it from the model again"
         ) from error
-    wrong = _no_number(config)
-    if wrong:
-        raise UserError(
-            f"{path}: {wrong} is {getattr(config, wrong)!r}, which is no such number: take it from the model again"
-        )
     problem = _unlike_ours(family, config)
     if problem:
         raise UserError(f"{path}: {problem}, which this package does not compute")
     return config
 
 
-def _no_number(config: "PretrainedConfig") -> str | None:
-    """The name of a setting that should be a number and is none."""
+def _no_number(content: dict[str, Any]) -> str | None:
+    """The name of a setting that should be a number and is none. What is absent has the default of its class."""
     for name in _COUNTS:
-        value = getattr(config, name, 1)
+        value = content.get(name, 1)
         if type(value) is not int or value < 1:
             return name
-    return next((name for name in _SHARES if type(getattr(config, name)) not in (int, float)), None)
+    return next((name for name in _SHARES if type(content.get(name, 0.0)) not in (int, float)), None)
 
 
 def _unlike_ours(family: str, config: "PretrainedConfig") -> str | None:
@@ -106,7 +105,8 @@ def _unlike_ours(family: str, config: "PretrainedConfig") -> str | None:
         return f"hidden_act is {config.hidden_act!r}, not the exact 'gelu'"
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         return f"position_embedding_type is {config.position_embedding_type!r}, not 'absolute'"
-    if config.is_decoder or config.add_cross_attention:
+    # Of transformers 5, only the families that can be decoders have these settings.
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         return "the model is a decoder"
     if family == "mpnet" and config.relative_attention_num_buckets != MPNET_BUCKETS:
         return f"relative_attention_num_buckets is {config.relative_attention_num_buckets}, not {MPNET_BUCKETS}"

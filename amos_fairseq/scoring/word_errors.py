@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
 
 
 @dataclass(frozen=True)
@@ -13,13 +12,13 @@ class WordErrors:
     words: int
 
     @classmethod
-    def of(cls, reference: str, hypothesis: str) -> Self:
+    def of(cls, reference: str, hypothesis: str) -> "WordErrors":
         """Words are what spaces separate, compared as they are spelled."""
         words = reference.split()
         return cls(edit_distance(words, hypothesis.split()), len(words))
 
     @classmethod
-    def total(cls, parts: Iterable[Self]) -> Self:
+    def total(cls, parts: Iterable["WordErrors"]) -> "WordErrors":
         """Sums of all: a long sentence counts for more than a short one."""
         parts = list(parts)
         return cls(sum(part.errors for part in parts), sum(part.words for part in parts))

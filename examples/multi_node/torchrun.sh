@@ -15,6 +15,9 @@ cd "$here/../.."                 # the YAMLs name the plugin and the save direct
 # versions of PyTorch without these options ignore.
 export PET_SIGNALS_TO_HANDLE="${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2}"
 export PET_SHUTDOWN_TIMEOUT="${PET_SHUTDOWN_TIMEOUT:-300}"
+# shellcheck source=examples/environment.sh
+source examples/environment.sh
+prepare_active_environment
 
 exec python "$here/launch.py" --execute --config-name "$config" --data "$data" \
     --nodes "${NODES:-1}" --gpus-per-node "${GPUS_PER_NODE:-8}" --rendezvous "${FIRST_NODE:-localhost}:29500" \

@@ -9,6 +9,9 @@ set -euo pipefail
 data="${1:?usage: amos_base.sh DATA SAVE_DIR [flags of fairseq-train]}"
 save_dir="${2:?usage: amos_base.sh DATA SAVE_DIR [flags of fairseq-train]}"
 checkout="$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=examples/environment.sh
+source "$checkout/examples/environment.sh"
+prepare_active_environment
 
 exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fairseq" \
     --task text_pretraining --tokens-per-sample 512 --sample-break-mode none --mask-prob 0.15 \

@@ -28,11 +28,8 @@ overrides=("${@:5}")
 examples="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=examples/hydra_quoting.sh
 source "$examples/hydra_quoting.sh"
-
-fail() {
-    echo "amos_fairseq: error: $*" >&2
-    exit 1
-}
+# shellcheck source=examples/environment.sh
+source "$examples/environment.sh"
 
 # Everything that can be wrong with what the user typed, before the first byte is written.
 check_arguments() {
@@ -57,6 +54,7 @@ stage() {
 }
 
 check_arguments
+prepare_active_environment
 mkdir -p "$save_dir"
 echo "$size $updates" >"$save_dir/two_stage.txt.new" && mv "$save_dir/two_stage.txt.new" "$save_dir/two_stage.txt"
 

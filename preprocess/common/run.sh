@@ -3,9 +3,18 @@
 run_module() {
     local checkout python=python
     checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-    if [[ -z "${VIRTUAL_ENV:-}" && -x "$checkout/.venv/bin/python" ]]; then
+    if [[ "${AMOS_ENVIRONMENT:-}" == active ]]; then
+        # shellcheck source=examples/environment.sh
+        source "$checkout/examples/environment.sh"
+        prepare_environment
+        python="$AMOS_PYTHON"
+    elif [[ -z "${VIRTUAL_ENV:-}" && -x "$checkout/.venv/bin/python" ]]; then
         python="$checkout/.venv/bin/python"
     fi
-    # -P: a directory named "preprocess" where the user stands must not be taken for ours.
-    PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -P -m "$@"
+    # Not "python -m": a folder named "preprocess" in the user's current one would be taken for ours ("-P" needs Python 3.11).
+    PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -c '
+import sys
+sys.path[0] = sys.argv.pop(1)
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' "$checkout" "$@"
 }

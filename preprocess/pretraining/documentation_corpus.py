@@ -14,7 +14,6 @@ import importlib.metadata
 import inspect
 import os
 import re
-import sys
 import sysconfig
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_file
+from preprocess.common.check_environment import name_of, requirements
 from preprocess.pretraining.prose import prose_paragraphs
 
 # Tests and vendored copies repeat what stands elsewhere, and distributions differ in which of them they ship.
@@ -34,14 +34,13 @@ SKIPPED_FOLDERS = frozenset(
 )
 
 
-def required_distributions(name: str) -> list[importlib.metadata.Distribution]:
-    """Return everything that the distribution ``name`` needs, directly or not and without extras, sorted by name.
+def required_distributions() -> list[importlib.metadata.Distribution]:
+    """Return everything that this package needs, directly or not and without extras, sorted by name.
 
-    Raises:
-        UserError: ``name`` is not installed.
+    Where to begin is read from setup.py, because the package itself need not be installed.
     """
     found: dict[str, importlib.metadata.Distribution] = {}
-    waiting = [name]
+    waiting = [name_of(line) for line in requirements()]
     while waiting:
         current = canonical_name(waiting.pop())
         if current in found:
@@ -49,14 +48,11 @@ def required_distributions(name: str) -> list[importlib.metadata.Distribution]:
         try:
             found[current] = importlib.metadata.distribution(current)
         except importlib.metadata.PackageNotFoundError:
-            if current == canonical_name(name):
-                raise UserError(f"{name} is not installed in {sys.prefix}: run bash examples/environment.sh") from None
             continue
         for line in found[current].requires or []:
             requirement = Requirement(line)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 waiting.append(requirement.name)
-    del found[canonical_name(name)]
     return [found[key] for key in sorted(found)]
 
 
@@ -69,7 +65,7 @@ def python_sources() -> list[Path]:
     """Return the Python files to read: the standard library's, then each required distribution's, in a fixed order."""
     library = Path(sysconfig.get_path("stdlib"))
     sources = sorted(path for path in library.rglob("*.py") if is_wanted(path.relative_to(library)))
-    for distribution in required_distributions("amos_fairseq"):
+    for distribution in required_distributions():
         files = sorted(str(file) for file in distribution.files or [] if file.suffix == ".py" and is_wanted(Path(file)))
         sources.extend(Path(str(distribution.locate_file(file))) for file in files)
     return sources

@@ -3,13 +3,13 @@
 import json
 import shutil
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, List
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.versions import version_of
 from preprocess.pretraining.encoding import Counts
 from preprocess.pretraining.splitting import Split
 from preprocess.pretraining.workspace import MANIFEST
@@ -44,7 +44,7 @@ def build_manifest(
     return {
         "task_data": ":".join(str(out / name) for name in names),
         "settings": settings,
-        "versions": {library: version(library) for library in _LIBRARIES},
+        "versions": {library: version_of(library) for library in _LIBRARIES},
         "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
         "vocabulary_sample": asdict(split.sample),
         "inputs": split.inputs,

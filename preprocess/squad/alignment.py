@@ -1,6 +1,6 @@
 """From the characters of an answer to the tokens of its context."""
 
-from enum import StrEnum
+from enum import Enum
 from typing import Optional, Tuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from transformers.data.metrics.squad_metrics import normalize_answer
 from amos_fairseq.squad.official_files import Answer
 
 
-class Fit(StrEnum):
+class Fit(str, Enum):
     """How well tokens stand for an answer.
 
     ``exact``: cut out of the context by its tokens, the answer scores an exact match. ``wider``: it ends inside a token

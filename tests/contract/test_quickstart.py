@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHELL_TOOLS = ("bash", "cat", "cut", "dirname", "env", "grep", "head", "mkdir", "mv", "rm", "sed", "tail")
+SHELL_TOOLS = ("bash", "cat", "cut", "dirname", "env", "grep", "head", "mkdir", "mv", "rm", "sed", "tail", "uname")
 
 
 @pytest.fixture
@@ -63,8 +63,38 @@ def write_program(path: Path, text: str) -> None:
 def test_another_python_is_refused(checkout: Path, tools: Path):
     write_program(tools / "python3", "echo 3.8")
     result = run_bash(checkout, "bash examples/environment.sh", tools)
-    assert_one_error_line(result, "needs Python 3.11", "python3 is 3.8", "PYTHON=/path/to/python3.11")
+    assert_one_error_line(result, "needs Python 3.13, 3.12, 3.11, 3.10", "python3 is 3.8", "PYTHON=/path/to/python3")
     assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(("text", "fragment"), [("echo 3.8", "is 3.8"), ("exit 1", "does not run")])
+def test_a_python_that_was_asked_for_is_not_replaced(checkout: Path, tools: Path, text: str, fragment: str):
+    write_program(tools / "mine", text)
+    write_program(tools / "python3", "echo 3.12")
+    result = run_bash(checkout, "bash examples/environment.sh", tools, PYTHON=str(tools / "mine"))
+    assert_one_error_line(result, f"PYTHON={tools / 'mine'} {fragment}")
+    assert not (checkout / ".venv").exists()
+
+
+def test_python3_comes_first_and_then_the_newest_that_is_supported(checkout: Path, tools: Path):
+    command = "set -euo pipefail; source examples/environment.sh; find_python"
+    for name, version in (("python3.10", "3.10"), ("python3.12", "3.12"), ("python3.14", "3.14"), ("python3", "3.14")):
+        write_program(tools / name, f"echo {version}")
+    assert run_bash(checkout, command, tools).stdout.strip() == "python3.12"
+    write_program(tools / "python3", "echo 3.10")
+    assert run_bash(checkout, command, tools).stdout.strip() == "python3"
+
+
+def test_an_environment_of_another_supported_python_is_kept(checkout: Path, tools: Path):
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    command = "set -euo pipefail; source examples/environment.sh; python_of_environment"
+    write_program(checkout / ".venv" / "bin" / "python", "echo 3.10")
+    write_program(tools / "python3", "echo 3.12")
+    assert run_bash(checkout, command, tools).stdout.strip() == str(checkout / ".venv" / "bin" / "python")
+    other = run_bash(checkout, command, tools, PYTHON=str(tools / "python3"))
+    assert_one_error_line(other, "holds Python 3.10", f"PYTHON={tools / 'python3'} is 3.12")
+    write_program(checkout / ".venv" / "bin" / "python", "echo 3.8")
+    assert_one_error_line(run_bash(checkout, command, tools), "holds Python 3.8", "remove that folder")
 
 
 def test_no_python_is_refused(checkout: Path, tools: Path):
@@ -72,16 +102,18 @@ def test_no_python_is_refused(checkout: Path, tools: Path):
 
 
 def test_missing_compiler_is_refused_before_anything_is_made(checkout: Path, tools: Path):
-    result = run_bash(checkout, "bash examples/environment.sh", tools, PYTHON=sys.executable)
+    # The tests' fastBPE has no wheel for any Python.
+    result = run_bash(checkout, "bash examples/environment.sh test", tools, PYTHON=sys.executable)
     assert_one_error_line(result, "no C++ compiler", "g++")
     assert not (checkout / ".venv").exists()
 
 
 def test_python_without_venv_is_refused(checkout: Path, tools: Path):
     write_program(tools / "c++", "exit 0")
-    write_program(tools / "python3.11", f'case "$2" in *ensurepip*) exit 1 ;; esac; exec "{sys.executable}" "$@"')
+    write_program(tools / "python3", f'case "$2" in *ensurepip*) exit 1 ;; esac; exec "{sys.executable}" "$@"')
     result = run_bash(checkout, "bash examples/environment.sh", tools)
-    assert_one_error_line(result, "makes no environments", "python3.11-venv")
+    version = "{}.{}".format(*sys.version_info)
+    assert_one_error_line(result, "makes no environments", f"python{version}-venv")
     assert not (checkout / ".venv").exists()
 
 
@@ -118,6 +150,20 @@ def test_environment_is_up_to_date_only_for_what_its_stamp_names(checkout: Path)
     with (checkout / "setup.py").open("a", encoding="utf-8") as setup:
         setup.write("# one more dependency\n")
     assert not is_ready("")
+
+
+@pytest.mark.slow
+def test_a_moved_checkout_gets_its_environment_again(checkout: Path):
+    """By the Python that .venv was made with, although .venv's own link to it is removed meanwhile."""
+    make = 'set -euo pipefail; source examples/environment.sh; make_environment "$(python_of_environment)"; '
+    first = run_bash(checkout, make + 'current_stamp > "$ENVIRONMENT_STAMP"', PYTHON=sys.executable)
+    assert first.returncode == 0, first.stderr
+    moved = checkout.with_name("moved")
+    checkout.rename(moved)
+    second = run_bash(moved, make + '"$ENVIRONMENT/bin/python" -c "import sys; print(sys.prefix)"')
+    assert (second.returncode, second.stderr) == (0, "")
+    assert "the checkout was moved" in second.stdout
+    assert second.stdout.splitlines()[-1] == str(moved / ".venv")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from preprocess.common.check_environment import OF_FAIRSEQ, OF_TESTS, is_found, name_of, other_versions, requirements
+
 ROOT = Path(__file__).resolve().parents[2]
 # fairseq's configuration is made of these, so it pins them itself.
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
@@ -26,13 +28,6 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def install_requires() -> set[str]:
-    """Names in the list of setup.py, which is read, not run."""
-    tree = ast.parse((ROOT / "setup.py").read_bytes())
-    keyword = next(n for n in ast.walk(tree) if isinstance(n, ast.keyword) and n.arg == "install_requires")
-    return {canonicalize_name(Requirement(line).name) for line in ast.literal_eval(keyword.value)}
-
-
 def test_every_import_is_required():
     files = [path for folder in OURS for path in (ROOT / folder).rglob("*.py")]
     modules = {module for path in files for module in imported_modules(path)}
@@ -40,4 +35,21 @@ def test_every_import_is_required():
     assert {"torch", "fairseq"} <= modules
     distributions = importlib.metadata.packages_distributions()
     needed = {canonicalize_name(name) for module in modules for name in distributions[module]}
-    assert needed - BROUGHT_BY_FAIRSEQ <= install_requires()
+    assert needed - BROUGHT_BY_FAIRSEQ <= {canonicalize_name(name_of(line)) for line in requirements()}
+
+
+def test_every_requirement_is_found_under_its_module():
+    """A distribution whose module has another name would be called missing in every environment."""
+    lines = requirements() + OF_FAIRSEQ + [line for line in requirements("test") if name_of(line) in OF_TESTS]
+    assert [line for line in lines if not is_found(name_of(line))] == []
+
+
+def test_what_fairseq_requires_is_checked_in_the_versions_it_requires():
+    lines = (line for name in ("fairseq-fixed", "omegaconf", "sacrebleu") for line in importlib.metadata.requires(name))
+    assert set(OF_FAIRSEQ) <= {str(Requirement(line)) for line in lines}
+
+
+def test_another_version_is_named():
+    (line,) = other_versions(["torch<2", "packaging>=1", "no-such-package"])
+    assert line.startswith("torch ")
+    assert line.endswith(" (torch<2)")
