@@ -3,7 +3,8 @@
 ``transformers`` has no ELECTRA pretraining, only the two networks. Two ways to put them together:
 
 - best: the MLM head reads the masked positions alone; both encoders run PyTorch's fused attention (sdpa), which the
-  library offers for BERT, not for ELECTRA (4.57): the layers are the same, so BERT's encoder takes the place of ELECTRA's.
+  library offers for BERT, and before version 5 not for ELECTRA: the layers are the same, so BERT's encoder takes the place
+  of ELECTRA's.
 - naive: the classes as they come, attention step by step (eager), logits of the whole vocabulary at every token.
 
 Shapes: B sequences, T tokens, M masked positions a sequence, D width of a network, V rows of the vocabulary.

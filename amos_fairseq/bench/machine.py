@@ -78,4 +78,5 @@ def processor_name() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that a step runs through."""
-    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
+    found = {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
+    return found | {"torch": torch.__version__}  # with the build, such as +cu130

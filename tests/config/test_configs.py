@@ -46,7 +46,8 @@ def recipe_as_flags(name: str) -> DictConfig:
         stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
         stand_in.chmod(0o755)
         command = ["bash", str(RECIPES / f"{name}.sh"), "DATA", "SAVE_DIR"]
-        path = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"}
+        # AMOS_ENVIRONMENT=active would put the real fairseq-train before it.
+        path = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "AMOS_ENVIRONMENT": ""}
         arguments = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
     flags = arguments.split("\0")[:-1]
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), input_args=flags))

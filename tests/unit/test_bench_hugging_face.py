@@ -1,6 +1,7 @@
 """The peer built of Hugging Face's parts does our work: as many parameters, the same loss, the same gradients."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -73,8 +74,21 @@ def test_the_networks_share_their_embeddings_and_output_layer() -> None:
     embedding = peer.discriminator.electra.embeddings.word_embeddings.weight
     assert peer.guesser.generator_lm_head.weight is embedding
     assert peer.guesser.electra.embeddings is peer.discriminator.electra.embeddings
-    attention = {type(layer.attention.self).__name__ for layer in peer.guesser.electra.encoder.layer}
-    assert attention == {"BertSdpaSelfAttention"}
+
+
+def test_attention_is_fused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1, naive=False)
+    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def counted(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(query.size(-1))
+        return fused(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    for network in (peer.guesser, peer.discriminator):
+        calls.clear()
+        peer.read(network, torch.full((2, 8), 5))
+        assert len(calls) == len(network.electra.encoder.layer)
 
 
 def test_samples_follow_the_softmax() -> None:
