@@ -33,7 +33,12 @@ from amos_fairseq.files import whole_file
 from amos_fairseq.functional import attention
 
 aten = torch.ops.aten
-
+# Operators whose CUDA kernels take floating point operands of one dtype alone.
+ONE_DTYPE = {
+    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.native_layer_norm, aten.index_put, aten.index_put_,
+    aten._index_put_impl_, aten.index_add, aten.index_add_,
+}  # fmt: skip
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 # Of an H200, for code that asks.
 PROPERTIES = SimpleNamespace(
@@ -49,6 +54,7 @@ class FakeCuda:
     """What :func:`fake_cuda` gives.
 
     Attributes:
+        mode: in which tensors are fake.
         host_reads: how often the host has waited for a value of the device.
         uploads: how many tensors were copied to the device.
     """
@@ -68,8 +74,12 @@ class FakeCuda:
             return torch.ones(values.shape, dtype=values.dtype)
 
 
-class CopyRules(TorchDispatchMode):
-    """Count copies to the device; refuse copies from it, for which a GPU would have to be waited for."""
+class CudaRules(TorchDispatchMode):
+    """What a GPU would refuse or wait for, and FakeTensors let pass; copies to the device are counted.
+
+    Refused: a copy to the host; a boolean index, whose positions the host has to know; operands of different dtypes where
+    the CUDA kernel takes one (:data:`ONE_DTYPE`); targets of a loss that are not int64.
+    """
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
@@ -81,14 +91,38 @@ class CopyRules(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = function.overloadpacket
+        if packet in ONE_DTYPE:
+            self._require_one_dtype(packet, [arg for arg in args if isinstance(arg, Tensor)])
+        if packet in INDEXING:
+            self._check_indices(args[0], args[1])
+        if packet is aten.nll_loss_forward and args[0].device.type == "cuda":
+            require(args[1].dtype == torch.int64, f"the targets of a loss are {args[1].dtype}, not torch.int64")
         result = function(*args, **(kwargs or {}))
-        if function.overloadpacket in (aten._to_copy, aten.copy_):
-            source = args[1] if function.overloadpacket is aten.copy_ else args[0]
+        if packet in (aten._to_copy, aten.copy_):
+            source = args[1] if packet is aten.copy_ else args[0]
             route = source.device.type, result.device.type
-            if route == ("cuda", "cpu"):
-                raise CudaRuleError(f"a tensor of shape {list(source.shape)} is copied to the host, which waits for it")
+            require(
+                route != ("cuda", "cpu"),
+                f"a tensor of shape {list(source.shape)} is copied to the host, which waits for it",
+            )
             self.cuda.uploads += route == ("cpu", "cuda")
         return result
+
+    def _require_one_dtype(self, packet: Any, operands: list[Tensor]) -> None:
+        dtypes = {
+            operand.dtype for operand in operands if operand.device.type == "cuda" and operand.is_floating_point()
+        }
+        require(len(dtypes) <= 1, f"{packet.__name__} takes operands of one dtype, not of {sorted(map(str, dtypes))}")
+
+    def _check_indices(self, indexed: Tensor, indices: Any) -> None:
+        given = [index for index in indices if isinstance(index, Tensor)] if indexed.device.type == "cuda" else []
+        for index in given:
+            require(
+                index.dtype not in (torch.bool, torch.uint8),
+                "a boolean index: the host waits for the number of its positions; use where or an index tensor",
+            )
+            self.cuda.uploads += index.device.type == "cpu"
 
 
 @contextlib.contextmanager
@@ -100,7 +134,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
 
     Raises:
         UserError: there is no GPU and no C++ compiler for the 60 lines that the autograd engine then needs.
-        CudaRuleError: from within, see :func:`check_fused_attention` and :class:`CopyRules`.
+        CudaRuleError: from within, see :func:`check_fused_attention` and :class:`CudaRules`.
     """
     mode = FakeTensorMode()  # made first: it imports torch._dynamo, which looks through torch.cuda
     cuda = FakeCuda(mode)
@@ -127,7 +161,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
         stack.enter_context(mock.patch.object(host_reads, "fetch", cuda.fetch))
         stack.enter_context(mock.patch.object(Trainer, "_reduce_and_log_stats", reduce_real_numbers))
         stack.enter_context(mode)
-        stack.enter_context(CopyRules(cuda))
+        stack.enter_context(CudaRules(cuda))
         # A constant made inside the mode keeps its value, so that fairseq's tests of it need no device.
         stack.enter_context(mock.patch.object(host_reads, "NOT_READ_YET", torch.tensor(0.0)))
         yield cuda
@@ -164,6 +198,9 @@ def check_fused_attention(
     multiple = 8 if half else 4
     require(query.size(-1) % multiple == 0, f"the head width {query.size(-1)} is not a multiple of {multiple}")
     if mask is not None:
+        shape = (query.size(0), query.size(1), query.size(2), key.size(2))
+        fits = mask.ndim == 4 and all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True))
+        require(fits, f"a mask of shape {list(mask.shape)} cannot be expanded to {list(shape)}")
         require(mask.dtype == query.dtype, f"the mask is {mask.dtype}, query is {query.dtype}")
         require(mask.stride(-1) == 1, f"mask.stride(-1) is {mask.stride(-1)}, not 1")
         require(
@@ -222,7 +259,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """For what would only reach the driver."""
 
 
-# What a machine with one GPU answers, for those functions that this package, fairseq and PyTorch's optimizers call.
+# Results of the torch.cuda functions that this package, fairseq and PyTorch's optimizers call, as on a machine with one GPU.
 TORCH_CUDA: dict[str, Any] = {
     "is_available": lambda: True,
     "device_count": lambda: 1,
@@ -248,8 +285,12 @@ def device_guard() -> Iterator[None]:
     library = load_guard()
     library.begin_fake_cuda()
     try:
-        # Where torch.cuda says that there is a GPU, the first FakeTensor makes a real tensor on it.
-        with mock.patch.object(fake_tensor, "init_gpu_context", _nothing):
+        with (
+            # Where torch.cuda says that there is a GPU, the first FakeTensor makes a real tensor on it,
+            mock.patch.object(fake_tensor, "init_gpu_context", _nothing),
+            # and torch.tensor(..., device="cuda") a real copy.
+            mock.patch.object(FakeTensorMode, "avoid_device_init", True),
+        ):
             yield
     finally:
         library.end_fake_cuda()
@@ -267,9 +308,14 @@ def load_guard() -> ctypes.CDLL:
     key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
     library = cache / f"fake_cuda_{key}.so"
     if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with whole_file(str(library)) as unfinished:
-            compile_guard(unfinished)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with whole_file(str(library)) as unfinished:
+                compile_guard(unfinished)
+        except OSError as error:
+            raise UserError(
+                f"{cache} cannot be written ({error.strerror}): set XDG_CACHE_HOME to another folder"
+            ) from error
     return ctypes.CDLL(str(library))
 
 

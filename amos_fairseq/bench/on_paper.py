@@ -1,14 +1,14 @@
-"""Predict the time of a training step on a GPU that is not there, from what the step launches, moves and computes.
+"""Predict the time of a training step on a GPU from what the step launches, moves and computes; no GPU is needed.
 
 The real step (model, criterion, backward pass, clipping, optimizer) runs on FakeTensors (:mod:`amos_fairseq.bench.fake_cuda`).
-Every operator that would start a kernel is counted with its bytes and FLOPs. Its predicted time is
+Every operator that would start a kernel is counted, as one kernel, with its bytes and FLOPs. Its predicted time is
 
     matrix product   max(FLOPs / product rate, bytes / bandwidth)
     fused attention  FLOPs / attention rate + bytes of the mask and of its gradient / bandwidth
     anything else    bytes / bandwidth
 
-and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, where the host
-launches kernels faster than the device runs them. Its use is to be compared with a measurement, part by part.
+and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, and for a host
+that launches kernels faster than the device runs them. It is there to be compared with a measurement, part by part.
 """
 
 import contextlib
@@ -66,21 +66,24 @@ class Device:
 # microseconds), backward 72 (bfloat16, 8 x 512 tokens, 64 heads, dropout 0.3, 1.2 ms); both without a mask, from the
 # tables of https://github.com/facebookresearch/xformers/pull/587. FLOPs of a backward pass are 2.5 times the forward's.
 EFFICIENT_ON_A100 = (164e12, 72e12)
-# The kernel uses no instruction that is newer than the A100. An H200 runs it on 132 multiprocessors at 1.98 GHz in place of
-# 108 at 1.41 GHz (data sheets).
-FROM_A100_TO_H200 = (132 * 1.98) / (108 * 1.41)
+# The kernel uses no instruction that is newer than the A100. An H200 is taken to run it faster in proportion to its tensor
+# cores' clocks (assumption): 132 multiprocessors at 1.83 GHz in place of 108 at 1.41 GHz. These are the clocks of the data
+# sheets' bfloat16 peaks: 989 = 132 x 4,096 x 1.83 and 312 = 108 x 2,048 x 1.41 GFLOP/s.
+FROM_A100_TO_H200 = (132 * 1.83) / (108 * 1.41)
+# FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6.
+FLASH_2_ON_H100 = (282e12, 198e12)
 
 DEVICES = {
     "h200": Device(
         "H200",
-        # bfloat16: measured, 8192^3, random normal numbers. float32 without TF32: 67 by the data sheet, reduced alike.
+        # bfloat16: a product of 8,192^3 random numbers, measured on an H200 with another program. float32 without TF32: 67
+        # by the data sheet, times the same share of the data sheet's 989.
         peak={torch.bfloat16: 788e12, torch.float16: 788e12, torch.float32: 67e12 * 788 / 989},
         attention={
-            # FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6.
-            "flash": (282e12, 198e12),
+            "flash": FLASH_2_ON_H100,
             "efficient": (EFFICIENT_ON_A100[0] * FROM_A100_TO_H200, EFFICIENT_ON_A100[1] * FROM_A100_TO_H200),
         },
-        bandwidth=4.3e12,  # measured, copy of 4.3 GB
+        bandwidth=4.3e12,  # a copy on the device, measured on an H200 with another program
     ),
     "a100": Device(
         "A100 80GB",
@@ -91,7 +94,7 @@ DEVICES = {
             torch.float32: 19.5e12 * 788 / 989,
         },
         attention={
-            "flash": (282e12 / FROM_A100_TO_H200, 198e12 / FROM_A100_TO_H200),
+            "flash": (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200),
             "efficient": EFFICIENT_ON_A100,
         },
         # 2.039 TB/s by the data sheet, times the share of the data sheet's 4.8 that was measured on an H200.
@@ -99,17 +102,20 @@ DEVICES = {
     ),
 }
 
-ENCODER_PRODUCTS, ATTENTION, ENCODER_REST = "encoder, matrix products", "attention", "encoder, elementwise"
-OUTPUT_PRODUCTS, OUTPUT_REST = "output layer, matrix products", "output layer, logits and sampling"
-# Rows of the table: parts of the profile (True: their matrix products), so that a measured profile can stand beside them.
-ROWS: dict[tuple[str, bool], str] = {
-    (profile.ATTENTION, True): ENCODER_PRODUCTS,
-    (profile.FFN, True): ENCODER_PRODUCTS,
-    (profile.ATTENTION, False): ATTENTION,
-    (profile.FFN, False): ENCODER_REST,
-    (profile.OUTPUT, True): OUTPUT_PRODUCTS,
-    (profile.OUTPUT, False): OUTPUT_REST,
-}
+# Rows of the table: a part of the measured profile is one row, or two: its matrix products, and the rest.
+PRODUCTS, REST = "matrix products", "the rest"
+SPLIT_PARTS = (profile.ATTENTION, profile.FFN, profile.OUTPUT)
+TABLE_ORDER = tuple(
+    row
+    for part in profile.PARTS
+    for row in ((f"{part}: {PRODUCTS}", f"{part}: {REST}") if part in SPLIT_PARTS else (part,))
+)
+
+
+def row_of(part: str, is_product: bool) -> str:
+    return f"{part}: {PRODUCTS if is_product else REST}" if part in SPLIT_PARTS else part
+
+
 FUSED_ATTENTION = {
     aten._scaled_dot_product_flash_attention: ("flash", 0),
     aten._scaled_dot_product_flash_attention_backward: ("flash", 1),
@@ -128,7 +134,10 @@ OVERWRITE = {
 # Operators that read as much of their first argument as they return.
 PICK = {aten.embedding, aten.gather, aten.index_select, aten.index}
 # Operators that change as much of their first argument as they are given values.
-SCATTER = {aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_, aten.index_add_}
+SCATTER = {
+    aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_, aten.index_add_, aten.index_copy_,
+}  # fmt: skip
+ACCUMULATE = {aten.scatter_add_, aten.index_add_}  # of these, the ones that read what they change
 
 
 @dataclass
@@ -150,15 +159,19 @@ class Cost:
 class Trace(TorchDispatchMode):
     """Add up the costs of every operator by row of the table, in forward and backward passes.
 
-    The part of an operator is that of the innermost module or range it runs in; in a backward pass, that of the operator
-    which made the node of autograd.
+    The part of an operator is that of the innermost module or range it runs in, also where a layer is computed again in the
+    backward pass; elsewhere in a backward pass it is that of the operator which made the node of autograd.
+
+    Attributes:
+        costs: by row of the table.
+        operators: by row and name of the operator.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__()
         self.device = device
         self.costs: dict[str, Cost] = defaultdict(Cost)
-        self.kernels: dict[str, Cost] = defaultdict(Cost)
+        self.operators: dict[tuple[str, str], Cost] = defaultdict(Cost)
         self._ranges: list[str] = []
         self._made_in: dict[int, str] = {}
 
@@ -183,10 +196,11 @@ class Trace(TorchDispatchMode):
 
     def _current_part(self) -> str:
         node = torch._C._current_autograd_node()
-        if node is not None:
+        is_in_module = any(name.startswith(profile.PREFIX) for name in self._ranges)
+        if node is not None and not is_in_module:
             return self._made_in.get(node._sequence_nr(), profile.OTHER)
         part = next((part for part in map(part_of_range, reversed(self._ranges)) if part is not None), profile.OTHER)
-        # The first operator behind the making of a node is the node's own.
+        # The first operator dispatched after a node was created is the one that the node belongs to.
         self._made_in.setdefault(torch._C._autograd._get_sequence_nr() - 1, part)
         return part
 
@@ -205,8 +219,9 @@ class Trace(TorchDispatchMode):
                 dtype = next(leaf.dtype for leaf in tree_iter(args) if isinstance(leaf, Tensor))
                 seconds = max(seconds, flops / (PRODUCT_SHARE * self.device.peak[dtype]))
         seconds = max(seconds, SHORTEST_KERNEL)
-        self.costs[ROWS.get((part, is_product), part)].add(moved, flops, seconds)
-        self.kernels[f"{ROWS.get((part, is_product), part)}: {packet.__name__}"].add(moved, flops, seconds)
+        row = row_of(part, is_product)
+        self.costs[row].add(moved, flops, seconds)
+        self.operators[row, packet.__name__].add(moved, flops, seconds)
 
 
 def part_of_range(name: str) -> str | None:
@@ -232,20 +247,31 @@ def starts_kernel(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
 
 
 def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Bytes that a kernel has to read and write at least; what is broadcast is read once."""
+    """Bytes that a kernel has to read and write at least; what is broadcast is read once.
+
+    The batch's copy to the device counts as a copy on the device.
+    """
     packet = function.overloadpacket
-    made = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    arguments = {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)} | kwargs
+    made = sum(map(num_bytes, tensors_of(result)))
+    if packet is aten.index_fill_:
+        target, dimension, index = args[:3]
+        return num_bytes(index) + num_bytes(target) // target.size(dimension) * index.numel()
     if packet in SCATTER:
-        return 3 * sum(map(num_bytes, tensors_of(args[1:])))
+        others = tensors_of([value for name, value in arguments.items() if name != "self"])
+        indices = sum(map(num_bytes, (tensor for tensor in others if not tensor.is_floating_point())))
+        values = sum(map(num_bytes, (tensor for tensor in others if tensor.is_floating_point())))
+        return indices + (3 if packet in ACCUMULATE else 2) * values
     if packet in PICK:
-        return 2 * sum(map(num_bytes, made)) + sum(map(num_bytes, tensors_of(args[1:])))
-    read = sum(map(num_bytes, tensors_of((args[1:] if packet in OVERWRITE else args, kwargs))))
-    if not function._schema.is_mutable:
-        return read + sum(map(num_bytes, made))
-    names = [argument.name for argument in function._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    written = [given[a.name] for a in function._schema.arguments if a.is_write and a.name in given]
-    return read + sum(map(num_bytes, tensors_of(written)))
+        return 2 * made + sum(map(num_bytes, tensors_of(args[1:])))
+    written_names = [a.name for a in function._schema.arguments if a.is_write and a.name in arguments]
+    if packet is aten._fused_adamw_ and arguments.get("grad_scale") is None:
+        written_names.remove("grads")  # it writes the unscaled gradients back where it unscales them
+    unread = {"out"} | ({"self"} if packet in OVERWRITE else set())
+    read = sum(map(num_bytes, tensors_of([value for name, value in arguments.items() if name not in unread])))
+    if not written_names:
+        return read + made
+    return read + sum(map(num_bytes, tensors_of([arguments[name] for name in written_names])))
 
 
 def tensors_of(nest: Any) -> list[Tensor]:
@@ -253,7 +279,7 @@ def tensors_of(nest: Any) -> list[Tensor]:
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """Of the elements that differ in memory."""
+    """What is expanded, with a stride of 0, counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
     return math.prod(sizes) * tensor.element_size()
 
@@ -275,7 +301,6 @@ class Prediction:
 
     Attributes:
         costs: by row of the table.
-        kernels: by row and operator.
         tokens: of the micro-batch.
         model_flops: of the plain definitions, forward and backward.
     """
@@ -286,7 +311,6 @@ class Prediction:
     tokens: int
     model_flops: float
     costs: dict[str, Cost] = field(default_factory=dict)
-    kernels: dict[str, Cost] = field(default_factory=dict)
 
     @property
     def total(self) -> Cost:
@@ -315,7 +339,6 @@ def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) 
         batch["ntokens"],
         per_token * batch["ntokens"],
         dict(trace.costs),
-        dict(trace.kernels),
     )
 
 
@@ -332,23 +355,18 @@ def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device:
         mock.patch.object(torch.autograd.profiler, "record_function", trace.range),
         mock.patch.object(profile, "record_function", trace.range),
         profile.marked_parts(step),
+        profile.as_written(),
         trace,
     ):
         step.step(cuda.fake(batch))
     return trace
 
 
-TABLE_ORDER = (
-    profile.EMBEDDINGS, ENCODER_PRODUCTS, ATTENTION, ENCODER_REST, profile.HEADS, OUTPUT_PRODUCTS, OUTPUT_REST, profile.LOSS,
-    profile.OPTIMIZER, profile.OTHER,
-)  # fmt: skip
-
-
 def as_text(prediction: Prediction) -> str:
     """A table of parts, and the total."""
     setup, total = prediction.setup, prediction.total
     rows = [
-        f"{name:<36}{cost.launches:>9,}{cost.bytes / 1e9:>9.1f}{cost.flops / 1e12:>9.2f}{cost.seconds * 1e3:>9.1f}"
+        f"{name:<52}{cost.launches:>9,}{cost.bytes / 1e9:>9.1f}{cost.flops / 1e12:>9.2f}{cost.seconds * 1e3:>9.1f}"
         for name in TABLE_ORDER
         if (cost := prediction.costs.get(name))
     ]
@@ -359,7 +377,7 @@ def as_text(prediction: Prediction) -> str:
             f"predicted, not measured: {setup.cfg.criterion._name} on one {prediction.device.name}, {setup.precision}, "
             f"{prediction.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens, layers as written",
             "",
-            f"{'part':<36}{'kernels':>9}{'GB':>9}{'TFLOP':>9}{'ms':>9}",
+            f"{'part':<52}{'kernels':>9}{'GB':>9}{'TFLOP':>9}{'ms':>9}",
             *rows,
             "",
             f"total {total.seconds * 1e3:.1f} ms, {total.launches:,} kernels, {total.bytes / 1e9:.0f} GB, "

@@ -42,8 +42,12 @@ def add_parser(subparsers: Any) -> None:
         "--precision", choices=("float32", "bf16", "fp16"), default=argparse.SUPPRESS,
         help="number format of the step (default: the recipe's)",
     )  # fmt: skip
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="measured steps of each")
-    parser.add_argument("--warmup", type=int, default=5, metavar="N", help="steps of each before them")
+    parser.add_argument(
+        "--steps", type=int, default=argparse.SUPPRESS, metavar="N", help="measured steps of each (default: 20)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=argparse.SUPPRESS, metavar="N", help="steps of each before them (default: 5)"
+    )
     parser.add_argument(
         "--threads",
         type=int,
@@ -62,8 +66,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--compile", action="store_true", help="measure each once more under torch.compile")
     parser.add_argument(
         "--on-paper", choices=("h200", "a100"), default=argparse.SUPPRESS,
-        help="measure nothing: count kernels, bytes and FLOPs of the step on this GPU, which need not be there, and predict "
-        "milliseconds for each part",
+        help="count kernels, bytes and FLOPs of a step and predict milliseconds for each part on this GPU; nothing is measured "
+        "and no GPU is needed",
     )  # fmt: skip
     parser.add_argument(
         "--pieces", action="store_true",
@@ -92,12 +96,12 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.bench.session import print_progress, run_bench
     from amos_fairseq.bench.settings import BenchSettings
 
-    names = ("precision", "threads", "device", "vocabulary_size")
+    names = ("precision", "threads", "device", "vocabulary_size", "steps", "warmup")
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     report = run_bench(
         BenchSettings(
-            config=arguments.config, overrides=arguments.overrides, peers=arguments.peers, steps=arguments.steps,
-            warmup=arguments.warmup, compile=arguments.compile, pieces=arguments.pieces, **given,
+            config=arguments.config, overrides=arguments.overrides, peers=arguments.peers, compile=arguments.compile,
+            pieces=arguments.pieces, **given,
         ),
         DEFAULT_VOCABULARY,
         print_progress,
@@ -115,7 +119,8 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
     refused = {
         "--peer": arguments.peers, "--compile": arguments.compile, "--pieces": arguments.pieces,
         "--out": hasattr(arguments, "out"), "--device": hasattr(arguments, "device"),
-        "--threads": hasattr(arguments, "threads"),
+        "--threads": hasattr(arguments, "threads"), "--steps": hasattr(arguments, "steps"),
+        "--warmup": hasattr(arguments, "warmup"),
     }  # fmt: skip
     given = [flag for flag, is_given in refused.items() if is_given]
     if given:

@@ -33,11 +33,15 @@ def test_a_matrix_product_by_hand() -> None:
     trace = trace_of(
         lambda: torch.empty(64, 128, device="cuda").bfloat16() @ torch.empty(128, 256, device="cuda").bfloat16()
     )
-    product = trace.kernels["other: mm"]
+    product = trace.operators["other", "mm"]
     assert product.launches == 1
     assert product.flops == 2 * 64 * 128 * 256
     assert product.bytes == 2 * (64 * 128 + 128 * 256 + 64 * 256)
     assert product.seconds == pytest.approx(max(product.flops / (on_paper.PRODUCT_SHARE * 1e12), product.bytes / 1e9))
+
+
+def index(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int64, device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -49,17 +53,42 @@ def test_a_matrix_product_by_hand() -> None:
         ("copy_", lambda x: x.copy_(x + 1), 4 * 20_000),
         (
             "index_select",
-            lambda x: x.index_select(0, torch.zeros(7, dtype=torch.int64, device="cuda")),
+            lambda x: x.index_select(0, index(7)),
             4 * 140 + 8 * 7,
         ),
+        # Two rows: indices and values are read, the rows are written, and read where they are added to.
+        ("index_put_", lambda x: x.index_put_((index(2),), x[:2] + 1), 4 * 40 + 8 * 2),
+        ("index_add_", lambda x: x.index_add_(0, index(2), x[:2] + 1), 4 * 60 + 8 * 2),
+        ("index_fill_", lambda x: x.index_fill_(1, index(3), 0.0), 4 * 3000 + 8 * 3),
+        ("mm", lambda x: torch.mm(x, x[:10], out=torch.empty(1000, 10, device="cuda")), 4 * (10_000 + 100 + 10_000)),
         ("_foreach_mul_", lambda x: torch._foreach_mul_([x, x + 1], 2.0), 4 * 40_000),
     ],
 )
 def test_bytes_by_hand(name: str, action, bytes_moved: int) -> None:
     trace = trace_of(lambda: action(torch.empty(1000, 10, device="cuda")))
-    cost = trace.kernels[f"other: {name}"]
+    cost = trace.operators["other", name]
     assert cost.bytes == bytes_moved
     assert cost.seconds == pytest.approx(max(bytes_moved / 1e9, SHORTEST_KERNEL))
+
+
+def test_bytes_of_the_fused_optimizer_by_hand() -> None:
+    """Weight, gradient and two moments are read, weight and moments written: 7 x 4 bytes a parameter, 8 where it unscales."""
+
+    def bytes_of(scale: float | None) -> float:
+        with fake_cuda():
+            weight = torch.nn.Parameter(torch.empty(1000, device="cuda"))
+            weight.grad = torch.empty_like(weight)
+            optimizer = torch.optim.AdamW([weight], fused=True)
+            optimizer.step()
+            if scale is not None:
+                optimizer.grad_scale = torch.full((), scale, device="cuda")
+            with Trace(PLAIN) as trace:
+                optimizer.step()
+        return trace.operators["other", "_fused_adamw_"].bytes
+
+    plain = bytes_of(None)
+    assert 28_000 <= plain <= 28_000 + 16  # and a step counter, read and written
+    assert 4_000 <= bytes_of(2.0) - plain <= 4_000 + 8
 
 
 def test_views_and_allocations_and_the_cpu_cost_nothing() -> None:
@@ -78,8 +107,8 @@ def test_attention_by_hand() -> None:
         aten._scaled_dot_product_efficient_attention(*arguments)[0].sum().backward()
 
     trace = trace_of(attend)
-    forward = trace.kernels["other: _scaled_dot_product_efficient_attention"]
-    backward = trace.kernels["other: _scaled_dot_product_efficient_attention_backward"]
+    forward = trace.operators["other", "_scaled_dot_product_efficient_attention"]
+    backward = trace.operators["other", "_scaled_dot_product_efficient_attention_backward"]
     product = 2 * B * H * T * T * d
     assert (forward.flops, backward.flops) == (2 * product, 5 * product)
     assert forward.seconds == pytest.approx(2 * product / 2e12 + 2 * H * T * T / 1e9)
@@ -103,11 +132,25 @@ def test_every_kernel_has_a_part(recipe: str) -> None:
         run = FakeRun.of(cuda, recipe)
         trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
     assert set(trace.costs) == set(on_paper.TABLE_ORDER)
+    operators = {row: {name for other, name in trace.operators if other == row} for row in trace.costs}
     # Zeroing the float32 gradients, and joining the statistics for the host.
-    assert {name.split(": ")[1] for name in trace.kernels if name.startswith("other: ")} == {"zero_", "cat", "_to_copy"}
-    attention = {name.split(": ")[1] for name in trace.kernels if name.startswith(f"{on_paper.ATTENTION}: ")}
+    assert operators["other"] == {"zero_", "cat", "_to_copy"}
     kernel = "efficient" if recipe == "amos_tiny" else "flash"
-    assert {f"_scaled_dot_product_{kernel}_attention", f"_scaled_dot_product_{kernel}_attention_backward"} <= attention
+    fused = {f"_scaled_dot_product_{kernel}_attention", f"_scaled_dot_product_{kernel}_attention_backward"}
+    assert fused <= operators["attention: the rest"]
+
+
+def test_a_layer_that_is_computed_again_belongs_to_its_own_parts() -> None:
+    """Twice as many fused kernels forward, all of them in the row of attention."""
+    counts = []
+    for recomputes in ("false", "true"):
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "amos_tiny", [f"model.activation_checkpointing={recomputes}"])
+            trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
+        name = "_scaled_dot_product_efficient_attention"
+        counts.append({row: cost.launches for (row, operator), cost in trace.operators.items() if operator == name})
+    assert counts[0].keys() == counts[1].keys() == {"attention: the rest"}
+    assert counts[1]["attention: the rest"] == 2 * counts[0]["attention: the rest"]
 
 
 def test_a_larger_batch_and_a_slower_gpu_take_longer() -> None:
@@ -135,7 +178,17 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "flags", [["--peer", "hf"], ["--compile"], ["--pieces"], ["--device", "cpu"], ["--threads", "2"]]
+    "flags",
+    [
+        ["--peer", "hf"],
+        ["--compile"],
+        ["--pieces"],
+        ["--device", "cpu"],
+        ["--threads", "2"],
+        ["--steps", "3"],
+        ["--warmup", "1"],
+        ["--out", "DIR"],
+    ],
 )
 def test_flags_that_need_a_run_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:

@@ -5,6 +5,7 @@ import torch
 from fake_steps import FakeRun
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn import functional
 
 from amos_fairseq.bench import fake_cuda as fakes
 from amos_fairseq.bench.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
@@ -36,6 +37,7 @@ def mask(dtype: torch.dtype = torch.bfloat16, length: int = T) -> Tensor:
         ("efficient", heads(torch.float64), None, "takes no torch.float64"),
         ("efficient", [*heads()[:2], heads(torch.float32)[0]], None, "value is torch.float32"),
         ("efficient", [heads()[0].mT, *heads()[1:]], None, r"query.stride\(-1\) is 8"),
+        ("efficient", heads(), mask()[:, :2], "cannot be expanded"),
         ("flash", heads(), mask(), "no mask"),
         ("flash", heads(torch.float32), None, "no torch.float32"),
         ("flash", heads(width=264), None, "no head of 264"),
@@ -69,8 +71,8 @@ def test_gradients_of_query_key_and_value_are_written_into_one_packed_tensor() -
         with Trace(DEVICES["h200"]) as trace:
             mixed.backward(torch.empty_like(mixed))
         assert packed.grad.is_contiguous()
-    kernels = {name.removeprefix("other: "): cost.launches for name, cost in trace.kernels.items()}
-    assert kernels == {"_scaled_dot_product_flash_attention_backward": 1, "stack": 1}
+    operators = {name: cost.launches for (_, name), cost in trace.operators.items()}
+    assert operators == {"_scaled_dot_product_flash_attention_backward": 1, "stack": 1}
 
 
 def on_cuda(*shape: int) -> Tensor:
@@ -83,12 +85,20 @@ def on_cuda(*shape: int) -> Tensor:
         (lambda: on_cuda(3) + torch.ones(3), RuntimeError),
         (lambda: on_cuda(3).sum().item(), DataDependentOutputException),
         (lambda: bool(on_cuda(3).any()), DataDependentOutputException),
-        (lambda: on_cuda(3)[on_cuda(3) > 0], DynamicOutputShapeException),
+        (lambda: on_cuda(3)[on_cuda(3) > 0], CudaRuleError),
+        (lambda: on_cuda(3).nonzero(), DynamicOutputShapeException),
         (lambda: on_cuda(3).to("cpu"), CudaRuleError),
         (lambda: torch.ones(3).copy_(on_cuda(3)), CudaRuleError),
+        (lambda: on_cuda(3).index_put_((on_cuda(3) > 0,), on_cuda(3)), CudaRuleError),
+        (lambda: on_cuda(3, 4) @ on_cuda(4, 5).bfloat16(), CudaRuleError),
+        (lambda: functional.linear(on_cuda(3, 4), on_cuda(5, 4), on_cuda(5).half()), CudaRuleError),
+        (lambda: functional.layer_norm(on_cuda(3, 4), [4], on_cuda(4).half(), on_cuda(4).half()), CudaRuleError),
+        (lambda: on_cuda(3).index_put_((on_cuda(2).long(),), on_cuda(2).half()), CudaRuleError),
+        (lambda: on_cuda(3).index_add_(0, on_cuda(2).long(), on_cuda(2).half()), (CudaRuleError, RuntimeError)),
+        (lambda: functional.cross_entropy(on_cuda(3, 4), on_cuda(3).int()), (CudaRuleError, RuntimeError)),
     ],
 )
-def test_devices_do_not_mix_and_the_host_does_not_read(action, error: type[Exception]) -> None:
+def test_what_a_gpu_refuses_or_waits_for_is_refused(action, error) -> None:
     with fake_cuda(), pytest.raises(error):
         action()
 
@@ -98,7 +108,12 @@ def test_copies_to_the_device_are_counted() -> None:
         torch.ones(3).to("cuda")
         on_cuda(3).copy_(torch.ones(3))
         on_cuda(3).to(torch.bfloat16)
-    assert cuda.uploads == 2
+        assert cuda.uploads == 2
+        on_cuda(3)[torch.tensor([0, 2])]
+        assert cuda.uploads == 3
+        torch.tensor([1.0, 2.0], device="cuda")
+        torch.tensor(True).to("cuda")
+        assert cuda.uploads == 5
 
 
 def test_everything_is_as_before_afterwards() -> None:
@@ -140,6 +155,13 @@ class TestDefects:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "amos_tiny")
             with pytest.raises(CudaRuleError, match=r"the mask is torch\.float32"):
+                run.update(run.full)
+
+    def test_a_head_in_float32_in_a_model_in_bfloat16(self) -> None:
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, "electra_tiny")
+            run.step.module.detection_head.float()
+            with pytest.raises(CudaRuleError, match="operands of one dtype"):
                 run.update(run.full)
 
     def test_a_criterion_that_reads_its_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
