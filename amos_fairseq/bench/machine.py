@@ -21,10 +21,11 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, edges: tuple[int, ...]
     """FLOP/s of the fastest square matrix product, a multiplication and an addition being two.
 
     This is what a training step could reach: the sustained median of products of random normal numbers. A product draws
-    more power the more bits change between its operands, and a GPU at its power limit lowers its clock: an H200 was seen to
-    multiply matrices of 8192 x 8192 in bf16 at 894 TFLOP/s if they were zeros and at 788 if they were random. Numbers in
+    more power the more bits change between its operands, and a GPU at its power limit lowers its clock: an H200,
+    measured with another program, multiplied matrices of 8192 x 8192 in bf16 at 894 TFLOP/s if they were zeros and at 788 if
+    they were random. Numbers in
     [0, 1) share their sign and most of their exponents. Short bursts end before the clock falls, and the best of many is
-    a number that no step can keep. float32 is PyTorch's default float32 (no TF32 unless the caller allowed it).
+    a rate that a training step cannot sustain. float32 is PyTorch's default float32 (no TF32 unless the caller allowed it).
     """
     return max(2 * edge**3 / matmul_seconds(edge, device, dtype) for edge in edges or MATMUL_EDGES[device.type])
 

@@ -87,7 +87,7 @@ def sustained_seconds(call: Callable[[], Any], device: torch.device, budget: flo
     Calls are timed in bursts with one synchronisation each: a burst of one call at first, of twice as many while bursts are
     shorter than :data:`BURST_SECONDS`. Bursts that start in the first half of the budget do not count, because a processor
     lowers its clock to its power limit only after some hundred milliseconds; at least ``least_bursts`` count. The median
-    depends neither on a single burst that was timed too short nor on one that another program disturbed.
+    does not depend on one burst that was too short or that another program slowed down.
     """
     call()
     counted: list[float] = []

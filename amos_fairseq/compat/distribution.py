@@ -223,7 +223,7 @@ def apply() -> None:
 
     @functools.wraps(make_trainer)
     def make_connected_trainer(self: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:
-        with report_user_errors():  # under Hydra nobody else would turn it into one line here
+        with report_user_errors():  # Hydra would print a traceback
             require_ranks(cfg, os.environ)
         if torch.distributed.is_initialized():
             logger.info(describe_rank(os.environ))

@@ -1,9 +1,9 @@
-"""What an update tells the host leaves the device in one piece, when everything else has been asked of it.
+"""An update copies everything that the host needs from the device in one transfer, after all its work has been queued.
 
 Stock fairseq reads the norm of the gradient three times before the optimizer's step and once behind it, then each
 statistic by itself: two dozen times the host waits until the device has nothing to do, and the device then waits for the
 host. Here clipping stays on the device, and the norm is read with the statistics, behind the step. A norm that is not
-finite still ends the run (:mod:`amos_fairseq.compat.non_finite`), now with weights that nobody will save.
+finite still ends the run (:mod:`amos_fairseq.compat.non_finite`), with weights that are not saved.
 
 An update of AMOS waits once, in place of 23 times. ``--fp16`` needs the norm before the step, for its loss scale: it is
 read there, once instead of three times. Several ranks wait for their summed sample size and to compare their norms, both
@@ -64,7 +64,7 @@ def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
 
 
 def fetch(values: Tensor) -> Tensor:
-    """A copy on the CPU; the one place where an update waits for its device."""
+    """A copy on the CPU. With one rank this is the only place where an update waits for its device."""
     return values.to("cpu", copy=True)
 
 
@@ -92,7 +92,7 @@ def _clip_with_one_read(stock: Any) -> Any:
 
 
 def apply() -> None:
-    """Behind :mod:`amos_fairseq.compat.non_finite` and :mod:`amos_fairseq.compat.distribution`, whose ways it goes."""
+    """Call after :mod:`amos_fairseq.compat.non_finite` and :mod:`amos_fairseq.compat.distribution`: it wraps theirs."""
     _FP16OptimizerMixin.clip_grad_norm = _clip_with_one_read(_FP16OptimizerMixin.clip_grad_norm)
     clip_grad_norm, check_grad_norms = Trainer.clip_grad_norm, Trainer._check_grad_norms
     reduce_and_log_stats = Trainer._reduce_and_log_stats

@@ -71,7 +71,12 @@ FUSED = {
 
 
 def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) -> AttentionBias:
-    """Do once what :func:`fast_attention` would otherwise repeat in every layer: on CUDA build one mask, elsewhere nothing."""
+    """Do once what :func:`fast_attention` would otherwise repeat in every layer: on CUDA build one mask, elsewhere nothing.
+
+    ``dtype`` is that of the heads (under autocast the heads have another one, and every layer casts the mask). On CUDA every
+    layer gives the mask a gradient in ``dtype``, and autograd adds these in ``dtype``; the sums over the pairs of a distance,
+    which follow, are in the dtype of the learned bias.
+    """
     return AttentionBias(fixed=as_one_mask(bias, dtype)) if device.type == "cuda" else bias
 
 
@@ -121,8 +126,8 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor
         return attention_by_definition(heads, bias, dropout)
     if backend == "by_hand":
         return cpu_attention(heads, bias.learned, bias.fixed, dropout)
-    # Split along the dimension of query, key and value where it is: autograd then writes their gradients into one packed
-    # [B,T,3,H,d]. Split after a permutation it would stack them in another order and copy the result once more.
+    # Unbind query, key and value where they are: autograd then writes the three gradients into one packed [B,T,3,H,d]. After a
+    # permutation it would stack them in another order and copy the result.
     query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))  # each [B,H,T,d]
     return fused_attention(query, key, value, as_one_mask(bias, heads.dtype), dropout, backend).transpose(1, 2)
 

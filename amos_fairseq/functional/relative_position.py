@@ -50,4 +50,4 @@ def toeplitz(values: Tensor) -> Tensor:
     """
     length = (values.size(-1) + 1) // 2
     # Window w holds distances w-(T-1)..w, which is the row of query T-1-w.
-    return values.contiguous().unfold(-1, length, 1).flip(1).contiguous()
+    return values.contiguous().unfold(-1, length, 1).flip(1)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from amos_fairseq.functional.attention import AttentionBias
 
-# Graphs of one function that PyTorch may compile; from its default of 8 on it would run layers as written, without a word.
+# Most graphs that PyTorch may compile for one function. With its default of 8, further kinds of layers run uncompiled without
+# an error.
 MOST_GRAPHS = 64
 
 LayerCall = Callable[[nn.Module, Tensor, AttentionBias, Tensor | None], Tensor]

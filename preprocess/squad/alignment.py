@@ -4,8 +4,8 @@ from enum import Enum
 from typing import Optional, Tuple
 
 import numpy as np
-from transformers.data.metrics.squad_metrics import normalize_answer
 
+from amos_fairseq.squad.metrics import normalize_answer
 from amos_fairseq.squad.official_files import Answer
 
 

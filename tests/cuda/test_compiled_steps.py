@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.compilation import allow_every_kind_of_layer, call_layer
+from amos_fairseq.modules.compilation import LayerCall, compiled_call
 from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
 
 
@@ -41,33 +41,48 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     """Layers go through a backend that counts; a graph break is an error (fullgraph)."""
     torch.compiler.reset()
     counters.clear()
-    calls = Calls()
-    compiled = torch.compile(call_layer, backend=calls.backend, fullgraph=True)
+    calls, compile_function = Calls(), torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function: compile_function(function, backend=calls.backend, fullgraph=True)
+    )
+    compiled_call.cache_clear()
 
-    def call(layer: TransformerLayer, *args: Any) -> Any:
-        calls.layers += 1
-        return compiled(layer, *args)
+    def counted_call() -> LayerCall:
+        def call(layer: TransformerLayer, *args: Any) -> Any:
+            calls.layers += 1
+            return compiled_call()(layer, *args)
 
-    monkeypatch.setattr(encoders, "compiled_call", lambda: call)
+        return call
+
+    monkeypatch.setattr(encoders, "compiled_call", counted_call)
     with torch._dynamo.config.patch(optimize_ddp=False):
-        allow_every_kind_of_layer()
         yield calls
+    compiled_call.cache_clear()
     torch.compiler.reset()
     counters.clear()
 
 
-def compiled_run(cuda: FakeCuda, recipe: str, *overrides: str) -> FakeRun:
-    run = FakeRun.of(cuda, recipe, overrides)
+def compiled_run(cuda: FakeCuda, recipe: str, *overrides: str, precision: str = "bf16") -> FakeRun:
+    run = FakeRun.of(cuda, recipe, overrides, precision)
     for module in run.step.module.modules():
         if isinstance(module, TransformerEncoder):
             module.is_compiled = True
     return run
 
 
-@pytest.mark.parametrize("recipe", ["electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
-def test_every_layer_is_part_of_a_graph(recipe: str, calls: Calls) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "precision", "length"),
+    [
+        ("electra_tiny", "bf16", 64), ("electric_tiny", "bf16", 64), ("mlm_tiny", "bf16", 64), ("teams_tiny", "bf16", 64),
+        ("amos_tiny", "bf16", 65), ("amos_tiny", "float32", 7), ("electra_tiny", "fp16", 65),
+    ],
+)  # fmt: skip
+def test_every_layer_is_part_of_a_graph(recipe: str, precision: str, length: int, calls: Calls) -> None:
+    """At 65 and 7 tokens the mask has padded rows, which the graph has to keep."""
     with fake_cuda() as cuda:
-        run = compiled_run(cuda, recipe)
+        run = compiled_run(
+            cuda, recipe, f"task.tokens_per_sample={length}", "model.max_positions=128", precision=precision
+        )
         run.update(run.full)
         run.update(run.padded)
     assert calls.layers == calls.graphs > 0

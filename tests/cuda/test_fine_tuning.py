@@ -93,10 +93,12 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
         trainer.train_step([cuda.fake(batch)])
         assert cuda.host_reads - reads == (2 if precision == "fp16" else 1)
     assert reached == {name for name, parameter in trainer.get_model().named_parameters() if parameter.requires_grad}
+    reads = cuda.host_reads
     trainer.valid_step(cuda.fake(batch))
+    assert cuda.host_reads - reads == 1
 
 
-@pytest.mark.parametrize("length", [128, 65, 7])
+@pytest.mark.parametrize("length", [512, 128, 65, 7])
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
 def test_heads_are_trained_at_every_length(recipe: str, job: str, length: int) -> None:

@@ -191,6 +191,15 @@ def test_the_kernel_that_a_gpu_uses_is_part_of_the_graph(traced: None, monkeypat
     assert num_graphs() == 1
 
 
+def test_the_choice_of_a_fused_kernel_does_not_break_a_graph() -> None:
+    """As an encoder on a GPU calls it; a CPU has one of the kernels."""
+    operands = [random(2, 2, 8, 4).float() for _ in range(3)]
+    mask = random(1, 2, 8, 8).float()
+    compiled = torch.compile(attention.fused_attention, backend="eager", fullgraph=True)
+    expected = attention.fused_attention(*operands, mask, 0.0, "math")
+    torch.testing.assert_close(compiled(*operands, mask, 0.0, "math"), expected)
+
+
 def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Path) -> None:
     model = small_model(compile=True)
     small_criterion()(model, small_batch())[0].backward()

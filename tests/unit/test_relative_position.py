@@ -107,6 +107,16 @@ def test_smallest_maximum_distance_that_is_allowed_gives_rows_of_the_table(schem
     assert RelativePositionBias(scheme, num_buckets, max_distance, 2)(100).isfinite().all()
 
 
+@pytest.mark.parametrize("length", [512, 128, 65, 7])
+@pytest.mark.parametrize("scheme", ["t5", "amos"])
+def test_the_bias_is_contiguous_at_every_length(scheme: str, length: int) -> None:
+    """CUDA's fused attention takes no other bias; the table's columns are heads, so its transpose is not contiguous."""
+    bias = RelativePositionBias(scheme, 32, 128, num_heads=12)(length)
+    assert bias.shape == (12, length, length)
+    assert bias.is_contiguous()
+    assert bias.stride(-1) == 1
+
+
 def table_gradient_by_hand(module: RelativePositionBias, gradient: torch.Tensor) -> torch.Tensor:
     """Float64: each entry of ``gradient`` [H,T,T] added to the row of its bucket."""
     length = gradient.size(-1)

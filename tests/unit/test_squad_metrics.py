@@ -112,8 +112,10 @@ def test_best_thresholds_by_trying_all(random_file):
 
 
 def test_equal_to_the_library(random_file):
-    """With everything the library's own call gets, and with questions that have no prediction."""
-    squad_metrics = pytest.importorskip("transformers.data.metrics.squad_metrics")
+    """With everything the library's own call gets, and with questions that have no prediction; up to rounding."""
+    squad_metrics = pytest.importorskip(
+        "transformers.data.metrics.squad_metrics", reason="transformers has removed its SQuAD metrics"
+    )
     from transformers.data.processors.squad import SquadExample
 
     questions, predictions, odds = random_file
@@ -126,9 +128,9 @@ def test_equal_to_the_library(random_file):
     few_odds = {name: odds[name] for name in few}
     scores, missing = evaluate(questions, few, odds)
     assert missing == len(questions) - len(few)
-    assert scores == dict(squad_metrics.squad_evaluate(examples, few, few_odds, float("inf")))
+    assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds, float("inf"))), rel=1e-12)
     scores, _ = evaluate(questions, few, odds, 1.0)
-    assert scores == dict(squad_metrics.squad_evaluate(examples, few, few_odds))
+    assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds)), rel=1e-12)
 
 
 def test_files_that_do_not_belong_together_are_refused():
