@@ -19,16 +19,16 @@ struct FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return c10::Device(c10::DeviceType::CUDA, 0); }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream getStream(c10::Device device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
 };
 
 struct FakeHooks final : public at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isBuilt() const { return true; }      // virtual in PyTorch's class, but not yet in version 2.6
+  bool isAvailable() const { return true; }  // likewise
   bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
 };
 
