@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,10 @@ from typing import Any, Callable, Iterable, Iterator
 from amos_fairseq.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
+
+# A forked process must not collect a pool of its parent that has become garbage: the pool's callback waits for a lock, and
+# for ever where a thread of the parent held it at the fork (seen with Python 3.12.1, after a command that had failed).
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def end_children_with_this_process() -> None:
