@@ -1,0 +1,233 @@
+"""Attention in Triton, run by Triton's interpreter on the CPU: values and all gradients against float64, dropout by its mask.
+
+The interpreter runs the kernel's own code, with tiles of 16 x 16, so that small sizes have whole and partial tiles.
+"""
+
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, attention_by_definition
+from amos_fairseq.functional.relative_position import toeplitz
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[ModuleType]:
+    """The module, whose kernels Triton interprets; Triton decides that when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        import triton
+
+        from amos_fairseq.functional.cuda import attention
+
+        if type(triton.language.sum).__name__ != "InterpretedFunction" or not attention.IS_INTERPRETED:
+            pytest.skip("another test has imported Triton already, so that it would compile the kernels")
+        try:
+            int(np.ones(1))
+        except TypeError:
+            if int(triton.__version__.split(".")[1]) < 9:
+                pytest.skip("the interpreter of this Triton does not run with this numpy (seen: 3.6.0 with 2.4.6)")
+        yield attention
+
+
+def by_definition(
+    heads: Tensor, bias: Tensor | None, padding: Tensor | None, side: str, positions: Tensor | None
+) -> Tensor:
+    length = heads.size(1)
+    places = torch.arange(length)
+    ahead = places - places[:, None]
+    forbidden = None if padding is None else padding[:, None, None, :]
+    if side != "all":
+        wrong_side = (ahead > 0 if side == "past" else ahead < 0)[None, None]
+        forbidden = wrong_side if forbidden is None else wrong_side | (forbidden & (ahead != 0))
+    fixed = None if forbidden is None else forbidden.to(heads.dtype) * FORBIDDEN
+    mixed = attention_by_definition(heads, AttentionBias(None if bias is None else toeplitz(bias), fixed), 0.0)
+    if positions is None:
+        return mixed
+    return mixed.gather(1, positions[:, :, None, None].expand(-1, -1, *mixed.shape[2:]))
+
+
+def made_up(
+    length: int, width: int, has_bias: bool, has_padding: bool, has_positions: bool, num_heads: int = 2
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Heads, bias, padding (the second of two sequences ends in the middle) and positions, one of them given twice."""
+    torch.manual_seed(length + width)
+    heads = torch.randn(2, length, 3, num_heads, width, dtype=torch.float64)
+    bias = torch.randn(num_heads, 2 * length - 1, dtype=torch.float64) if has_bias else None
+    padding = None
+    if has_padding:
+        padding = torch.zeros(2, length, dtype=torch.bool)
+        padding[1, (length + 1) // 2 :] = True
+    positions = None
+    if has_positions:
+        positions = torch.randint((length + 1) // 2, (2, 5))
+        positions[:, 1] = positions[:, 0]
+    return heads, bias, padding, positions
+
+
+CASES = [
+    # length, head width, bias, padding, side, positions
+    (1, 16, True, False, "all", False),
+    (7, 16, True, True, "all", False),
+    (16, 32, True, False, "all", False),
+    (33, 16, True, True, "all", False),
+    (40, 24, True, False, "past", False),
+    (37, 16, True, True, "future", False),
+    (20, 64, False, True, "past", False),
+    (18, 128, False, False, "all", False),
+    (33, 16, True, True, "all", True),
+    (20, 40, False, False, "all", True),
+    (19, 16, True, True, "past", True),
+]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(("length", "width", "has_bias", "has_padding", "side", "has_positions"), CASES)
+def test_values_and_gradients(
+    kernels,
+    length: int,
+    width: int,
+    has_bias: bool,
+    has_padding: bool,
+    side: str,
+    has_positions: bool,
+    dtype,
+    tolerance,
+) -> None:
+    """Against float64 of the same rounded inputs, by norm: 16-bit kernels round weights and dS to 11 or 8 bits."""
+    heads, bias, padding, positions = made_up(length, width, has_bias, has_padding, has_positions)
+    heads = heads.to(dtype)
+    bias = None if bias is None else bias.float()
+    leaves = [heads.requires_grad_()] + ([bias.requires_grad_()] if has_bias else [])
+    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = by_definition(exact_leaves[0], exact_leaves[1] if has_bias else None, padding, side, positions)
+    out = kernels.triton_attention(heads, bias, padding, side, 0.0, positions)
+    assert out.dtype == dtype
+    grad = torch.randn_like(exact)
+    if has_padding and not has_positions:  # what padding reads enters no loss
+        grad = grad * ~padding[:, :, None, None]
+    got = [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
+    expected = [exact.detach(), *torch.autograd.grad(exact, exact_leaves, grad.to(dtype).double())]
+    for of_got, of_expected in zip(got, expected, strict=True):
+        assert of_got.isfinite().all()
+        assert (of_got.double() - of_expected).norm() <= tolerance * of_expected.norm() + 1e-6
+
+
+def mask_of(kernels, length: int, dropout: float, num_heads: int = 1, sequences: int = 1) -> Tensor:
+    """Which weights were kept, [B,H,T,T] bool: with scores of 0 and values that name their key, the output is the mask."""
+    width = max(16, length)
+    heads = torch.zeros(sequences, length, 3, num_heads, width)
+    heads[:, :, 2, :, :length] = torch.eye(length)[None, :, None, :]
+    out = kernels.triton_attention(heads, dropout=dropout)[..., :length]  # [B,T,H,T]
+    kept = out > 0.5 / length
+    # What is kept is scaled by 1 / (1 - p); float32 division and a sum of T equal weights.
+    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (length * (1 - dropout))), rtol=1e-5, atol=0)
+    return kept.transpose(1, 2)
+
+
+def test_dropout_keeps_the_right_share_everywhere(kernels) -> None:
+    """Of 4 x 3 x 48 x 48 weights a share of 0.7, in every row, column, head and sequence, and for neighbours that agree.
+
+    Bands of 5 standard deviations; some 110 comparisons: a false alarm in about 16,000 runs, and the seed is fixed.
+    """
+    torch.manual_seed(0)
+    kept = mask_of(kernels, 48, 0.3, num_heads=3, sequences=4).double()
+
+    def check(shares: Tensor, expected: float, count: float) -> None:
+        deviation = math.sqrt(expected * (1 - expected) / count)
+        assert (shares - expected).abs().max() < 5 * deviation
+
+    check(kept.mean(), 0.7, kept.numel())
+    for dims in ((0, 1, 2), (0, 1, 3), (0, 2, 3), (1, 2, 3)):
+        shares = kept.mean(dims)
+        check(shares, 0.7, kept.numel() / shares.numel())
+    both = 0.7**2 + 0.3**2
+    for one, other in (
+        (kept[..., 1:], kept[..., :-1]), (kept[:, :, 1:], kept[:, :, :-1]), (kept[:, 1:], kept[:, :-1]),
+        (kept[1:], kept[:-1]), (kept[..., 1:, 1:], kept[..., :-1, :-1]),
+    ):  # fmt: skip
+        check((one == other).double().mean(), both, one.numel())
+
+
+def test_dropout_follows_the_seed(kernels) -> None:
+    torch.manual_seed(1)
+    first, second = mask_of(kernels, 20, 0.5), mask_of(kernels, 20, 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(mask_of(kernels, 20, 0.5), first)
+    assert 0.3 < (first == second).double().mean() < 0.7
+
+
+@pytest.mark.parametrize("has_positions", [False, True])
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(kernels, has_positions: bool) -> None:
+    """Against autograd of the definition with the mask of the same seed, in float64."""
+    heads, bias, padding, positions = made_up(20, 20, True, True, has_positions, num_heads=1)
+    torch.manual_seed(3)
+    kept = mask_of(kernels, 20, 0.4, num_heads=1, sequences=2)
+    leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
+    torch.manual_seed(3)
+    out = kernels.triton_attention(leaves[0], leaves[1], padding, "all", 0.4, positions)
+    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    query, key, value = exact_leaves[0].permute(2, 0, 3, 1, 4)
+    hidden = padding[:, None, None, :].double() * FORBIDDEN
+    weights = (query @ key.mT / math.sqrt(20) + toeplitz(exact_leaves[1]) + hidden).softmax(-1)
+    exact = ((weights * kept / 0.6) @ value).transpose(1, 2)
+    if has_positions:
+        exact = exact.gather(1, positions[:, :, None, None].expand(-1, -1, *exact.shape[2:]))
+    grad = torch.randn_like(exact)
+    if not has_positions:
+        grad = grad * ~padding[:, :, None, None]
+    got = [out.detach(), *torch.autograd.grad(out, leaves, grad.float())]
+    expected = [exact.detach(), *torch.autograd.grad(exact, exact_leaves, grad)]
+    for of_got, of_expected in zip(got, expected, strict=True):
+        assert (of_got.double() - of_expected).norm() <= 1e-5 * of_expected.norm()
+
+
+def test_the_same_inputs_give_the_same_bits(kernels) -> None:
+    heads, bias, padding, _ = made_up(33, 16, True, True, False)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
+        out = kernels.triton_attention(*leaves, padding, "all", 0.2)
+        results.append([out.detach(), *torch.autograd.grad(out.pow(2).sum(), leaves)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_diagonals_are_summed_as_a_loop_would(kernels) -> None:
+    """[T,T] = [10,10] in tiles of 4 x 4: the tiles of one diagonal of tiles added up, then their diagonals."""
+    torch.manual_seed(0)
+    matrix = torch.zeros(3, 12, 12, dtype=torch.float64)
+    matrix[:, :10, :10] = torch.randn(3, 10, 10, dtype=torch.float64)
+    tiles = torch.stack(
+        [
+            sum(matrix[:, 4 * i : 4 * i + 4, 4 * (i + g) : 4 * (i + g) + 4] for i in range(3) if 0 <= i + g < 3)
+            for g in range(-2, 3)
+        ],
+        dim=1,
+    )
+    expected = torch.stack([matrix[:, :10, :10].diagonal(w, 1, 2).sum(-1) for w in range(-9, 10)], dim=1)
+    torch.testing.assert_close(kernels.sum_of_diagonals(tiles, 10), expected)
+
+
+def test_torch_compile_sees_one_operator(kernels) -> None:
+    """Forward and backward pass without a graph break."""
+    heads, bias, padding, _ = made_up(16, 16, True, True, False)
+    leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
+
+    def attend(heads: Tensor, bias: Tensor) -> Tensor:
+        return kernels.triton_attention(heads * 1, bias, padding)
+
+    expected = torch.autograd.grad(attend(*leaves).pow(2).sum(), leaves)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for got, of_expected in zip(torch.autograd.grad(compiled(*leaves).pow(2).sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(got, of_expected)
+    torch.compiler.reset()
