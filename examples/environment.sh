@@ -12,7 +12,7 @@ ENVIRONMENT_STAMP="$ENVIRONMENT/amos_fairseq.stamp"
 INSTALL_LOG="$ENVIRONMENT/install.log"
 # The versions that were run, as in setup.py; the README's table says what was run with each. The newest one comes first.
 PYTHON_VERSIONS="3.13 3.12 3.11 3.10"
-# A new .venv gets the newest torch with which the complete suite was run. One that is there is kept up to setup.py's bound.
+# The newest torch with which the complete suite was run; one within these bounds that is there already is kept.
 TORCH_REQUIREMENT="torch>=2.6,<2.14"
 
 fail() {
@@ -97,7 +97,7 @@ sees_usable_torch() {
     "$1" - <<'PYTHON' 2>/dev/null
 import importlib.metadata, sys
 version = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
-sys.exit(not (sys.prefix == sys.base_prefix and (2, 6) <= version < (2, 16)))
+sys.exit(not (sys.prefix == sys.base_prefix and (2, 6) <= version < (2, 14)))
 PYTHON
 }
 
