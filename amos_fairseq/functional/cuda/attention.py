@@ -262,7 +262,7 @@ def bias_kernel(
     HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """dS summed over sequences and over all tiles that lie on one diagonal of tiles, which have equal distances.
+    """dS summed over sequences and over the tiles of one diagonal of tiles, which have equal distances.
 
     Programs (diagonals of tiles, H, groups of sequences); each writes one tile [BLOCK,BLOCK] float32.
     """
