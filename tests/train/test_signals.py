@@ -160,6 +160,9 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
         job.wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}", submission)
     assert submission.exit_code() == 0, submission.text()[-3000:] + job.text()[-3000:]
     assert job.text().count("srun gives 6 CPUs") == 3
+    end = time.monotonic() + 60  # the launcher ends with the task's result; the script writes its last line after that
+    while "exit code 0\n" not in job.text() and time.monotonic() < end:
+        time.sleep(0.02)
     assert job.text().count("exit code 0\n") == 1
     script = (tmp_path / "script").read_text()
     assert "#SBATCH --signal=USR2@300\n" in script
