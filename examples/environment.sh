@@ -165,6 +165,7 @@ install_everything() {
     "$ENVIRONMENT/bin/python" -c 'import torchaudio' >>"$INSTALL_LOG" 2>&1 ||
         "$ENVIRONMENT/bin/python" -m pip uninstall --yes torchaudio >>"$INSTALL_LOG" 2>&1
     "$ENVIRONMENT/bin/python" -c '
+import amos_fairseq  # hides a torchaudio of the machine that does not load and that pip cannot remove from .venv
 import fairseq, matplotlib, sentencepiece, tensorboard, tokenizers, torch
 from transformers import AutoModel' >>"$INSTALL_LOG" 2>&1 ||
         fail "what was installed does not import: $(tail -n 1 "$INSTALL_LOG") (whole log: $INSTALL_LOG); remove $ENVIRONMENT and start again"

@@ -10,7 +10,7 @@ beside the backward pass as before: four bytes a parameter and update, not two. 
 fairseq's. ``--ddp-backend`` other than pytorch_ddp, and ``--ddp-comm-hook``, keep fairseq's sum in 16 bits; the log says so.
 So does, under ``--fp16``, an optimizer that takes all weights as one flat tensor (fairseq's ``adam``; ours does not).
 
-The masters go back to the model in one launch, not in one per parameter.
+The masters are copied to the model in one launch, not in one per parameter, and their gradients are zeroed in one.
 """
 
 import functools
@@ -121,10 +121,17 @@ def apply() -> None:
 
     @functools.wraps(stock_zero_grad)
     def zero_grad(self: FP16Optimizer) -> None:
-        stock_zero_grad(self)
-        if self.scaler is None:
-            # Stock fairseq forgets it, where the optimizer's step divides by it: every update would scale the next.
-            self._multiply_factor = 1.0
+        if self.has_flat_params:
+            stock_zero_grad(self)
+        else:
+            for parameter in self.fp16_params:
+                parameter.grad = None
+            gradients = [master.grad for master in self.fp32_params if master.grad is not None]
+            if gradients:
+                torch._foreach_zero_(gradients)
+            self._needs_sync = False
+        # Without a scaler, stock fairseq keeps the factor by which the last step divided: every update would scale the next.
+        self._multiply_factor = 1.0 if self.scaler is None else 1.0 / float(self.scaler.loss_scale)
         if self.master_gradients is not None:
             self.master_gradients.is_sum = False
 

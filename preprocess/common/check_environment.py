@@ -54,11 +54,15 @@ def is_found(distribution: str) -> bool:
         return False
 
 
-def other_versions(lines: list[str]) -> list[str]:
-    """What is installed in another version than its requirement allows, as "torch 2.5.0 (torch>=2.6)"."""
-    from packaging.requirements import Requirement
+def other_versions(lines: list[str]) -> tuple[list[str], list[str]]:
+    """What is installed in an older version than its requirement allows, and in another one that was not run.
 
-    found = []
+    Both as "torch 2.5.0 (torch>=2.6)".
+    """
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    older, others = [], []
     for line in lines:
         requirement = Requirement(line)
         try:
@@ -66,8 +70,10 @@ def other_versions(lines: list[str]) -> list[str]:
         except metadata.PackageNotFoundError:  # a folder on PYTHONPATH
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name} {version} ({line})")
-    return found
+            at_least = [Version(bound.version) for bound in requirement.specifier if bound.operator == ">="]
+            is_older = any(Version(version) < bound for bound in at_least)
+            (older if is_older else others).append(f"{requirement.name} {version} ({line})")
+    return older, others
 
 
 def main() -> int:
@@ -83,7 +89,12 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    others = other_versions(needed)
+    older, others = other_versions(needed)
+    if older:
+        print(
+            f"amos_fairseq: error: {sys.executable} has versions that are too old: {', '.join(older)}", file=sys.stderr
+        )
+        return 1
     if others:
         print(f"amos_fairseq: warning: versions that were not run: {', '.join(others)}", file=sys.stderr)
     return 0

@@ -59,6 +59,17 @@ def test_missing_dependencies_are_one_line(script: str, machine: dict[str, str],
     assert not (tmp_path / "quickstart_out").exists()
 
 
+def test_a_torch_that_is_too_old_is_one_line(machine: dict[str, str], tmp_path: Path):
+    described = tmp_path / "torch-2.5.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.5.0\n")
+    result = run_bash(tmp_path, f'bash "{ROOT}/examples/quickstart.sh"', machine | {"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("amos_fairseq: error: ")
+    assert " has versions that are too old: torch 2.5.0 (torch>=2.6" in line
+
+
 def test_commands_come_from_the_checkout(machine: dict[str, str], tmp_path: Path):
     command = f'set -euo pipefail; source "{ROOT}/examples/environment.sh"; prepare_environment; '
     command += 'amos --help; fairseq-preprocess --help; python -c "import amos_fairseq; print(amos_fairseq.__file__)"'

@@ -49,7 +49,10 @@ def test_what_fairseq_requires_is_checked_in_the_versions_it_requires():
     assert set(OF_FAIRSEQ) <= {str(Requirement(line)) for line in lines}
 
 
-def test_another_version_is_named():
-    (line,) = other_versions(["torch<2", "packaging>=1", "no-such-package"])
-    assert line.startswith("torch ")
-    assert line.endswith(" (torch<2)")
+def test_older_versions_and_versions_that_were_not_run_are_told_apart():
+    """An older one stops the scripts, because it lacks what the code calls; another one is a warning."""
+    (older,), (other,) = other_versions(["torch>=99,<100", "packaging<1", "PyYAML>=1", "no-such-package"])
+    assert older.startswith("torch ")
+    assert older.endswith(" (torch>=99,<100)")
+    assert other.startswith("packaging ")
+    assert other.endswith(" (packaging<1)")

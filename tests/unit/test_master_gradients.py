@@ -229,3 +229,18 @@ def test_the_trainer_arranges_it() -> None:
     trainer: Trainer = FairseqStep.of(setup, "ours", "").trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert _FP16OptimizerMixin.master_gradients is None
+
+
+def test_gradients_are_zeroed_and_forgotten() -> None:
+    """As fairseq's own zero_grad does it, one tensor after the other."""
+    model = nn.Sequential(linear(torch.bfloat16), linear(torch.bfloat16))
+    optimizer = optimizer_of(model, "bf16")
+    optimizer.backward(loss_of(model[0], 0) + loss_of(model[1], 1))
+    masters = [master.grad for master in optimizer.fp32_params]
+    assert all(gradient.count_nonzero() > 0 for gradient in masters)
+    loss_of(model[0], 2).backward()
+    optimizer.zero_grad()
+    assert all(gradient.count_nonzero() == 0 for gradient in masters)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.master_gradients.is_sum
+    assert not optimizer._needs_sync
