@@ -14,7 +14,7 @@ that launches kernels faster than the device runs them. It is there to be compar
 import contextlib
 import dataclasses
 import math
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +52,7 @@ class Device:
 
     Attributes:
         peak: FLOP/s of a large square product, by dtype.
-        attention: FLOP/s of fused attention, (forward, backward) of ``flash`` and ``efficient``.
+        attention: FLOP/s of fused attention, (forward, backward) of ``flash``, ``efficient`` and ``triton``.
         bandwidth: bytes/s read and written by a large copy.
     """
 
@@ -72,6 +72,9 @@ EFFICIENT_ON_A100 = (164e12, 72e12)
 FROM_A100_TO_H200 = (132 * 1.83) / (108 * 1.41)
 # FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6.
 FLASH_2_ON_H100 = (282e12, 198e12)
+FLASH_2_ON_A100 = (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200)
+# This package's kernels in Triton do the same products on the same tiles, with the bias and its gradient besides; they are
+# taken to reach the same rates (assumption).
 
 DEVICES = {
     "h200": Device(
@@ -81,6 +84,7 @@ DEVICES = {
         peak={torch.bfloat16: 788e12, torch.float16: 788e12, torch.float32: 67e12 * 788 / 989},
         attention={
             "flash": FLASH_2_ON_H100,
+            "triton": FLASH_2_ON_H100,
             "efficient": (EFFICIENT_ON_A100[0] * FROM_A100_TO_H200, EFFICIENT_ON_A100[1] * FROM_A100_TO_H200),
         },
         bandwidth=4.3e12,  # a copy on the device, measured on an H200 with another program
@@ -94,7 +98,8 @@ DEVICES = {
             torch.float32: 19.5e12 * 788 / 989,
         },
         attention={
-            "flash": (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200),
+            "flash": FLASH_2_ON_A100,
+            "triton": FLASH_2_ON_A100,
             "efficient": EFFICIENT_ON_A100,
         },
         # 2.039 TB/s by the data sheet, times the share of the data sheet's 4.8 that was measured on an H200.
@@ -116,14 +121,17 @@ def row_of(part: str, is_product: bool) -> str:
     return f"{part}: {PRODUCTS if is_product else REST}" if part in SPLIT_PARTS else part
 
 
+# By name, because the operators of this package exist only where Triton was imported.
 FUSED_ATTENTION = {
-    aten._scaled_dot_product_flash_attention: ("flash", 0),
-    aten._scaled_dot_product_flash_attention_backward: ("flash", 1),
-    aten._scaled_dot_product_efficient_attention: ("efficient", 0),
-    aten._scaled_dot_product_efficient_attention_backward: ("efficient", 1),
+    "aten::_scaled_dot_product_flash_attention": ("flash", 0),
+    "aten::_scaled_dot_product_flash_attention_backward": ("flash", 1),
+    "aten::_scaled_dot_product_efficient_attention": ("efficient", 0),
+    "aten::_scaled_dot_product_efficient_attention_backward": ("efficient", 1),
+    "amos_fairseq::attention": ("triton", 0),
+    "amos_fairseq::attention_backward": ("triton", 1),
 }
-# FLOPs by arguments and result; PyTorch's table does not know products of a matrix and a vector.
-FLOPS = {**flop_registry, aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}
+# FLOPs by arguments and result; PyTorch's table, which operators join later, does not know products of a matrix and a vector.
+FLOPS = ChainMap({aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}, flop_registry)
 # Operators that only allocate.
 ALLOCATE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 # Operators that overwrite their first argument without reading it.
@@ -206,11 +214,12 @@ class Trace(TorchDispatchMode):
 
     def _add(self, part: str, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         packet = function.overloadpacket
-        is_product = packet in FLOPS and packet not in FUSED_ATTENTION
+        fused = FUSED_ATTENTION.get(packet._qualified_op_name)
+        is_product = packet in FLOPS and fused is None
         flops = FLOPS[packet](*args, **kwargs, out_val=result) if packet in FLOPS else 0
         moved = traffic(function, args, kwargs, result)
-        if packet in FUSED_ATTENTION:
-            kernel, backward = FUSED_ATTENTION[packet]
+        if fused is not None:
+            kernel, backward = fused
             seconds = flops / self.device.attention[kernel][backward]
             seconds += mask_bytes(packet, args, result) / self.device.bandwidth
         else:

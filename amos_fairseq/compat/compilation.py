@@ -1,4 +1,6 @@
-"""``--compile`` (``model.compile``): fairseq's trainer runs the encoder's layers through torch.compile.
+"""``--compile`` (``model.compile``) and ``--kernels triton``: what they need is tried out before training.
+
+With ``--compile`` fairseq's trainer runs the encoder's layers through torch.compile.
 
 It is arranged where a trainer is made, so that pretraining, fine-tuning and ``amos bench`` share it, and a model that is only
 read (exported, inspected, scored) is never compiled. torch.compile by itself starts at the first update, in silence, and
@@ -6,6 +8,7 @@ answers a missing compiler there with a long traceback: here it is tried out bef
 """
 
 import functools
+import importlib.util
 import logging
 import time
 from typing import Any
@@ -67,6 +70,15 @@ def require_compiler(device: torch.device) -> None:
         ) from error
 
 
+def require_triton() -> None:
+    """Raise UserError where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        raise UserError(
+            "model.kernels=triton needs the package triton, which PyTorch's CUDA builds for Linux bring along: install it, or "
+            "train with model.kernels=fast"
+        )
+
+
 def compile_layers(trainer: Trainer) -> None:
     """Let the encoders of the trainer's model run compiled layers, and say what that costs.
 
@@ -104,12 +116,14 @@ def announce(trainer: Trainer, clock: CompilationClock) -> None:
 
 
 def apply() -> None:
-    """Let every trainer look at ``model.compile``."""
+    """Let every trainer look at ``model.compile`` and ``model.kernels``."""
     make_trainer = Trainer.__init__
 
     @functools.wraps(make_trainer)
     def make_compiling_trainer(self: Trainer, *args: Any, **kwargs: Any) -> None:
         make_trainer(self, *args, **kwargs)
+        if str(OmegaConf.select(self.cfg, "model.kernels")) == "triton" and self.device.type == "cuda":
+            require_triton()
         if OmegaConf.select(self.cfg, "model.compile"):  # models of others have no such setting
             compile_layers(self)
 

@@ -22,8 +22,10 @@ FORBIDDEN = -30_000.0
 MASK_ALIGNMENT = 8
 
 FLASH_WIDEST_HEAD = 256
+TRITON_HEADS = range(16, 129)  # widths of a head that Triton's kernels take
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-Backend = Literal["definition", "by_hand", "flash", "efficient", "math"]
+Backend = Literal["definition", "by_hand", "flash", "efficient", "math", "triton"]
 
 
 class AttentionBias(NamedTuple):
@@ -36,13 +38,25 @@ class AttentionBias(NamedTuple):
 NO_BIAS = AttentionBias()
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype, head_width: int, has_bias: bool) -> Backend:
-    """Which implementation :func:`fast_attention` takes.
+class ToeplitzBias(NamedTuple):
+    """The same for the backend ``triton``: one value for each distance, and the forbidden pairs by their rule."""
+
+    values: Tensor | None  # [H,2T-1] float32, contiguous, by key - query + T - 1; None stands for zeros
+    padding: Tensor | None  # [B,T] bool, True at keys that nothing attends to
+    side: str = "all"  # of the keys, or those of the "past" or the "future", each with the query itself
+
+
+def choose_backend(
+    device: torch.device, dtype: torch.dtype, head_width: int, has_bias: bool, with_triton: bool = False
+) -> Backend:
+    """Which implementation of attention runs; ``with_triton`` is the setting ``model.kernels=triton``.
 
     device  dtype                       bias  backend
     cpu     any                         any   by_hand     0.4 to 0.7 of the time of PyTorch's, whose fused kernel for it
                                                           knows neither dropout nor a bias with a gradient; under
                                                           torch.compile, which cannot trace it, the definition
+    cuda    float16, bfloat16, float32  any   triton      with_triton, for heads of 16 to 128: reads a value per distance
+                                                          in place of a mask, and sums its gradient in the kernel
     cuda    float16, bfloat16           no    flash       for heads of up to 256
     cuda    float16, bfloat16, float32  any   efficient   the fused kernel that gives a bias its gradient
     cuda    others; heads with d % 8    any   math        no fused kernel takes them
@@ -56,7 +70,9 @@ def choose_backend(device: torch.device, dtype: torch.dtype, head_width: int, ha
         return "definition" if torch.compiler.is_compiling() else "by_hand"
     if device.type != "cuda":
         return "definition"
-    if head_width % 8 or dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if with_triton and head_width in TRITON_HEADS and dtype in KERNEL_DTYPES:
+        return "triton"
+    if head_width % 8 or dtype not in KERNEL_DTYPES:
         return "math"
     if has_bias or dtype == torch.float32 or head_width > FLASH_WIDEST_HEAD:
         return "efficient"
@@ -141,3 +157,28 @@ def fused_attention(
     """
     with sdpa_kernel(FUSED[backend]):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+
+
+def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positions: Tensor | None) -> Tensor:
+    """:func:`attention_by_definition` by Triton, of every query or of those at ``positions`` [B,M] int64 alone.
+
+    Args:
+        heads: [B,T,3,H,d], contiguous; float16, bfloat16 or float32.
+        bias: what is added to the scores.
+        dropout: a probability below 1; the seed of the mask comes from PyTorch's generator.
+
+    Returns:
+        [B,T,H,d] or [B,M,H,d], in the dtype of ``heads``.
+
+    Raises:
+        ValueError: Triton is not installed.
+    """
+    try:
+        # Imported here, because only CUDA builds of PyTorch bring Triton along; torch.compile traces the statement.
+        from amos_fairseq.functional.cuda.attention import triton_attention
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "model.kernels=triton needs the package triton, which PyTorch's CUDA builds for Linux bring along: install it, or "
+            "use model.kernels=fast"
+        ) from error
+    return triton_attention(heads, bias.values, bias.padding, bias.side, dropout, positions)

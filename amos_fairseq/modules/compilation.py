@@ -11,16 +11,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from amos_fairseq.functional.attention import AttentionBias
+from amos_fairseq.functional.attention import AttentionBias, ToeplitzBias
 
 # Most graphs that PyTorch may compile for one function. With its default of 8, further kinds of layers run uncompiled without
 # an error.
 MOST_GRAPHS = 64
 
-LayerCall = Callable[[nn.Module, Tensor, AttentionBias, Tensor | None], Tensor]
+Bias = AttentionBias | ToeplitzBias
+LayerCall = Callable[[nn.Module, Tensor, Bias, Tensor | None], Tensor]
 
 
-def call_layer(layer: nn.Module, states: Tensor, bias: AttentionBias, positions: Tensor | None = None) -> Tensor:
+def call_layer(layer: nn.Module, states: Tensor, bias: Bias, positions: Tensor | None = None) -> Tensor:
     """As :class:`amos_fairseq.modules.encoder.TransformerLayer`."""
     return layer(states, bias, positions)
 

@@ -14,5 +14,5 @@ class FastDropout(nn.Dropout):
 
 
 def make_dropout(probability: float, kernels: str) -> nn.Dropout:
-    """Of ``kernels`` fast, or reference."""
-    return FastDropout(probability) if kernels == "fast" else nn.Dropout(probability)
+    """PyTorch's own where ``kernels`` is reference."""
+    return nn.Dropout(probability) if kernels == "reference" else FastDropout(probability)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, prepare_bias
+from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, ToeplitzBias, choose_backend, prepare_bias
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.attention import SelfAttention
 from amos_fairseq.modules.compilation import call_layer, compiled_call
@@ -24,8 +24,9 @@ class EncoderShape:
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
     ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast,
-    or reference for attention, dropout and linear layers as their definitions read. With ``activation_checkpointing`` only
-    the input of a layer is kept for the backward pass, which computes the rest again, with the same dropout.
+    triton (fast, with attention by Triton on CUDA), or reference for attention, dropout and linear layers as their definitions
+    read. With ``activation_checkpointing`` only the input of a layer is kept for the backward pass, which computes the rest
+    again, with the same dropout.
     """
 
     num_layers: int
@@ -60,7 +61,7 @@ class TransformerLayer(nn.Module):
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
-    def forward(self, states: Tensor, bias: AttentionBias, positions: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, bias: AttentionBias | ToeplitzBias, positions: Tensor | None = None) -> Tensor:
         """[B,T,D] -> [B,T,D], or [B,M,D]; arguments as for :class:`SelfAttention`."""
         attended = self.attention(states, bias, positions)
         states = states if positions is None else gather_positions(states, positions)
@@ -123,7 +124,7 @@ class TransformerEncoder(nn.Module):
             last_positions: [B,M] int64, all that is read of the last layer, whose output then is [B,M,D]; None for every
                 token. The fast way computes nothing else behind its attention: two thirds of a layer, where few are read.
         """
-        is_fast = self.shape.kernels == "fast"
+        is_fast = self.shape.kernels != "reference"
         bias = self.attention_bias(embeddings, padding_mask)
         states = self.embed(embeddings, token_types)
         outputs = []
@@ -136,7 +137,11 @@ class TransformerEncoder(nn.Module):
         return outputs
 
     def run_layer(
-        self, layer: TransformerLayer, states: Tensor, bias: AttentionBias, positions: Tensor | None = None
+        self,
+        layer: TransformerLayer,
+        states: Tensor,
+        bias: AttentionBias | ToeplitzBias,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """``layer``, one of this encoder's or another of its shape, called as :class:`TransformerLayer` is."""
         if not torch.is_grad_enabled():  # batches of validation differ in shape: each would be compiled anew
@@ -155,14 +160,22 @@ class TransformerEncoder(nn.Module):
         states = self.dropout(self.embedding_norm(embeddings))
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
-    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> AttentionBias:
-        """Relative positions [H,T,T] float32, and the forbidden pairs [B or 1, 1, T or 1, T], as the layers take them."""
-        length = embeddings.size(1)
-        learned = None if self.relative_position is None else self.relative_position(length)
+    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> AttentionBias | ToeplitzBias:
+        """Relative positions and forbidden pairs as the layers take them.
+
+        Either a value [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T].
+        """
+        length, has_bias = embeddings.size(1), self.relative_position is not None
+        head_width, with_triton = self.shape.width // self.shape.num_heads, self.shape.kernels == "triton"
+        if choose_backend(embeddings.device, embeddings.dtype, head_width, has_bias, with_triton) == "triton":
+            values = self.relative_position.values(length) if has_bias else None
+            return ToeplitzBias(values, padding_mask, self.shape.attends_to)
+        learned = self.relative_position(length) if has_bias else None
         forbidden = self.forbidden_pairs(length, padding_mask, embeddings.device)
         fixed = None if forbidden is None else forbidden.to(embeddings.dtype) * FORBIDDEN
         bias = AttentionBias(learned, fixed)
-        return prepare_bias(bias, embeddings.device, embeddings.dtype) if self.shape.kernels == "fast" else bias
+        is_reference = self.shape.kernels == "reference"
+        return bias if is_reference else prepare_bias(bias, embeddings.device, embeddings.dtype)
 
     def forbidden_pairs(self, length: int, padding_mask: Tensor | None, device: torch.device) -> Tensor | None:
         """True where a query (last dimension but one) must not see a key (last): [B or 1, 1, T or 1, T] bool, or None."""

@@ -14,5 +14,5 @@ class FastLinear(nn.Linear):
 
 
 def make_linear(width: int, output_width: int, kernels: str) -> nn.Linear:
-    """With a bias, of ``kernels`` fast, or reference."""
-    return FastLinear(width, output_width) if kernels == "fast" else nn.Linear(width, output_width)
+    """With a bias; PyTorch's own where ``kernels`` is reference."""
+    return nn.Linear(width, output_width) if kernels == "reference" else FastLinear(width, output_width)

@@ -30,7 +30,11 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Embedding(num_buckets, num_heads)
 
     def forward(self, length: int) -> Tensor:
-        """[H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j.
+        """[H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j."""
+        return toeplitz(self.values(length))
+
+    def values(self, length: int) -> Tensor:
+        """[H, 2T-1] for T = ``length``, contiguous; entry (h, w) belongs to key - query = w - (T-1).
 
         The result is float32 (float64 for a float64 table), also for a table in 16 bits: the gradient of a row sums
         thousands of entries, and in bfloat16 such a sum is wrong by several percent. It is cast to the dtype of the table
@@ -40,7 +44,7 @@ class RelativePositionBias(nn.Module):
         distance = torch.arange(1 - length, length, device=table.device)
         rows = self.bucket(distance, self.table.num_embeddings, self.max_distance)
         values = embedding(rows, table.to(torch.promote_types(table.dtype, torch.float32)))  # [2T-1, H]
-        return toeplitz(values.t())
+        return values.t().contiguous()
 
 
 def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:

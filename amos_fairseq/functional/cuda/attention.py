@@ -3,13 +3,14 @@
     O_i = sum_j D_ij P_ij v_j,   P_ij = softmax_j(q_i . k_j / sqrt(d) + c_(j - i)),   D_ij = 0 or 1 / (1 - p)
 
 with one value c per head and distance j - i. The forward pass keeps O and the log of the softmax's denominator of every
-query (FlashAttention-2, Dao 2023, algorithm 1). The backward pass computes the scores again, once for each gradient:
+query (FlashAttention-2, Dao 2023, algorithm 1). The backward pass computes the scores again, tile by tile (algorithm 2):
 
     dP_ij = D_ij dO_i . v_j,   dS_ij = P_ij (dP_ij - dO_i . O_i)
     dq_i = sum_j dS_ij k_j / sqrt(d),   dk_j = sum_i dS_ij q_i / sqrt(d),   dv_j = sum_i D_ij P_ij dO_i
     dc_w = sum over sequences and pairs with j - i = w of dS_ij
 
-Every sum runs in a fixed order, in float32, so that the same inputs give the same bits; there are no atomic additions.
+Every sum runs in a fixed order, in float32, so that the same inputs give the same bits; there are no atomic additions. One
+program does the backward pass of one head of one sequence: a GPU is busy where B H is at least its number of multiprocessors.
 
 Shapes: B sequences, T tokens, M queries (T, or some positions of every sequence), H heads, d width of a head.
 """
@@ -59,36 +60,46 @@ def product(a, b, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, rows, num_rows, row_stride, columns, D):
-    """[len(rows),len(columns)], 0 beyond ``num_rows`` rows and D columns."""
+def load_rows(base, rows, num_rows, row_stride, columns, D: tl.constexpr):
+    """[len(rows),len(columns)], 0 beyond ``num_rows`` rows and D columns. Offsets within a sequence fit 32 bits."""
     inside = (rows < num_rows)[:, None] & (columns < D)[None, :]
-    return tl.load(base + rows.to(tl.int64)[:, None] * row_stride + columns[None, :], mask=inside, other=0.0)
+    return tl.load(base + (rows[:, None] * row_stride + columns[None, :]), mask=inside, other=0.0)
 
 
 @triton.jit
-def scores_of(
-    query, key, queries, keys, bias, padding, scale, T,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Scores [BLOCK_M,BLOCK_N] float32 in units of log 2, and where they carry a gradient."""
-    scores = product(query, tl.trans(key), UPCAST) * scale
+def seen_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr):
+    """Where a query sees a key: [BLOCK_M,BLOCK_N]."""
     ahead = keys[None, :] - queries[:, None]
-    inside = (keys < T)[None, :] & (queries < T)[:, None]
-    if HAS_BIAS:
-        scores += tl.load(bias + ahead + (T - 1), mask=inside, other=0.0)
-    seen = inside
+    seen = (keys < T)[None, :] & (queries < T)[:, None]
     if SIDE == 1:
         seen = seen & (ahead <= 0)
     if SIDE == 2:
         seen = seen & (ahead >= 0)
     if HAS_PADDING:
-        is_padding = tl.load(padding + keys, mask=keys < T, other=1) != 0
-        hidden = is_padding[None, :]
+        hidden = (tl.load(padding + keys, mask=keys < T, other=1) != 0)[None, :]
         if SIDE != 0:  # padding behind a text has nothing on its side but itself to see
             hidden = hidden & (ahead != 0)
         seen = seen & (hidden == 0)
-    scores = tl.where(seen, scores, FORBIDDEN) * LOG2_E
-    return tl.where((keys < T)[None, :], scores, -float("inf")), seen
+    return seen
+
+
+@triton.jit
+def scores_of(
+    query, key, queries, keys, bias, padding, scale, T,
+    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, MASKS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Scores [BLOCK_M,BLOCK_N] float32 in units of log 2. Without MASKS every pair of the tile exists and is seen."""
+    scores = product(query, tl.trans(key), UPCAST) * (scale * LOG2_E)
+    if HAS_BIAS:
+        at = bias + (keys[None, :] - queries[:, None] + (T - 1))
+        if MASKS:
+            scores += LOG2_E * tl.load(at, mask=(keys < T)[None, :] & (queries < T)[:, None], other=0.0)
+        else:
+            scores += LOG2_E * tl.load(at)
+    if MASKS:
+        scores = tl.where(seen_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), scores, FORBIDDEN * LOG2_E)
+        scores = tl.where((keys < T)[None, :], scores, -float("inf"))
+    return scores
 
 
 @triton.jit
@@ -107,9 +118,10 @@ def key_range(
 
 @triton.jit
 def forward_kernel(
-    heads, bias, padding, seed, positions, out, lse, scale, keep_scale, drop_below, T, M, H, D,
+    heads, bias, padding, seed, positions, out, lse, scale, keep_scale, drop_below, T, M, H: tl.constexpr, D: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
-    DROPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+    DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head: programs (blocks of M, B H)."""
     row, head_of_batch = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
@@ -131,9 +143,9 @@ def forward_kernel(
         keys = start + tl.arange(0, BLOCK_N)
         key = load_rows(base + H * D, keys, T, row_stride, columns, D)
         value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
-        scores, _ = scores_of(
+        scores = scores_of(
             query, key, queries, keys, bias + h * (2 * T - 1), padding + b.to(tl.int64) * T, scale, T,
-            HAS_BIAS, HAS_PADDING, SIDE, UPCAST,
+            HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST,
         )  # fmt: skip
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_largest[:, None])
@@ -153,149 +165,114 @@ def forward_kernel(
 @triton.jit
 def gradient_of_scores(
     query, key, value, grad, queries, keys, lse, delta, bias, padding, seed, head_of_batch, scale, keep_scale, drop_below, T,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, DROPS: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """dS [BLOCK_M,BLOCK_N] float32, and the weights that were used, D P."""
-    scores, seen = scores_of(
-        query, key, queries, keys, bias, padding, scale, T, HAS_BIAS, HAS_PADDING, SIDE, UPCAST
-    )  # fmt: skip
-    weights = tl.exp2(scores - lse[:, None])
-    by_weights = product(grad, tl.trans(value), UPCAST) * keep_scale
-    used = weights * keep_scale
-    if DROPS:
-        keep = kept(seed, head_of_batch, queries, keys, drop_below)
-        by_weights = tl.where(keep, by_weights, 0.0)
-        used = tl.where(keep, used, 0.0)
-    return tl.where(seen, weights * (by_weights - delta[:, None]), 0.0), used
-
-
-@triton.jit
-def query_kernel(
-    heads, bias, padding, seed, positions, grad, lse, delta, grad_query, scores_out, scale, keep_scale, drop_below,
-    T, M, H, D, out_stride,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
-    DROPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """dq of a block of queries of one head; at given positions also dS, for the gradient of the bias."""
-    row, head_of_batch = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
-    b, h = head_of_batch // H, head_of_batch % H
-    columns = tl.arange(0, BLOCK_D)
-    row_stride = 3 * H * D
-    base = heads + b.to(tl.int64) * T * row_stride + h * D
-    queries = row
-    if HAS_POSITIONS:
-        queries = tl.load(positions + b.to(tl.int64) * M + row, mask=row < M, other=0).to(tl.int32)
-    query = load_rows(base, tl.where(row < M, queries, T), T, row_stride, columns, D)
-    by_out = load_rows(grad + b.to(tl.int64) * M * H * D + h * D, row, M, H * D, columns, D)
-    of_rows = head_of_batch.to(tl.int64) * M + row
-    lse_of = tl.load(lse + of_rows, mask=row < M, other=float("inf"))
-    delta_of = tl.load(delta + of_rows, mask=row < M, other=0.0)
-    seed_of_call = tl.load(seed)
-    result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    low, high = key_range(tl.program_id(0) * BLOCK_M, BLOCK_M, BLOCK_N, T, SIDE, HAS_POSITIONS)
-    for start in range(low, high, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
-        key = load_rows(base + H * D, keys, T, row_stride, columns, D)
-        value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
-        by_scores, _ = gradient_of_scores(
-            query, key, value, by_out, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1),
-            padding + b.to(tl.int64) * T, seed_of_call, head_of_batch, scale, keep_scale, drop_below, T,
-            HAS_BIAS, HAS_PADDING, SIDE, DROPS, UPCAST,
-        )  # fmt: skip
-        if HAS_POSITIONS and HAS_BIAS:
-            at = scores_out + of_rows[:, None] * T + keys[None, :]
-            tl.store(at, by_scores, mask=(row < M)[:, None] & (keys < T)[None, :])
-        result += product(by_scores.to(key.dtype), key, UPCAST)
-    at = grad_query + (b.to(tl.int64) * M + row)[:, None] * out_stride + h * D + columns[None, :]
-    tl.store(at, (result * scale).to(grad_query.dtype.element_ty), mask=(row < M)[:, None] & (columns < D)[None, :])
-
-
-@triton.jit
-def key_value_kernel(
-    heads, bias, padding, seed, positions, grad, lse, delta, grad_heads, scale, keep_scale, drop_below, T, M, H, D,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
-    DROPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """dk and dv of a block of keys of one head, into the packed gradient."""
-    keys, head_of_batch = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.program_id(1)
-    b, h = head_of_batch // H, head_of_batch % H
-    columns = tl.arange(0, BLOCK_D)
-    row_stride = 3 * H * D
-    base = heads + b.to(tl.int64) * T * row_stride + h * D
-    key = load_rows(base + H * D, keys, T, row_stride, columns, D)
-    value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
-    seed_of_call = tl.load(seed)
-    by_key = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    by_value = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    low, high = 0, M
-    if not HAS_POSITIONS:
-        if SIDE == 1:
-            low = (tl.program_id(0) * BLOCK_N // BLOCK_M) * BLOCK_M
-        if SIDE == 2:
-            high = tl.minimum(M, (tl.program_id(0) + 1) * BLOCK_N)
-    for start in range(low, high, BLOCK_M):
-        row = start + tl.arange(0, BLOCK_M)
-        queries = row
-        if HAS_POSITIONS:
-            queries = tl.load(positions + b.to(tl.int64) * M + row, mask=row < M, other=0).to(tl.int32)
-        query = load_rows(base, tl.where(row < M, queries, T), T, row_stride, columns, D)
-        by_out = load_rows(grad + b.to(tl.int64) * M * H * D + h * D, row, M, H * D, columns, D)
-        of_rows = head_of_batch.to(tl.int64) * M + row
-        lse_of = tl.load(lse + of_rows, mask=row < M, other=float("inf"))
-        delta_of = tl.load(delta + of_rows, mask=row < M, other=0.0)
-        by_scores, used = gradient_of_scores(
-            query, key, value, by_out, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1),
-            padding + b.to(tl.int64) * T, seed_of_call, head_of_batch, scale, keep_scale, drop_below, T,
-            HAS_BIAS, HAS_PADDING, SIDE, DROPS, UPCAST,
-        )  # fmt: skip
-        by_value += product(tl.trans(used.to(by_out.dtype)), by_out, UPCAST)
-        by_key += product(tl.trans(by_scores.to(query.dtype)), query, UPCAST)
-    at = grad_heads + (b.to(tl.int64) * T + keys)[:, None] * row_stride + h * D + columns[None, :]
-    inside = (keys < T)[:, None] & (columns < D)[None, :]
-    tl.store(at + H * D, (by_key * scale).to(grad_heads.dtype.element_ty), mask=inside)
-    tl.store(at + 2 * H * D, by_value.to(grad_heads.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def bias_kernel(
-    heads, bias, padding, seed, grad, lse, delta, tiles, scale, keep_scale, drop_below, B, T, H, D, sequences_each,
-    HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, DROPS: tl.constexpr, MASKS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """dS summed over sequences and over the tiles of one diagonal of tiles, which have equal distances.
+    """dS [BLOCK_M,BLOCK_N] float32, and the weights that were used, D P."""
+    scores = scores_of(
+        query, key, queries, keys, bias, padding, scale, T, HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST
+    )  # fmt: skip
+    weights = tl.exp2(scores - lse[:, None])
+    by_weights, used = product(grad, tl.trans(value), UPCAST), weights
+    if DROPS:
+        keep = kept(seed, head_of_batch, queries, keys, drop_below)
+        by_weights = tl.where(keep, by_weights * keep_scale, 0.0)
+        used = tl.where(keep, used * keep_scale, 0.0)
+    by_scores = weights * (by_weights - delta[:, None])
+    if MASKS:
+        by_scores = tl.where(seen_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), by_scores, 0.0)
+    return by_scores, used
 
-    Programs (diagonals of tiles, H, groups of sequences); each writes one tile [BLOCK,BLOCK] float32.
+
+@triton.jit
+def backward_kernel(
+    heads, bias, padding, seed, positions, grad, lse, delta, query_sums, grad_query, grad_heads, distance_sums, scores_out,
+    scale, keep_scale, drop_below, T, M, H: tl.constexpr, D: tl.constexpr, query_stride,
+    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
+    DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """dq, dk, dv and dc of one head of one sequence, tile by tile: programs (B H).
+
+    One program owns all tiles of a head, so that dq and dc are sums in a fixed order without atomic additions. While the keys
+    pass, dq is in ``query_sums`` [B,H,M,d] float32, and dc in ``distance_sums`` [B,H,2G BLOCK] float32 with G blocks of keys,
+    zeros at first, where distance w is at G BLOCK + w. At given positions, dS [B,H,M,T] goes to ``scores_out`` in place of dc.
     """
-    num_blocks = tl.cdiv(T, BLOCK)
-    shift = tl.program_id(0) - (num_blocks - 1)  # key block minus query block
-    h, group = tl.program_id(1), tl.program_id(2)
-    columns = tl.arange(0, BLOCK_D)
+    head_of_batch = tl.program_id(0)
+    b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
+    columns, lanes = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK)
     row_stride = 3 * H * D
+    base = heads + b * T * row_stride + h * D
+    first_row = (b * H + h) * M
     seed_of_call = tl.load(seed)
-    total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for b in range(group * sequences_each, tl.minimum(B, (group + 1) * sequences_each)):
-        sequence = tl.full([], 0, tl.int64) + b  # a loop counts in 32 bits
-        base = heads + sequence * T * row_stride + h * D
-        for block in range(tl.maximum(0, -shift), tl.minimum(num_blocks, num_blocks - shift)):
-            queries = block * BLOCK + tl.arange(0, BLOCK)
-            keys = (block + shift) * BLOCK + tl.arange(0, BLOCK)
-            query = load_rows(base, queries, T, row_stride, columns, D)
-            key = load_rows(base + H * D, keys, T, row_stride, columns, D)
-            value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
-            by_out = load_rows(grad + sequence * T * H * D + h * D, queries, T, H * D, columns, D)
-            head_of_batch = b * H + h
-            of_rows = (sequence * H + h) * T + queries
-            lse_of = tl.load(lse + of_rows, mask=queries < T, other=float("inf"))
-            delta_of = tl.load(delta + of_rows, mask=queries < T, other=0.0)
-            by_scores, _ = gradient_of_scores(
-                query, key, value, by_out, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1),
-                padding + sequence * T, seed_of_call, head_of_batch, scale, keep_scale, drop_below, T,
-                True, HAS_PADDING, SIDE, DROPS, UPCAST,
+    key_blocks, query_blocks = tl.cdiv(T, BLOCK), tl.cdiv(M, BLOCK)
+    sums_of_head = distance_sums + (b * H + h) * (2 * key_blocks * BLOCK)
+    turned = lanes[:, None] + lanes[None, :]
+    for key_block in range(key_blocks):
+        keys = key_block * BLOCK + lanes
+        key = load_rows(base + H * D, keys, T, row_stride, columns, D)
+        value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
+        by_key = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+        by_value = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+        low, high = 0, query_blocks
+        if not HAS_POSITIONS:
+            if SIDE == 1:
+                low = key_block
+            if SIDE == 2:
+                high = key_block + 1
+        behind = tl.zeros([BLOCK], tl.float32)
+        for query_block in range(low, high):
+            row = query_block * BLOCK + lanes
+            queries = row
+            if HAS_POSITIONS:
+                queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
+            query = load_rows(base, tl.where(row < M, queries, T), T, row_stride, columns, D)
+            by_out = load_rows(grad + b * M * H * D + h * D, row, M, H * D, columns, D)
+            lse_of = tl.load(lse + first_row + row, mask=row < M, other=float("inf"))
+            delta_of = tl.load(delta + first_row + row, mask=row < M, other=0.0)
+            by_scores, used = gradient_of_scores(
+                query, key, value, by_out, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1), padding + b * T,
+                seed_of_call, head_of_batch, scale, keep_scale, drop_below, T,
+                HAS_BIAS, HAS_PADDING, SIDE, DROPS, MASKS, UPCAST,
             )  # fmt: skip
-            total += by_scores
-    rows = tl.arange(0, BLOCK)
-    tile = (group * H + h) * (2 * num_blocks - 1) + tl.program_id(0)
-    tl.store(tiles + tile.to(tl.int64) * BLOCK * BLOCK + rows[:, None] * BLOCK + rows[None, :], total)
+            by_value += product(tl.trans(used.to(by_out.dtype)), by_out, UPCAST)
+            rounded = by_scores.to(query.dtype)
+            by_key += product(tl.trans(rounded), query, UPCAST)
+
+            # The first and the last block of keys that a query sees.
+            first, last = row * 0, row * 0 + key_blocks - 1
+            if not HAS_POSITIONS:
+                if SIDE == 1:
+                    last = row // BLOCK
+                if SIDE == 2:
+                    first = row // BLOCK
+            inside = (row < M)[:, None] & (columns < D)[None, :]
+            at = query_sums + (first_row + row)[:, None] * D + columns[None, :]
+            by_query = tl.load(at, mask=inside & (first < key_block)[:, None], other=0.0)
+            by_query += product(rounded, key, UPCAST)
+            tl.store(at, by_query, mask=inside & (last > key_block)[:, None])
+            at = grad_query + (b * M + row)[:, None] * query_stride + h * D + columns[None, :]
+            is_whole = inside & (last == key_block)[:, None]
+            tl.store(at, (by_query * scale).to(grad_query.dtype.element_ty), mask=is_whole)
+
+            if HAS_BIAS and HAS_POSITIONS:
+                at = scores_out + (first_row + row)[:, None] * T + keys[None, :]
+                tl.store(at, by_scores, mask=(row < M)[:, None] & (keys < T)[None, :])
+            if HAS_BIAS and not HAS_POSITIONS:
+                # Turn every row to the left by its number: a column then holds one distance, and behind the end of a row the
+                # one that is BLOCK smaller, which the next block of queries has, too.
+                shifted = tl.gather(by_scores, turned % BLOCK, 1)
+                ahead = behind + tl.sum(tl.where(turned < BLOCK, shifted, 0.0), 0)
+                behind = tl.sum(tl.where(turned >= BLOCK, shifted, 0.0), 0)
+                at = sums_of_head + (key_block - query_block + key_blocks) * BLOCK + lanes
+                tl.store(at, tl.load(at) + ahead)
+        if HAS_BIAS and not HAS_POSITIONS:
+            at = sums_of_head + (key_block - high + key_blocks) * BLOCK + lanes
+            tl.store(at, tl.load(at) + behind)
+        at = grad_heads + (b * T + keys)[:, None] * row_stride + h * D + columns[None, :]
+        inside = (keys < T)[:, None] & (columns < D)[None, :]
+        tl.store(at + H * D, (by_key * scale).to(grad_heads.dtype.element_ty), mask=inside)
+        tl.store(at + 2 * H * D, by_value.to(grad_heads.dtype.element_ty), mask=inside)
+        tl.debug_barrier()  # what one thread has added to dc, another one may read for the next block of keys
 
 
 @triton.jit
@@ -323,14 +300,21 @@ def delta_kernel(out, grad, delta, M, H, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.c
     tl.store(delta + head_of_batch.to(tl.int64) * M + row, tl.sum(left * right, 1), mask=row < M)
 
 
-def block_sizes(width: int) -> dict[str, int]:
-    """Tile sizes; small where Python interprets each program. They are to be tuned on a GPU (not run)."""
+def forward_launch(width: int) -> dict[str, int]:
+    """Tile sizes and warps of the forward pass for heads of ``width``; small tiles where Python interprets each program.
+
+    Chosen by what the compiler reports for sm_80 and sm_90: no spilled registers for d up to 64. To be tuned on a GPU (not
+    run).
+    """
     wide = max(16, triton.next_power_of_2(width))
-    return {
-        "BLOCK_M": 16 if IS_INTERPRETED else 128 if wide <= 64 else 64,
-        "BLOCK_N": 16 if IS_INTERPRETED else 64,
-        "BLOCK_D": wide,
-    }
+    block = 16 if IS_INTERPRETED else 64
+    return {"BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": wide, "num_warps": 4, "num_stages": 3 if wide <= 64 else 2}
+
+
+def backward_launch(width: int) -> dict[str, int]:
+    """The same for the backward pass, whose tiles are square."""
+    wide = max(16, triton.next_power_of_2(width))
+    return {"BLOCK": 16 if IS_INTERPRETED else 64, "BLOCK_D": wide, "num_warps": 8, "num_stages": 1}
 
 
 @torch.library.custom_op("amos_fairseq::attention", mutates_args=())
@@ -347,10 +331,10 @@ def attention_op(
     M = T if positions is None else positions.size(1)
     out = heads.new_empty(B, M, H, D)
     lse = torch.empty(B, H, M, dtype=torch.float32, device=heads.device)
-    sizes = block_sizes(D)
-    forward_kernel[(triton.cdiv(M, sizes["BLOCK_M"]), B * H)](
+    launch = forward_launch(D)
+    forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]), B * H)](
         heads, *given(heads, bias, padding), seed, given(heads, positions)[0], out, lse, *scalars(D, dropout), T, M, H, D,
-        HAS_POSITIONS=positions is not None, **flags(bias, padding, side, dropout), **sizes,
+        **flags(bias, padding, positions, side, dropout, T, launch["BLOCK_M"]), **launch,
     )  # fmt: skip
     return out, lse
 
@@ -369,42 +353,29 @@ def attention_backward_op(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     B, T, _, H, D = heads.shape
     M = out.size(1)
-    sizes, numbers = block_sizes(D), scalars(D, dropout)
-    settings = flags(bias, padding, side, dropout)
-    queries, keys = triton.cdiv(M, sizes["BLOCK_M"]), triton.cdiv(T, sizes["BLOCK_N"])
-    delta = torch.empty_like(lse)
-    delta_kernel[(queries, B * H)](out, grad, delta, M, H, D, BLOCK_M=sizes["BLOCK_M"], BLOCK_D=sizes["BLOCK_D"])
+    has_bias, has_positions = bias is not None, positions is not None
+    launch = backward_launch(D)
+    block = launch["BLOCK"]
+    delta, query_sums = torch.empty_like(lse), torch.empty(B, H, M, D, dtype=torch.float32, device=heads.device)
+    delta_kernel[(triton.cdiv(M, block), B * H)](out, grad, delta, M, H, D, BLOCK_M=block, BLOCK_D=launch["BLOCK_D"])
     grad_heads = torch.empty_like(heads)
-    has_positions = positions is not None
-    # At given positions dq is added to zeros afterwards, since a position may be given twice.
     grad_query = heads.new_empty(B, M, H, D) if has_positions else grad_heads
-    scores = (
-        torch.empty(B, H, M, T, dtype=torch.float32, device=heads.device) if has_positions and bias is not None else lse
-    )
-    common = (heads, *given(heads, bias, padding), seed, given(heads, positions)[0], grad, lse, delta)
-    query_kernel[(queries, B * H)](
-        *common, grad_query, scores, *numbers, T, M, H, D, (1 if has_positions else 3) * H * D,
-        HAS_POSITIONS=has_positions, **settings, **sizes,
+    middle = triton.cdiv(T, block) * block
+    shape = (B, H, M, T) if has_positions else (B, H, 2 * middle)
+    sums = torch.zeros(shape if has_bias else (1,), dtype=torch.float32, device=heads.device)
+    backward_kernel[(B * H,)](
+        heads, *given(heads, bias, padding), seed, given(heads, positions)[0], grad, lse, delta, query_sums, grad_query,
+        grad_heads, sums, sums, *scalars(D, dropout), T, M, H, D, (1 if has_positions else 3) * H * D,
+        **flags(bias, padding, positions, side, dropout, T, block), **launch,
     )  # fmt: skip
-    key_value_kernel[(keys, B * H)](
-        *common, grad_heads, *numbers, T, M, H, D, HAS_POSITIONS=has_positions, **settings, **sizes
-    )
-    if has_positions:
+    if has_positions:  # a position may be given twice
         at = positions[:, :, None, None].expand_as(grad_query)
         grad_heads[:, :, 0] = torch.zeros_like(heads[:, :, 0]).scatter_add(1, at, grad_query)
-    if bias is None:
+    if not has_bias:
         return grad_heads, heads.new_empty(0, dtype=torch.float32)
     if has_positions:
-        return grad_heads, sum_of_windows(scores, positions)
-    block, groups = sizes["BLOCK_N"], min(B, 4)
-    diagonals = 2 * triton.cdiv(T, block) - 1
-    tiles = torch.empty(groups, H, diagonals, block, block, dtype=torch.float32, device=heads.device)
-    del settings["HAS_BIAS"]
-    bias_kernel[(diagonals, H, groups)](
-        heads, *given(heads, bias, padding), seed, grad, lse, delta, tiles, *numbers, B, T, H, D, triton.cdiv(B, groups),
-        **settings, BLOCK=block, BLOCK_D=sizes["BLOCK_D"],
-    )  # fmt: skip
-    return grad_heads, sum_of_diagonals(tiles.sum(0), T)
+        return grad_heads, sum_of_windows(sums, positions)
+    return grad_heads, sums.sum(0)[:, middle - T + 1 : middle + T].contiguous()
 
 
 @attention_backward_op.register_fake
@@ -419,28 +390,14 @@ def forward_flops(heads: torch.Size, *args, out_shape: tuple[torch.Size, ...], *
 
 
 @register_flop_formula(torch.ops.amos_fairseq.attention_backward)
-def backward_flops(grad: torch.Size, heads: torch.Size, bias: torch.Size | None, *args, **kwargs) -> int:
-    """What runs: scores and dP again for each of dq, for dk and dv, and for the bias at all positions, and three gradients."""
-    has_bias_kernel = bias is not None and grad[1] == heads[1]
-    return (9 if has_bias_kernel else 7) * product_flops(heads, grad)
+def backward_flops(grad: torch.Size, heads: torch.Size, *args, **kwargs) -> int:
+    """Scores again, dP, and the three gradients."""
+    return 5 * product_flops(heads, grad)
 
 
 def product_flops(heads: torch.Size, out: torch.Size) -> int:
     B, T, _, H, d = heads
     return 2 * B * H * out[1] * T * d
-
-
-def sum_of_diagonals(tiles: Tensor, length: int) -> Tensor:
-    """Tiles [H,G,N,N] of the G diagonals of tiles of a matrix [T,T] (key block minus query block ascending) -> [H,2T-1]."""
-    H, G, N, _ = tiles.shape
-    # Each row, from the last to the first, one column further to the right: then equal distances are in one column.
-    padded = torch.nn.functional.pad(tiles.flip(2), (0, N)).flatten(2)  # rows of 2N
-    sheared = padded[..., : N * (2 * N - 1)].unflatten(2, (N, 2 * N - 1)).sum(2)  # [H,G,2N-1]
-    sums = tiles.new_zeros(H, G + 1, N)
-    sums[:, :G] += sheared[..., :N]
-    sums[:, 1:, : N - 1] += sheared[..., N:]
-    first = (G + 1) // 2 * N - length
-    return sums.flatten(1)[:, first : first + 2 * length - 1]
 
 
 def sum_of_windows(scores: Tensor, positions: Tensor) -> Tensor:
@@ -464,10 +421,19 @@ def scalars(width: int, dropout: float) -> tuple[float, float, int]:
     return width**-0.5, 1 / (1 - dropout), min(round(dropout * 2**32), 2**32 - 1)
 
 
-def flags(bias: Tensor | None, padding: Tensor | None, side: int, dropout: float) -> dict[str, object]:
+def flags(
+    bias: Tensor | None,
+    padding: Tensor | None,
+    positions: Tensor | None,
+    side: int,
+    dropout: float,
+    length: int,
+    block: int,
+) -> dict[str, object]:
+    """What a kernel is compiled for; ``block`` is the largest side of its tiles."""
     return {
-        "HAS_BIAS": bias is not None, "HAS_PADDING": padding is not None, "SIDE": side, "DROPS": dropout > 0,
-        "UPCAST": IS_INTERPRETED,
+        "HAS_BIAS": bias is not None, "HAS_PADDING": padding is not None, "HAS_POSITIONS": positions is not None, "SIDE": side,
+        "DROPS": dropout > 0, "MASKS": side != ALL or padding is not None or length % block != 0, "UPCAST": IS_INTERPRETED,
     }  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""Encoders with ``kernels=triton``: against their reference in the interpreter, and whole updates on a fake CUDA device."""
+
+import dataclasses
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+
+import pytest
+import torch
+from fake_steps import FakeRun
+from test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
+from torch import Tensor
+from triton_interpreter import interpreted
+
+from amos_fairseq.bench.fake_cuda import fake_cuda
+from amos_fairseq.functional import attention
+from amos_fairseq.functional.attention import choose_backend
+from amos_fairseq.modules import encoder as encoders
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.two_tower import TwoTower
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+SHAPE = EncoderShape(
+    num_layers=2, width=32, ffn_width=48, num_heads=2, max_positions=40, dropout=0.0, attention_dropout=0.0,
+    activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=16,
+)  # fmt: skip
+OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")
+
+
+@pytest.fixture
+def kernels() -> Iterator[ModuleType]:
+    yield from interpreted("attention")
+
+
+@pytest.fixture
+def takes_triton(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoders take on the CPU what they take on CUDA."""
+    monkeypatch.setattr(
+        encoders, "choose_backend", lambda device, *others: choose_backend(torch.device("cuda"), *others)
+    )
+
+
+def both(make, shape: EncoderShape) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """With Triton and by definition, with the same weights; the tables of positions are not all alike."""
+    torch.manual_seed(0)
+    fast, reference = (make(dataclasses.replace(shape, kernels=kernels)) for kernels in ("triton", "reference"))
+    for parameter in fast.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    reference.load_state_dict(fast.state_dict())
+    return fast, reference
+
+
+def assert_equal_gradients(fast: torch.nn.Module, reference: torch.nn.Module) -> None:
+    """float32 sums in another order: 1e-5 of the norm. What no layer reads has no gradient in either."""
+    for (name, parameter), other in zip(fast.named_parameters(), reference.parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None), name
+        if other.grad is not None:
+            assert (parameter.grad - other.grad).norm() <= 1e-5 * other.grad.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("scheme", ["t5", "none"])
+@pytest.mark.parametrize("has_padding", [False, True])
+def test_an_encoder_equals_its_reference(takes_triton, has_padding: bool, scheme: str) -> None:
+    """At 19 tokens, with the last layer at some positions alone; the bias is one value a distance."""
+    fast, reference = both(TransformerEncoder, dataclasses.replace(SHAPE, position_scheme=scheme))
+    embeddings, positions = torch.randn(2, 19, 32), torch.randint(9, (2, 4))
+    padding = torch.zeros(2, 19, dtype=torch.bool)
+    padding[1, 10:] = True
+    padding = padding if has_padding else None
+    assert isinstance(fast.attention_bias(embeddings, padding), attention.ToeplitzBias)
+    results = []
+    for encoder in (fast, reference):
+        first, last = encoder(embeddings, padding, last_positions=positions)
+        if has_padding:
+            first = first * ~padding.unsqueeze(-1)
+        (first.pow(2).mean() + last.sin().sum()).backward()
+        results.append((first, last))
+    for of_fast, of_reference in zip(*results, strict=True):
+        torch.testing.assert_close(of_fast, of_reference, rtol=1e-5, atol=1e-5)
+    assert_equal_gradients(fast, reference)
+
+
+def test_two_towers_equal_their_reference(takes_triton) -> None:
+    fast, reference = both(TwoTower, SHAPE)
+    embeddings = torch.randn(2, 18, 32)
+    padding = torch.zeros(2, 18, dtype=torch.bool)
+    padding[0, 11:] = True
+    results: list[Tensor] = []
+    for towers in (fast, reference):
+        states = towers(embeddings, padding) * ~padding.unsqueeze(-1)
+        states.sin().sum().backward()
+        results.append(states)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    assert_equal_gradients(fast, reference)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+@pytest.mark.parametrize("recipe", OBJECTIVES)
+def test_every_objective_trains_and_validates(recipe: str, precision: str) -> None:
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, ["model.kernels=triton"], precision)
+        run.update(run.full)
+        run.update(run.padded)
+        run.validate(run.full)
+
+
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny"])
+def test_compiled_layers_have_no_graph_break(recipe: str, calls: Calls) -> None:  # noqa: F811
+    with fake_cuda() as cuda:
+        run = compiled_run(cuda, recipe, "model.kernels=triton")
+        run.update(run.full)
+        run.update(run.padded)
+    assert calls.layers == calls.graphs > 0
+
+
+def test_the_table_of_backends() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for has_bias in (False, True):
+        assert choose_backend(cuda, torch.bfloat16, 64, has_bias, True) == "triton"
+        assert choose_backend(cuda, torch.float32, 64, has_bias, True) == "triton"
+        assert choose_backend(cuda, torch.bfloat16, 8, has_bias, True) != "triton"
+        assert choose_backend(cuda, torch.bfloat16, 256, has_bias, True) != "triton"
+        assert choose_backend(cuda, torch.float64, 64, has_bias, True) == "math"
+        assert choose_backend(cpu, torch.bfloat16, 64, has_bias, True) == "by_hand"
+        assert choose_backend(cuda, torch.bfloat16, 64, has_bias) != "triton"
