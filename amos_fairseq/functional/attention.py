@@ -23,7 +23,7 @@ MASK_ALIGNMENT = 8
 
 FLASH_WIDEST_HEAD = 256
 TRITON_HEADS = range(16, 129)  # widths of a head that Triton's kernels take
-KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 Backend = Literal["definition", "by_hand", "flash", "efficient", "math", "triton"]
 
@@ -55,8 +55,9 @@ def choose_backend(
     cpu     any                         any   by_hand     0.4 to 0.7 of the time of PyTorch's, whose fused kernel for it
                                                           knows neither dropout nor a bias with a gradient; under
                                                           torch.compile, which cannot trace it, the definition
-    cuda    float16, bfloat16, float32  any   triton      with_triton, for heads of 16 to 128: reads a value per distance
-                                                          in place of a mask, and sums its gradient in the kernel
+    cuda    float16, bfloat16           any   triton      with_triton, for heads of 16 to 128: reads a value per distance
+                                                          in place of a mask, and sums its gradient in the kernel; for
+                                                          float32 products, its registers do not suffice
     cuda    float16, bfloat16           no    flash       for heads of up to 256
     cuda    float16, bfloat16, float32  any   efficient   the fused kernel that gives a bias its gradient
     cuda    others; heads with d % 8    any   math        no fused kernel takes them
@@ -70,9 +71,9 @@ def choose_backend(
         return "definition" if torch.compiler.is_compiling() else "by_hand"
     if device.type != "cuda":
         return "definition"
-    if with_triton and head_width in TRITON_HEADS and dtype in KERNEL_DTYPES:
+    if with_triton and head_width in TRITON_HEADS and dtype in HALF_PRECISION:
         return "triton"
-    if head_width % 8 or dtype not in KERNEL_DTYPES:
+    if head_width % 8 or dtype not in (*HALF_PRECISION, torch.float32):
         return "math"
     if has_bias or dtype == torch.float32 or head_width > FLASH_WIDEST_HEAD:
         return "efficient"
@@ -163,7 +164,7 @@ def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positi
     """:func:`attention_by_definition` by Triton, of every query or of those at ``positions`` [B,M] int64 alone.
 
     Args:
-        heads: [B,T,3,H,d], contiguous; float16, bfloat16 or float32.
+        heads: [B,T,3,H,d], contiguous; float16 or bfloat16.
         bias: what is added to the scores.
         dropout: a probability below 1; the seed of the mask comes from PyTorch's generator.
 

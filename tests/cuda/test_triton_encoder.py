@@ -36,9 +36,11 @@ def kernels() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def takes_triton(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encoders take on the CPU what they take on CUDA."""
+    """Encoders take in float32 on the CPU what they take in float16 on CUDA."""
     monkeypatch.setattr(
-        encoders, "choose_backend", lambda device, *others: choose_backend(torch.device("cuda"), *others)
+        encoders,
+        "choose_backend",
+        lambda device, dtype, *others: choose_backend(torch.device("cuda"), torch.float16, *others),
     )
 
 
@@ -119,7 +121,8 @@ def test_the_table_of_backends() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     for has_bias in (False, True):
         assert choose_backend(cuda, torch.bfloat16, 64, has_bias, True) == "triton"
-        assert choose_backend(cuda, torch.float32, 64, has_bias, True) == "triton"
+        assert choose_backend(cuda, torch.float16, 16, has_bias, True) == "triton"
+        assert choose_backend(cuda, torch.float32, 64, has_bias, True) == "efficient"
         assert choose_backend(cuda, torch.bfloat16, 8, has_bias, True) != "triton"
         assert choose_backend(cuda, torch.bfloat16, 256, has_bias, True) != "triton"
         assert choose_backend(cuda, torch.float64, 64, has_bias, True) == "math"

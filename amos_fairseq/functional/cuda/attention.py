@@ -464,7 +464,7 @@ def triton_attention(
     """Attention of every query, or of those at ``positions``.
 
     Args:
-        heads: [B,T,3,H,d], query, key and value of every head, contiguous; float16, bfloat16 or float32.
+        heads: [B,T,3,H,d], query, key and value of every head, contiguous; float16, bfloat16, interpreted also float32.
         bias: [H,2T-1] float32, contiguous, added to the score of every pair by key - query + T - 1; None for zeros.
         padding: [B,T] bool, True at keys that nothing attends to; None where there are none.
         side: ``all`` keys, or those of the ``past`` or the ``future``, each with the query itself.
