@@ -1,0 +1,126 @@
+"""Attention in Triton on a CUDA device, against its definition in float64 and against the other backends."""
+
+import dataclasses
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, ToeplitzBias, attention_by_definition
+from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+]
+
+B, H = 3, 4
+# Scores, weights and gradients are rounded to 11 and 8 bits.
+TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+def made_up(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads [B,T,3,H,d] and values of the bias [H,2T-1], leaves, and padding [B,T] of the second sequence."""
+    torch.manual_seed(length)
+    heads = torch.randn(B, length, 3, H, width, device="cuda").to(dtype).requires_grad_()
+    values = torch.randn(H, 2 * length - 1, device="cuda").requires_grad_()
+    padding = torch.zeros(B, length, dtype=torch.bool, device="cuda")
+    padding[1, (length + 1) // 2 :] = True
+    return heads, values, padding
+
+
+def by_definition(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
+    places = torch.arange(heads.size(1), device="cuda")
+    ahead = places - places[:, None]
+    forbidden = torch.zeros_like(ahead, dtype=torch.bool)[None] if padding is None else padding[:, None, :]
+    if side != "all":
+        forbidden = (ahead > 0 if side == "past" else ahead < 0) | (forbidden & (ahead != 0))
+    fixed = forbidden[:, None].to(heads.dtype) * FORBIDDEN
+    return attention_by_definition(heads, AttentionBias(toeplitz(values), fixed), 0.0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("has_padding", [False, True])
+@pytest.mark.parametrize("side", ["all", "past", "future"])
+@pytest.mark.parametrize(("length", "width"), [(1, 64), (7, 16), (65, 64), (128, 64), (200, 40), (512, 64), (513, 128)])
+def test_equals_the_definition_in_float64(
+    length: int, width: int, side: str, has_padding: bool, dtype: torch.dtype
+) -> None:
+    from amos_fairseq.functional.cuda.attention import triton_attention
+
+    heads, values, padding = made_up(length, width, dtype)
+    out = triton_attention(heads, values, padding if has_padding else None, side)
+    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
+    exact = by_definition(*exact_leaves, padding if has_padding else None, side)
+    grad = torch.randn_like(out)
+    if has_padding:
+        grad *= ~padding[:, :, None, None]
+    got = torch.autograd.grad(out, (heads, values), grad)
+    expected = torch.autograd.grad(exact, exact_leaves, grad.double())
+    for of_got, of_expected in zip((out.detach(), *got), (exact.detach(), *expected), strict=True):
+        assert of_got.isfinite().all()
+        error = (of_got.double() - of_expected).norm()
+        assert error <= TOLERANCES[dtype] * of_expected.norm() + 1e-3
+
+
+@pytest.mark.parametrize("length", [128, 200])
+def test_the_same_seed_gives_the_same_bits(length: int) -> None:
+    """With dropout, 20 times: sums in a fixed order, no atomic additions."""
+    from amos_fairseq.functional.cuda.attention import triton_attention
+
+    heads, values, padding = made_up(length, 64, torch.bfloat16)
+    results = []
+    for _ in range(20):
+        torch.manual_seed(7)
+        out = triton_attention(heads, values, padding, "all", 0.1)
+        results.append([out.detach(), *torch.autograd.grad(out.float().pow(2).sum(), (heads, values))])
+    for other in results[1:]:
+        assert all(torch.equal(one, another) for one, another in zip(results[0], other, strict=True))
+
+
+def test_dropout_in_both_passes_and_its_share() -> None:
+    """With fixed weights the output is linear in v; half of the weights are kept, within five standard errors."""
+    from amos_fairseq.functional.cuda.attention import triton_attention
+
+    heads, values, _ = made_up(256, 64, torch.bfloat16)
+    out = triton_attention(heads, values, None, "all", 0.5)
+    assert not torch.equal(out, triton_attention(heads, values, None, "all", 0.5))
+    (by_heads,) = torch.autograd.grad(out, heads, out.detach())
+    by_value = (by_heads[:, :, 2].double() * heads[:, :, 2].double()).sum()
+    assert abs(by_value / out.double().pow(2).sum() - 1) < TOLERANCES[torch.bfloat16]
+    flat = torch.zeros(B, 256, 3, H, 64, device="cuda", dtype=torch.bfloat16)
+    flat[:, :, 2] = 1.0  # equal weights and values of 1: the output is the share that was kept, times 2
+    share = triton_attention(flat, None, None, "all", 0.5)[..., 0].double().mean() / 2
+    assert abs(share - 0.5) < 5 * 0.5 / (B * H * 256 * 256) ** 0.5 + 2**-9
+
+
+@pytest.mark.parametrize("has_padding", [False, True])
+def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
+    """The last layer at some positions alone; in bfloat16 against float32 of the definition."""
+    shape = EncoderShape(
+        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=200, dropout=0.0, attention_dropout=0.0,
+        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
+        kernels="triton",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    fast = TransformerEncoder(shape).cuda()
+    reference = TransformerEncoder(dataclasses.replace(shape, kernels="reference")).cuda()
+    reference.load_state_dict(fast.state_dict())
+    fast.bfloat16()
+    embeddings, positions = torch.randn(2, 200, 256, device="cuda"), torch.randint(99, (2, 30), device="cuda")
+    padding = torch.zeros(2, 200, dtype=torch.bool, device="cuda")
+    padding[1, 100:] = True
+    padding = padding if has_padding else None
+    assert isinstance(fast.attention_bias(embeddings.bfloat16(), padding), ToeplitzBias)
+    outputs = []
+    for encoder, dtype in ((fast, torch.bfloat16), (reference, torch.float32)):
+        last = encoder(embeddings.to(dtype), padding, last_positions=positions)[-1]
+        last.float().sin().sum().backward()
+        outputs.append(last.detach().float())
+    torch.testing.assert_close(*outputs, rtol=0.05, atol=0.1)
+    for (name, parameter), other in zip(fast.named_parameters(), reference.parameters(), strict=True):
+        if other.grad is not None:
+            assert (parameter.grad.float() - other.grad).norm() <= 0.1 * other.grad.norm() + 1e-3, name
