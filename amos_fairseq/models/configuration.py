@@ -65,7 +65,7 @@ class EncoderConfig(FairseqDataclass):
     relative_position_max_distance: int = field(
         default=128, metadata={"help": "distance in tokens from which on all relative positions share a bucket"}
     )
-    kernels: ChoiceEnum(["fast", "reference"]) = field(
+    kernels: ChoiceEnum(["fast", "triton", "reference"]) = field(
         default="fast",
         metadata={
             "help": "how attention, dropout, linear and output layers are computed; reference: slowly, as their "
