@@ -72,9 +72,18 @@ def race(weights: Tensor, num_arrivals: int) -> Race:
         weights: [N,V] float32, exp(logits) up to a factor of each position.
         num_arrivals: S.
     """
-    rows = draw_rows(weights, num_arrivals)
-    gaps = torch.empty(rows.shape, dtype=torch.float64, device=weights.device).exponential_()
-    times = gaps.cumsum(-1) / weights.sum(-1, keepdim=True)
+    return arrivals(draw_rows(weights, num_arrivals), weights.sum(-1, keepdim=True))
+
+
+def arrivals(rows: Tensor, total: Tensor) -> Race:
+    """The :func:`race` of which the rows that arrive are known.
+
+    Args:
+        rows: [N,S] int64, drawn independently in proportion to the weights.
+        total: [N,1], the sum of the weights.
+    """
+    gaps = torch.empty(rows.shape, dtype=torch.float64, device=rows.device).exponential_()
+    times = gaps.cumsum(-1) / total
     scores = -times.log().float()
     return Race(rows, scores.masked_fill(is_repeated(rows), -math.inf), times[:, -1:])
 

@@ -3,8 +3,10 @@
 Shapes: K depths, N positions, n positions of a chunk, E width of the token embeddings, V rows of the vocabulary.
 """
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +64,7 @@ def output_layer(
     targets: Tensor,
     unsampled: Tensor | None = None,
     sampler: Sampler | None = None,
+    with_triton: bool = False,
 ) -> Guesses:
     """What :func:`linear_cross_entropy` says of K depths, and samples, in memory of a chunk of logits instead of [K,N,V].
 
@@ -76,6 +79,8 @@ def output_layer(
         targets: [N] int64 rows of ``weight``.
         unsampled: int64 indices of the rows that are never sampled; needed with a sampler.
         sampler: draws from each chunk's logits.
+        with_triton: use :mod:`amos_fairseq.functional.cuda.output_layer`; see :func:`runs_in_triton`. The ``sampler`` is then a
+            :class:`~amos_fairseq.functional.replacements.MixtureSampler`, as all of that module are.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -84,18 +89,38 @@ def output_layer(
     if not torch.is_grad_enabled():  # a parameter would still ask for a gradient inside of a Function
         hidden, weight, biases = hidden.detach(), weight.detach(), biases.detach()
     with torch.autocast(device, enabled=False):
-        nll, correct, *drawn = _OutputLayer.apply(hidden, weight, biases, targets, unsampled, sampler)
+        layer = triton_kernels().output_layer if with_triton else _OutputLayer.apply
+        nll, correct, *drawn = layer(hidden, weight, biases, targets, unsampled, sampler)
     return Guesses(nll, correct, tuple(drawn))
 
 
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def runs_in_triton(kernels: str, device: torch.device) -> bool:
+    """Whether a model with this ``model.kernels`` runs the output layer in Triton: with ``triton``, on a CUDA device.
+
+    On a CPU such a model runs the chunks in PyTorch, as with ``fast``. Models pass the answer as ``with_triton``; the functions
+    of this module do not look at the device, so that tests can run the kernels in Triton's interpreter on a CPU.
+    """
+    return kernels == "triton" and device.type == "cuda"
+
+
+def triton_kernels() -> ModuleType:
+    """The module with the Triton kernels, imported at the first use: Triton is not a dependency of this package."""
+    return importlib.import_module("amos_fairseq.functional.cuda.output_layer")
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_triton: bool = False
+) -> tuple[Tensor, Tensor]:
     """:func:`output_layer` with the arguments and results of :func:`linear_cross_entropy`: one depth, any leading shape."""
-    guesses = output_layer(hidden.flatten(0, -2).unsqueeze(0), weight, bias.unsqueeze(0), targets.flatten())
+    positions = hidden.flatten(0, -2).unsqueeze(0)
+    guesses = output_layer(positions, weight, bias.unsqueeze(0), targets.flatten(), with_triton=with_triton)
     return guesses.nll.view_as(targets), guesses.correct.view_as(targets)
 
 
 @torch.no_grad()
-def word_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, unsampled: Tensor) -> Tensor:
+def word_log_probs(
+    hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, unsampled: Tensor, with_triton: bool = False
+) -> Tensor:
     """log q(token) of the softmax over all rows but the ``unsampled`` ones, in chunks and without a gradient.
 
     Args:
@@ -104,10 +129,13 @@ def word_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor,
         bias: [V].
         tokens: [N] int64; without meaning where the token is unsampled itself.
         unsampled: int64 indices of rows.
+        with_triton: as for :func:`output_layer`.
 
     Returns:
         [N] float32, nats.
     """
+    if with_triton:
+        return triton_kernels().word_log_probs(hidden, weight, bias, tokens, unsampled)
     found = []
     for places in logit_chunks(hidden.unsqueeze(0), weight):
         logits = chunk_logits(hidden[places].unsqueeze(0), weight, bias.unsqueeze(0)).squeeze(0)
@@ -118,7 +146,12 @@ def word_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor,
 
 def chunks(num_positions: int, bytes_per_position: int, device: torch.device) -> Iterator[slice]:
     """Equal parts of the positions, the last one maybe smaller, of at most CHUNK_BYTES each (but of one position at least)."""
-    at_once = max(1, CHUNK_BYTES.get(device.type, CHUNK_BYTES_ELSEWHERE) // bytes_per_position)
+    return equal_parts(num_positions, CHUNK_BYTES.get(device.type, CHUNK_BYTES_ELSEWHERE) // bytes_per_position)
+
+
+def equal_parts(num_positions: int, most: int) -> Iterator[slice]:
+    """Parts of at most ``most`` positions (but of one at least), one part where there is no position."""
+    at_once = max(1, most)
     at_once = max(1, math.ceil(num_positions / max(1, math.ceil(num_positions / at_once))))
     return (slice(start, min(start + at_once, num_positions)) for start in range(0, max(1, num_positions), at_once))
 

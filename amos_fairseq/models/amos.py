@@ -194,7 +194,9 @@ class AmosModel(PretrainingModel):
             originals: [B,M] int64.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
-        rows = OutputRows(self.embed_tokens.weight, biases, self.unsampled_rows, self.unsampled_indices)
+        rows = OutputRows(
+            self.embed_tokens.weight, biases, self.unsampled_rows, self.unsampled_indices, self.with_triton
+        )
         guess = guess_in_chunks if self.is_fast else guess_by_definition
         return guess(hidden, gamma, originals, rows, self.adversary if torch.is_grad_enabled() else None)
 

@@ -78,7 +78,7 @@ class ElectraModel(GeneratorModel):
                 self.rows.num_rows,
                 cfg.layer_norm_eps,
                 copies=objective == "all_tokens_mlm",
-                is_fast=self.is_fast,
+                kernels=str(cfg.kernels),
             )
 
     @property

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer
+from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer, runs_in_triton
 from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -80,6 +80,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         return str(self.cfg.kernels) != "reference"
 
     @property
+    def with_triton(self) -> bool:
+        """Whether these chunks run in Triton, on the device where the model is now."""
+        return runs_in_triton(str(self.cfg.kernels), self.generator_embedding.weight.device)
+
+    @property
     def generator_embedding(self) -> nn.Embedding:
         """What guesses masked tokens reads these token embeddings, and its output layer is tied to them."""
         return self.embed_tokens
@@ -90,8 +95,10 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         Returns:
             -log p(original) [...] float32 in nats, and whether it is the best guess [...] bool.
         """
-        cross_entropy = chunked_cross_entropy if self.is_fast else linear_cross_entropy
-        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals)
+        embedding = self.generator_embedding.weight
+        if not self.is_fast:
+            return linear_cross_entropy(hidden, embedding, bias, originals)
+        return chunked_cross_entropy(hidden, embedding, bias, originals, self.with_triton)
 
     def guess_and_draw(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
@@ -99,7 +106,13 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """As :meth:`guess`, the fast way, and what ``sampler`` draws from the same logits: tensors [...] or [...,S]."""
         embedding, positions = self.generator_embedding.weight, hidden.flatten(0, -2)
         nll, correct, drawn = output_layer(
-            positions[None], embedding, bias[None], originals.flatten(), self.unsampled_indices, sampler
+            positions[None],
+            embedding,
+            bias[None],
+            originals.flatten(),
+            self.unsampled_indices,
+            sampler,
+            self.with_triton,
         )
         shape = originals.shape
         return nll.view(shape), correct.view(shape), tuple(part.unflatten(0, shape) for part in drawn)

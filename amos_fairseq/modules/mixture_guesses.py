@@ -33,12 +33,16 @@ class MixtureGuesses(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputRows:
-    """The output layer: ``embedding`` [V,E], ``biases`` [1 or K,V], and which rows are never sampled: bool [V], and indices."""
+    """The output layer: ``embedding`` [V,E], ``biases`` [1 or K,V], and which rows are never sampled: bool [V], and indices.
+
+    ``with_triton`` runs its chunks in Triton: :func:`amos_fairseq.functional.output_layer.runs_in_triton`.
+    """
 
     embedding: Tensor
     biases: Tensor
     is_unsampled: Tensor
     unsampled: Tensor
+    with_triton: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,9 @@ def guess_in_chunks(
     sampler = None
     if not is_exact:
         sampler = MixtureReplacements(weights.detach(), num_entries, adversary.temperature if adversary else 1.0)
-    nll, correct, drawn = output_layer(states, rows.embedding, rows.biases, targets, rows.unsampled, sampler)
+    nll, correct, drawn = output_layer(
+        states, rows.embedding, rows.biases, targets, rows.unsampled, sampler, rows.with_triton
+    )
     nll, correct = nll.unflatten(1, shape), correct.unflatten(1, shape)
     if is_exact:
         sampled, residual = sample_exactly(states, weights, rows, adversary)

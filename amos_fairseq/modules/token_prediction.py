@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.functional.copy_mechanism import copy_cross_entropy
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.output_layer import chunked_cross_entropy
+from amos_fairseq.functional.output_layer import chunked_cross_entropy, runs_in_triton
 from amos_fairseq.modules.heads import MlmHead
 
 
@@ -29,7 +29,7 @@ class TokenPrediction(nn.Module):
         vocabulary_rows: V.
         layer_norm_eps: of the head.
         copies: whether there is a copy mechanism, which needs all logits at once.
-        is_fast: compute the output layer in chunks where there is none.
+        kernels: ``model.kernels``, how the output layer is computed without a copy mechanism.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class TokenPrediction(nn.Module):
         vocabulary_rows: int,
         layer_norm_eps: float,
         copies: bool,
-        is_fast: bool,
+        kernels: str,
     ):
         super().__init__()
-        self.cross_entropy = chunked_cross_entropy if is_fast else linear_cross_entropy
+        self.kernels = kernels
         self.mlm_head = MlmHead(width, embedding_width, vocabulary_rows, layer_norm_eps)
         self.copy_layer = nn.Linear(width, 1) if copies else None
 
@@ -65,3 +65,11 @@ class TokenPrediction(nn.Module):
         logits = linear(hidden, embedding, bias).float()  # [B,N,V]
         losses = copy_cross_entropy(logits, copy_logits, inputs, originals)
         return TokenPredictions(*losses, weights.float(), copy_logits.detach().sigmoid())
+
+    def cross_entropy(
+        self, hidden: Tensor, embedding: Tensor, bias: Tensor, originals: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.kernels == "reference":
+            return linear_cross_entropy(hidden, embedding, bias, originals)
+        with_triton = runs_in_triton(self.kernels, hidden.device)
+        return chunked_cross_entropy(hidden, embedding, bias, originals, with_triton)

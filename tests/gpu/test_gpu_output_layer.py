@@ -1,4 +1,7 @@
-"""The output layer in chunks and its samplers on CUDA: numbers of the CPU, frequencies, and no waiting for the device."""
+"""The output layer in chunks and its samplers on CUDA, in PyTorch and in Triton: numbers of the CPU, frequencies, and no
+waiting for the device."""
+
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -6,16 +9,23 @@ from chi_square import FALSE_ALARM, chi_square_p
 from small_models import small_batch, small_criterion, small_model
 
 from amos_fairseq.functional.drawing import draw_distinct_rows, draw_rows, race
-from amos_fairseq.functional.output_layer import output_layer
+from amos_fairseq.functional.output_layer import output_layer, triton_kernels
+from amos_fairseq.functional.replacements import MixtureReplacements
 
+NO_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
+@pytest.mark.parametrize("with_triton", [False, pytest.param(True, marks=NO_TRITON)], ids=["", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_gradients_are_those_of_the_cpu(
+    dtype: torch.dtype, with_triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Float64 of the same rounded inputs; products and their gradients are rounded once: 2^-7 of the norm in bfloat16, less in
     float16 and float32. Four chunks."""
     monkeypatch.setattr("amos_fairseq.functional.output_layer.CHUNK_BYTES", {"cuda": 25 * 3 * 1024 * 4})
+    if with_triton:
+        monkeypatch.setattr(triton_kernels(), "CHUNK_BYTES", 25 * 3 * 1024 * dtype.itemsize)
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(*shape, generator=draw).to(dtype) for shape in ((3, 100, 64), (1024, 64), (3, 1024))]
     inputs[0] /= 8
@@ -23,7 +33,7 @@ def test_values_and_gradients_are_those_of_the_cpu(dtype: torch.dtype, monkeypat
     results = []
     for device, as_dtype in (("cpu", torch.float64), ("cuda", dtype)):
         leaves = [tensor.to(device, as_dtype).requires_grad_() for tensor in inputs]
-        nll = output_layer(*leaves, targets.to(device)).nll
+        nll = output_layer(*leaves, targets.to(device), with_triton=with_triton and device == "cuda").nll
         results.append([tensor.double().cpu() for tensor in (nll, *torch.autograd.grad(nll.sum(), leaves))])
     tolerance = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}[dtype]
     for exact, got in zip(*results, strict=True):
@@ -42,7 +52,44 @@ def test_samplers_follow_the_weights() -> None:
         assert chi_square_p(counts, expected) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("settings", [{}, {"gumbel_entries": 20}, {"mixture": "uniform"}], ids=str)
+@NO_TRITON
+def test_entries_in_triton_follow_the_mixture() -> None:
+    """128 arrivals at each of 500 positions of one distribution, K = 3, bfloat16; the logits that come with them are theirs."""
+    torch.manual_seed(1)
+    count, num_rows = 500, 1024
+    hidden = torch.randn(3, 1, 64, device="cuda").div_(8).repeat(1, count, 1).bfloat16()
+    weight, biases = (
+        torch.randn(num_rows, 64, device="cuda").bfloat16(),
+        torch.zeros(1, num_rows, device="cuda").bfloat16(),
+    )
+    gamma = torch.tensor([[0.2, 0.3, 0.5]], device="cuda").repeat(count, 1)
+    unsampled = torch.tensor([0, 5, 1023], device="cuda")
+    sampler, targets = MixtureReplacements(gamma, 128, 0.3), torch.zeros(count, dtype=torch.int64, device="cuda")
+    results = []
+    for _ in range(2):
+        torch.manual_seed(2)
+        results.append(output_layer(hidden, weight, biases, targets, unsampled, sampler, with_triton=True))
+    tokens, rows, _, of_depths, lost = results[0].drawn
+    assert all(torch.equal(one, other) for one, other in zip(results[0].drawn, results[1].drawn, strict=True))
+    logits = torch.stack([(hidden_of_depth[:1] @ weight.T)[0] for hidden_of_depth in hidden])
+    # Products of one row and of many may be rounded differently.
+    torch.testing.assert_close(of_depths, logits.float().T[rows], rtol=2**-7, atol=2**-7)
+    mixed = (gamma[0, :, None] * logits.double()).sum(0).index_fill(0, unsampled, -torch.inf).cpu()
+    counts = torch.bincount(rows.flatten().cpu(), minlength=num_rows)
+    # The logits' own rounding, 2^-9 of up to 4, is within the spread of 62 draws of a row.
+    assert chi_square_p(counts, mixed.softmax(-1)) > FALSE_ALARM
+    assert torch.equal(tokens, rows[:, 0])
+    assert ((lost >= 0) & (lost < 1)).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {}, {"gumbel_entries": 20}, {"mixture": "uniform"},
+        *(pytest.param({"kernels": "triton", **more}, marks=NO_TRITON) for more in ({}, {"mixture": "uniform"})),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_step_never_waits_for_the_device(settings: dict) -> None:
     """PyTorch raises an error where an operation synchronises."""
     model, criterion, batch = small_model(**settings).cuda(), small_criterion(), small_batch()

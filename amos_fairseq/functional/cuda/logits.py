@@ -1,0 +1,323 @@
+"""Triton kernels over a chunk of logits: summary, drawing of rows, and gradient, each as a custom operator of PyTorch.
+
+A chunk of logits has the dtype of the output layer. Each kernel converts what it reads to float32 in registers. The only tensor
+of the size of the chunk that a kernel writes is the gradient, in place of the logits. Every sum runs in a fixed order, without
+atomic additions, so that the same inputs give the same bits.
+
+Rows are drawn from the mixture of the depths, softmax(sum_d gamma^(d) logits^(d)), in two steps, as in
+:mod:`amos_fairseq.functional.drawing`: first a block of BLOCK_ROWS rows by the blocks' sums, then a row of the block.
+
+Shapes: K depths, n positions of a chunk, V rows of the vocabulary, G blocks of BLOCK_ROWS rows, P parts of PART_BLOCKS blocks,
+S draws, X rows of each position that are excluded from drawing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from amos_fairseq.functional.cuda.attention import IS_INTERPRETED
+
+# Rows of a block. Drawing reads 8 bytes per block of a position, and 64 logits of each depth per draw. With V = 32,768, K = 3
+# and the 128 draws of AMOS this is 4 KB and 49 KB; all bfloat16 logits of a position are 196 KB. Blocks of 128 rows would save
+# 2 KB of the former and double the latter. 64 logits of 16 bits fill a cache line of 128 bytes.
+BLOCK_ROWS = 64
+# Blocks per program of the summary: 2,048 rows of one position, for all depths.
+PART_BLOCKS = 32
+# A program of the gradient handles GRADIENT_POSITIONS positions, GRADIENT_TILE at a time, and GRADIENT_ROWS rows of one depth.
+# It writes one float32 sum over its positions for each row: 4 bytes per 64 logits.
+GRADIENT_POSITIONS, GRADIENT_TILE, GRADIENT_ROWS = 64, 8, 256
+
+
+def summary_sizes() -> dict[str, int]:
+    """Launch constants of :func:`summary_kernel`; 2,048 logits of a depth are 16 for each of 128 threads."""
+    return {"BLOCKS": PART_BLOCKS, "ROWS": BLOCK_ROWS, "num_warps": 4}
+
+
+def drawing_sizes(num_draws: int) -> dict[str, int]:
+    """Launch constants of :func:`block_summary_kernel` and :func:`pick_kernel` for S draws of each position."""
+    draws = min(triton.next_power_of_2(max(1, num_draws)), 512 if IS_INTERPRETED else 16)
+    return {"DRAWS": draws, "ROWS": BLOCK_ROWS, "num_warps": 4 if draws >= 16 else 1}
+
+
+def gradient_sizes() -> dict[str, int]:
+    """Launch constants of :func:`gradient_kernel`; a tile of 2,048 logits is 16 for each of 128 threads."""
+    return {"POSITIONS": GRADIENT_POSITIONS, "TILE": GRADIENT_TILE, "ROWS": GRADIENT_ROWS, "num_warps": 4}
+
+
+@triton.jit
+def load_logits(logits, depth, position, rows, n, V):
+    """float32 logits of one depth and position, -inf beyond V rows."""
+    start = (depth * n + position).to(tl.int64) * V
+    return tl.load(logits + start + rows, mask=rows < V, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def max_and_weights(logits):
+    """The maximum of each line of a tile, and exp(logits - maximum), 0 in a line of -inf alone."""
+    best = tl.max(logits, 1)
+    return best, tl.exp(logits - tl.where(best == -float("inf"), 0.0, best)[:, None])
+
+
+@triton.jit
+def mixed_logits(
+    logits, mixture_weights, is_unsampled, excluded, position, blocks, n, V,
+    K: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The mixture's logits [len(blocks),ROWS] float32, -inf at rows that cannot be drawn, and which rows they are."""
+    rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    mixed = tl.zeros(rows.shape, tl.float32)
+    for depth in tl.static_range(K):
+        gamma = tl.load(mixture_weights + position * K + depth)
+        mixed += gamma * load_logits(logits, depth, position, rows, n, V)
+    drawable = tl.load(is_unsampled + rows, mask=rows < V, other=1) == 0
+    for place in tl.static_range(X):
+        drawable = drawable & (rows != tl.load(excluded + position * X + place))
+    return tl.where(drawable, mixed, -float("inf")), rows
+
+
+@triton.jit
+def summary_kernel(
+    logits, mixture_weights, is_unsampled, part_best, part_sum, block_best, block_sum, n, V, G, P,
+    K: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Maxima and sums of exp(logits - maximum): of each depth for a part of the rows, of the mixture for each block.
+
+    Programs (n, P). A block's sum is relative to the block's own maximum, so that it does not underflow.
+    """
+    position, part = tl.program_id(0), tl.program_id(1)
+    blocks = part * BLOCKS + tl.arange(0, BLOCKS)
+    rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    mixed = tl.zeros([BLOCKS, ROWS], tl.float32)
+    for depth in tl.static_range(K):
+        of_depth = load_logits(logits, depth, position, rows, n, V)
+        best, weights = max_and_weights(of_depth)
+        best_of_part = tl.max(best, 0)
+        shrink = tl.exp(best - tl.where(best_of_part == -float("inf"), 0.0, best_of_part))
+        at = (depth * n + position).to(tl.int64) * P + part
+        tl.store(part_best + at, best_of_part)
+        tl.store(part_sum + at, tl.sum(tl.sum(weights, 1) * shrink, 0))
+        if SAMPLES:
+            mixed += tl.load(mixture_weights + position * K + depth) * of_depth
+    if SAMPLES:
+        drawable = tl.load(is_unsampled + rows, mask=rows < V, other=1) == 0
+        best, weights = max_and_weights(tl.where(drawable, mixed, -float("inf")))
+        at = position.to(tl.int64) * G + blocks
+        tl.store(block_best + at, best, mask=blocks < G)
+        tl.store(block_sum + at, tl.sum(weights, 1), mask=blocks < G)
+
+
+@triton.jit
+def block_summary_kernel(
+    logits, mixture_weights, is_unsampled, excluded, blocks, best, total, n, V, S,
+    K: tl.constexpr, X: tl.constexpr, DRAWS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """As :func:`summary_kernel`, for given blocks of each position and without the excluded rows: programs (n, groups of S)."""
+    position, draws = tl.program_id(0), tl.program_id(1) * DRAWS + tl.arange(0, DRAWS)
+    at = position.to(tl.int64) * S + draws
+    block = tl.load(blocks + at, mask=draws < S, other=0).to(tl.int32)
+    mixed, _ = mixed_logits(logits, mixture_weights, is_unsampled, excluded, position, block, n, V, K, X, ROWS)
+    best_of_block, weights = max_and_weights(mixed)
+    tl.store(best + at, best_of_block, mask=draws < S)
+    tl.store(total + at, tl.sum(weights, 1), mask=draws < S)
+
+
+@triton.jit
+def pick_kernel(
+    logits, mixture_weights, is_unsampled, excluded, blocks, points, picked, picked_logits, n, V, S,
+    K: tl.constexpr, X: tl.constexpr, DRAWS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The row of each given block that its point selects, and the logits of that row: programs (n, groups of S)."""
+    position, draws = tl.program_id(0), tl.program_id(1) * DRAWS + tl.arange(0, DRAWS)
+    at = position.to(tl.int64) * S + draws
+    block = tl.load(blocks + at, mask=draws < S, other=0).to(tl.int32)
+    point = tl.load(points + at, mask=draws < S, other=0.0)
+    mixed, _ = mixed_logits(logits, mixture_weights, is_unsampled, excluded, position, block, n, V, K, X, ROWS)
+    _, weights = max_and_weights(mixed)
+    ends = tl.cumsum(weights.to(tl.float64), 1)
+    # A parallel cumulative sum may change by a rounding error at a row of weight 0; such a row must not be selected.
+    has_weight = weights > 0
+    columns = tl.arange(0, ROWS)[None, :]
+    reached = has_weight & (ends > (point * tl.max(ends, 1))[:, None])
+    first = tl.min(tl.where(reached, columns, ROWS), 1)
+    last = tl.max(tl.where(has_weight, columns, 0), 1)  # row 0 of the block where all weights are nan
+    row = block * ROWS + tl.minimum(first, last)
+    tl.store(picked + at, row.to(tl.int64), mask=draws < S)
+    for depth in tl.static_range(K):
+        tl.store(picked_logits + at * K + depth, load_logits(logits, depth, position, row, n, V), mask=draws < S)
+
+
+@triton.jit
+def gradient_kernel(
+    logits, log_sum, targets, by_nll, sums, n, V, K,
+    POSITIONS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(softmax - onehot(target)) times the gradient of the loss, in place of the logits, and its sum over some positions.
+
+    Programs (groups of POSITIONS of n, blocks of ROWS of V, K).
+    """
+    group, depth = tl.program_id(0), tl.program_id(2)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    for start in range(group * POSITIONS, tl.minimum(n, (group + 1) * POSITIONS), TILE):
+        positions = start + tl.arange(0, TILE)
+        inside = positions < n
+        log_sums = tl.load(log_sum + depth * n + positions, mask=inside, other=0.0)
+        factors = tl.load(by_nll + depth * n + positions, mask=inside, other=0.0)
+        target = tl.load(targets + positions, mask=inside, other=-1).to(tl.int32)
+        at = logits + (depth * n + positions).to(tl.int64)[:, None] * V + rows[None, :]
+        mask = inside[:, None] & (rows < V)[None, :]
+        of_tile = tl.load(at, mask=mask, other=-float("inf")).to(tl.float32)
+        probs = tl.exp(of_tile - log_sums[:, None])
+        by_logits = (probs - (rows[None, :] == target[:, None]).to(tl.float32)) * factors[:, None]
+        tl.store(at, by_logits.to(logits.dtype.element_ty), mask=mask)
+        total += by_logits
+    tl.store(sums + (group * K + depth).to(tl.int64) * V + rows, tl.sum(total, 0), mask=rows < V)
+
+
+@torch.library.custom_op("amos_fairseq::summarize_logits", mutates_args=())
+def summarize_logits(
+    logits: Tensor, mixture_weights: Tensor | None, is_unsampled: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Maxima and sums of exp(logits - maximum), in one pass over the logits.
+
+    Args:
+        logits: [K,n,V], contiguous; float16, bfloat16 or float32.
+        mixture_weights: gamma [n,K] float32, contiguous; None where nothing will be drawn.
+        is_unsampled: [V] bool, rows that are never drawn; None with ``mixture_weights``.
+
+    Returns:
+        Maximum and sum of each depth and part, [K,n,P] float32, over every row; maximum and sum of the mixture's blocks,
+        [n,G] float32 (G = 0 where nothing will be drawn), over the rows that are not unsampled: -inf and 0 where there are
+        none.
+    """
+    K, n, V = logits.shape
+    outputs = empty_summary(logits, mixture_weights is not None)
+    summary_kernel[(n, outputs[0].size(-1))](
+        logits, logits if mixture_weights is None else mixture_weights, logits if is_unsampled is None else is_unsampled,
+        *outputs, n, V, outputs[2].size(-1), outputs[0].size(-1), K=K, SAMPLES=mixture_weights is not None,
+        **summary_sizes(),
+    )  # fmt: skip
+    return outputs
+
+
+@summarize_logits.register_fake
+def _(logits, mixture_weights, is_unsampled):
+    return empty_summary(logits, mixture_weights is not None)
+
+
+def empty_summary(logits: Tensor, samples: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    K, n, V = logits.shape
+    num_blocks = num_parts(V, BLOCK_ROWS)
+    of_part, of_block = (K, n, num_parts(num_blocks, PART_BLOCKS)), (n, num_blocks if samples else 0)
+    return tuple(logits.new_empty(shape, dtype=torch.float32) for shape in (of_part, of_part, of_block, of_block))
+
+
+def num_parts(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+@torch.library.custom_op("amos_fairseq::summarize_blocks", mutates_args=())
+def summarize_blocks(
+    logits: Tensor, mixture_weights: Tensor, is_unsampled: Tensor, excluded: Tensor, blocks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`summarize_logits`, for given blocks of each position and without the rows that are excluded.
+
+    Reads BLOCK_ROWS logits of K depths for each of the n S blocks, not the whole chunk.
+
+    Args:
+        logits: [K,n,V], contiguous.
+        mixture_weights: [n,K] float32, contiguous.
+        is_unsampled: [V] bool.
+        excluded: [n,X] int64 rows, contiguous; X is at least 1.
+        blocks: [n,S] int64, contiguous.
+
+    Returns:
+        Maximum and sum, [n,S] float32.
+    """
+    K, n, V = logits.shape
+    best, total = (torch.empty(blocks.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
+    sizes = drawing_sizes(blocks.size(1))
+    block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
+        logits, mixture_weights, is_unsampled, excluded, blocks, best, total, n, V, blocks.size(1),
+        K=K, X=excluded.size(1), **sizes,
+    )  # fmt: skip
+    return best, total
+
+
+@summarize_blocks.register_fake
+def _(logits, mixture_weights, is_unsampled, excluded, blocks):
+    return tuple(logits.new_empty(blocks.shape, dtype=torch.float32) for _ in range(2))
+
+
+@torch.library.custom_op("amos_fairseq::pick_rows", mutates_args=())
+def pick_rows(
+    logits: Tensor, mixture_weights: Tensor, is_unsampled: Tensor, excluded: Tensor, blocks: Tensor, points: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The first row of each block whose cumulative weight exceeds a point, summed in float64; never a row of weight 0.
+
+    Reads BLOCK_ROWS logits of K depths for each of the n S draws, not the whole chunk. Where no row of the block has a weight
+    above 0, or weights are nan, the result is a valid row without meaning.
+
+    Args:
+        logits: [K,n,V], contiguous.
+        mixture_weights: [n,K] float32, contiguous.
+        is_unsampled: [V] bool.
+        excluded: [n,X] int64 rows that are not picked at the position, contiguous; X may be 0.
+        blocks: [n,S] int64, contiguous.
+        points: [n,S] float64 in [0, 1), contiguous; shares of the block's sum.
+
+    Returns:
+        Rows [n,S] int64 and the logits of each depth there, [n,S,K] float32.
+    """
+    K, n, V = logits.shape
+    rows, of_rows = empty_picked(logits, blocks)
+    sizes = drawing_sizes(blocks.size(1))
+    pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
+        logits, mixture_weights, is_unsampled, excluded, blocks, points, rows, of_rows, n, V, blocks.size(1),
+        K=K, X=excluded.size(1), **sizes,
+    )  # fmt: skip
+    return rows, of_rows
+
+
+@pick_rows.register_fake
+def _(logits, mixture_weights, is_unsampled, excluded, blocks, points):
+    return empty_picked(logits, blocks)
+
+
+def empty_picked(logits: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(blocks), logits.new_empty((*blocks.shape, len(logits)), dtype=torch.float32)
+
+
+@torch.library.custom_op("amos_fairseq::gradient_of_logits", mutates_args=("logits",))
+def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, by_nll: Tensor) -> Tensor:
+    """d nll / d logits times ``by_nll``, (softmax(logits) - onehot(target)) by_nll, in place of the logits.
+
+    One pass: every logit is read, and its gradient written, rounded once from float32.
+
+    Args:
+        logits: [K,n,V], contiguous; becomes the gradient.
+        log_sum: [K,n] float32, contiguous, the log of each softmax' denominator.
+        targets: [n] int64, contiguous.
+        by_nll: [K,n] float32, contiguous.
+
+    Returns:
+        The gradient before it was rounded, summed over the positions of each group: [groups,K,V] float32. All groups
+        together hold 4 bytes for every GRADIENT_POSITIONS logits.
+    """
+    K, n, V = logits.shape
+    sums = empty_sums(logits)
+    gradient_kernel[(len(sums), triton.cdiv(V, GRADIENT_ROWS), K)](
+        logits, log_sum, targets, by_nll, sums, n, V, K, **gradient_sizes()
+    )
+    return sums
+
+
+@gradient_of_logits.register_fake
+def _(logits, log_sum, targets, by_nll):
+    return empty_sums(logits)
+
+
+def empty_sums(logits: Tensor) -> Tensor:
+    K, n, V = logits.shape
+    return logits.new_empty((num_parts(n, GRADIENT_POSITIONS), K, V), dtype=torch.float32)

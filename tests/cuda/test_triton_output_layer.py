@@ -1,0 +1,464 @@
+"""The output layer in Triton, run by Triton's interpreter on the CPU: values and gradients against float64, samples by their
+distribution, and what it allocates at the sizes of a base model.
+
+The interpreter takes some 10 to 40 ms for each program of a kernel, so that there are few positions in each test.
+"""
+
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from chi_square import FALSE_ALARM, chi_square_p
+from fake_steps import FakeRun
+from scipy import stats
+from small_models import small_model
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from triton_interpreter import interpreted
+
+from amos_fairseq.bench.fake_cuda import fake_cuda
+from amos_fairseq.bench.memory import LiveBytes
+from amos_fairseq.functional import drawing, output_layer
+from amos_fairseq.functional.replacements import MixtureReplacements, Replacements, ReplacementsAndNegatives
+from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_in_chunks
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+LAST = 1 - 2**-53  # the largest number that torch.rand gives in float64
+E = 8
+
+
+@pytest.fixture(scope="module")
+def logits_module() -> Iterator[ModuleType]:
+    yield from interpreted("logits")
+
+
+@pytest.fixture(scope="module")
+def kernels(logits_module) -> Iterator[ModuleType]:
+    yield from interpreted("output_layer")
+
+
+def inputs(
+    num_depths: int, num_biases: int, num_positions: int, num_rows: int, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """hidden, weight, biases that require a gradient, and targets; the first target is row 0, the last one the last row."""
+    draw = torch.Generator().manual_seed(num_rows)
+    shapes = ((num_depths, num_positions, E), (num_rows, E), (num_biases, num_rows))
+    leaves = [torch.randn(*shape, generator=draw).to(dtype).requires_grad_() for shape in shapes]
+    targets = torch.randint(num_rows, (num_positions,), generator=draw)
+    targets[0], targets[-1] = 0, num_rows - 1
+    return [*leaves, targets]
+
+
+def positions_at_once(monkeypatch: pytest.MonkeyPatch, kernels: ModuleType, count: int, *leaves: Tensor) -> None:
+    hidden, weight = leaves[:2]
+    monkeypatch.setattr(kernels, "CHUNK_BYTES", count * len(hidden) * len(weight) * weight.element_size())
+
+
+def by_definition(hidden: Tensor, weight: Tensor, biases: Tensor, targets: Tensor) -> Tensor:
+    logits = hidden @ weight.T + biases.unsqueeze(1)
+    return cross_entropy(logits.flatten(0, 1), targets.repeat(len(hidden)), reduction="none").view(len(hidden), -1)
+
+
+def with_gradients(leaves: list[Tensor], nll: Tensor) -> list[Tensor]:
+    """Of a sum in which every position and depth has its own weight."""
+    weights = torch.randn(nll.shape, generator=torch.Generator().manual_seed(1)).to(nll.dtype)
+    return [nll.detach(), *torch.autograd.grad((nll * weights).sum(), leaves)]
+
+
+CASES = [
+    # depths, biases, positions, positions of a chunk, rows, whether it samples
+    (1, 1, 1, 1, 1, False),
+    (3, 3, 3, 2, 7, False),
+    (1, 1, 5, 5, 250, True),
+    (3, 1, 4, 3, 600, True),
+    (3, 3, 2, 1, 64, True),
+    (1, 1, 2, 2, 2_100, False),  # rows of two programs
+    (2, 2, 70, 70, 3, False),  # positions of two programs of the gradient
+]
+PRECISIONS = [(torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)]
+
+
+@pytest.mark.parametrize(
+    ("num_depths", "num_biases", "num_positions", "at_once", "num_rows", "samples", "dtype", "tolerance"),
+    [(*case, *precision) for case in CASES for precision in PRECISIONS if case in CASES[1:4] or precision[1] == 1e-5],
+)
+def test_values_and_gradients(
+    kernels, monkeypatch, num_depths, num_biases, num_positions, at_once, num_rows, samples, dtype, tolerance
+) -> None:
+    """Against float64 of the same rounded inputs, by norm: 16-bit layers round logits and their gradient to 11 or 8 bits.
+
+    That rows are never sampled, the first and the last target among them, changes nothing of the loss.
+    """
+    *leaves, targets = inputs(num_depths, num_biases, num_positions, num_rows, dtype)
+    positions_at_once(monkeypatch, kernels, at_once, *leaves)
+    sampler, unsampled = None, None
+    if samples:
+        sampler = MixtureReplacements(torch.full((num_positions, num_depths), 1 / num_depths))
+        unsampled = torch.tensor([0, 1, num_rows - 1])
+    guesses = output_layer.output_layer(*leaves, targets, unsampled, sampler, with_triton=True)
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = with_gradients(doubles, by_definition(*doubles, targets))
+    assert guesses.nll.dtype == torch.float32
+    for got, exact, leaf in zip(with_gradients(leaves, guesses.nll), expected, [guesses.nll, *leaves], strict=True):
+        assert got.dtype == leaf.dtype
+        assert (got.double() - exact).norm() <= tolerance * exact.norm() + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [(torch.float32, 2**-24), (torch.float16, 2**-11), (torch.bfloat16, 2**-7)]
+)
+def test_the_gradient_of_logits_is_rounded_once_in_their_place(logits_module, dtype, rounding: float) -> None:
+    """Of given logits, element by element; its sums are those before rounding.
+
+    Half a unit in the last place, a whole one in bfloat16: the interpreter cuts off what a GPU rounds. float32 adds errors of
+    exp(logit - log_sum), which grow with that difference (up to 16 here).
+    """
+    torch.manual_seed(0)
+    logits = (torch.randn(2, 3, 100) * 3).to(dtype)
+    exact = logits.double()
+    targets, by_nll = torch.tensor([0, 50, 99]), torch.randn(2, 3)
+    log_sum = exact.logsumexp(-1)
+    onehot = torch.nn.functional.one_hot(targets, 100)
+    expected = (exact.softmax(-1) - onehot) * by_nll.double().unsqueeze(-1)
+    sums = logits_module.gradient_of_logits(logits, log_sum.float(), targets, by_nll)
+    # The smallest normal number of float16 is 6e-5: below it the spacing is 6e-8.
+    smallest = 3e-8 if dtype == torch.float16 else 0
+    assert ((logits.double() - expected).abs() <= (rounding + 4e-6) * expected.abs() + 2e-7 + smallest).all()
+    torch.testing.assert_close(sums, expected.sum(1)[None].float(), rtol=1e-5, atol=1e-6)
+
+
+def test_correct_is_a_target_with_the_largest_logit_of_all_rows(kernels) -> None:
+    """Also where that row is never sampled, and where two rows have the largest logit."""
+    hidden, weight = torch.ones(1, 4, 1), torch.tensor([[3.0], [5.0], [5.0], [1.0], [7.0]])
+    targets = torch.tensor([4, 1, 0, 2])
+    for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
+        bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
+        for sampler in (None, Replacements()):
+            guesses = output_layer.output_layer(
+                hidden, weight, bias, targets, torch.tensor([3, 4]), sampler, with_triton=True
+            )
+            assert guesses.correct[0].tolist() == expected
+
+
+def test_no_position_at_all_gives_nothing(kernels) -> None:
+    hidden, weight, biases, targets = inputs(3, 1, 2, 40)
+    sampler = MixtureReplacements(torch.ones(0, 3), 5)
+    guesses = output_layer.output_layer(
+        hidden[:, :0], weight, biases, targets[:0], torch.tensor([0]), sampler, with_triton=True
+    )
+    assert guesses.nll.shape == guesses.correct.shape == (3, 0)
+    assert [len(part) for part in guesses.drawn] == [0] * 5
+    guesses.nll.sum().backward()
+    assert not weight.grad.any()
+
+
+def test_log_probs_of_words(kernels) -> None:
+    """log q over the rows that are sampled, against the way in PyTorch; sums of 150 terms in float32."""
+    hidden, weight, biases, _ = (tensor.detach() for tensor in inputs(1, 1, 4, 150))
+    biases[:, 0] = 300.0  # a special token that the generator is sure of
+    arguments = hidden[0], weight, biases[0], torch.tensor([7, 8, 100, 9]), torch.tensor([0, 149])
+    got = output_layer.word_log_probs(*arguments, with_triton=True)
+    torch.testing.assert_close(got, output_layer.word_log_probs(*arguments), rtol=1e-5, atol=1e-5)
+
+
+def mixture_of(kernels: ModuleType, logits: Tensor, depth_weights: Tensor, unsampled: list[int]) -> tuple[Any, Tensor]:
+    """What samplers draw from, and the exact probabilities [n,V] float64."""
+    is_unsampled = kernels.row_mask(torch.tensor(unsampled, dtype=torch.int64), logits.size(-1))
+    of_blocks = kernels.summarize_logits(logits, depth_weights, is_unsampled)[2:]
+    mixed = (logits.double() * depth_weights.double().T.unsqueeze(-1)).sum(0)
+    exact = mixed.masked_fill(is_unsampled, -math.inf).softmax(-1)
+    return kernels.TritonMixture.of(logits, depth_weights, is_unsampled, of_blocks), exact
+
+
+def check_draws(rows: Tensor, probabilities: Tensor) -> None:
+    """Frequencies of ``rows`` [S]; the test would see another temperature."""
+    counts = torch.bincount(rows, minlength=len(probabilities))
+    assert len(counts) == len(probabilities)
+    assert chi_square_p(counts, probabilities) > FALSE_ALARM
+    wrong = probabilities**1.3
+    assert chi_square_p(counts, wrong / wrong.sum()) < FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    ("num_depths", "num_rows", "dtype"), [(1, 150, torch.float32), (3, 150, torch.bfloat16), (3, 20, torch.float16)]
+)
+def test_rows_follow_the_mixture_of_the_depths(kernels, num_depths: int, num_rows: int, dtype) -> None:
+    """10,000 draws at one of two positions, from three blocks of rows or one; what is drawn comes with its logits."""
+    torch.manual_seed(0)
+    logits = torch.randn(num_depths, 2, num_rows).mul_(2).to(dtype)
+    unsampled = [0, num_rows // 2, num_rows - 1]
+    logits[..., unsampled[1]] = 80.0  # a special token that all depths are sure of
+    gamma = torch.rand(2, num_depths) + 0.2
+    mixture, exact = mixture_of(kernels, logits, gamma, unsampled)
+    rows, of_depths = mixture.draw(10_000)
+    check_draws(rows[1], exact[1])
+    assert torch.equal(of_depths, logits.float()[:, torch.arange(2)[:, None], rows].permute(1, 2, 0))
+    torch.testing.assert_close(mixture.weights(2) / mixture.total, exact.float(), rtol=1e-5, atol=1e-9)
+
+
+def test_replacements_follow_their_temperature_and_never_are_the_forbidden_token(kernels) -> None:
+    torch.manual_seed(1)
+    logits, sampler = torch.randn(1, 1, 150), Replacements(0.5, forbidden=torch.tensor([9, 70]))
+    places = slice(1, 2)
+    gamma = sampler.depth_weights(places, logits.device)
+    assert gamma.tolist() == [[2.0]]
+    mixture, exact = mixture_of(kernels, logits, gamma, [0, 149])
+    (token,) = sampler.draw(mixture, places)
+    assert token.shape == (1,)
+    assert exact[:, 70] > 0
+    exact[:, 70] = 0
+    check_draws(mixture.draw(10_000)[0][0], exact[0] / exact.sum())
+
+
+def test_blocks_that_lie_far_below_others_keep_their_sums(kernels) -> None:
+    """Rows of a block relative to the block's best: with exp(-80) between neighbours all sums are exact to rounding."""
+    logits = torch.linspace(0, 1, 300)[None, None] - 80.0 * (torch.arange(300) // 64)
+    mixture, exact = mixture_of(kernels, logits, torch.ones(1, 1), [3])
+    log_sums = mixture.block_best.double() + mixture.block_sum.double().log()
+    blocks = [part.logsumexp(-1) for part in exact.log().split(64, dim=1)]
+    expected = torch.stack(blocks, dim=1)
+    torch.testing.assert_close(log_sums - log_sums[:, :1], expected - expected[:, :1], rtol=1e-6, atol=1e-5)
+
+
+def test_excluding_rows_is_as_if_they_were_never_sampled(kernels) -> None:
+    """One row after another, two of them in one block, the sure one among them."""
+    torch.manual_seed(2)
+    logits, gamma = torch.randn(2, 2, 100), torch.rand(2, 2)
+    logits[:, :, 30] = 200.0
+    mixture, _ = mixture_of(kernels, logits, gamma, [0])
+    for row in (30, 31, 99):
+        mixture.exclude(torch.full((2,), row))
+    expected, exact = mixture_of(kernels, logits, gamma, [0, 30, 31, 99])
+    torch.testing.assert_close(mixture.block_best, expected.block_best)
+    torch.testing.assert_close(mixture.block_sum, expected.block_sum)
+    check_draws(mixture.draw(5_000)[0][0], exact[0])
+
+
+def points_and_picked(
+    kernels: ModuleType, logits_module: ModuleType, logits: Tensor, unsampled: list[int], points: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows picked of the only block [1,V] at ``points`` [S], and the exact weights that they are picked from, [V] float64."""
+    mixture, exact = mixture_of(kernels, logits[None], torch.ones(1, 1), unsampled)
+    rows, _ = logits_module.pick_rows(
+        mixture.logits, mixture.depth_weights, mixture.is_unsampled, mixture.excluded,
+        torch.zeros(1, len(points), dtype=torch.int64), points.double()[None],
+    )  # fmt: skip
+    return rows[0], exact[0]
+
+
+def test_points_are_picked_by_cumulative_sums_in_float64(kernels, logits_module) -> None:
+    """A sure row and 60 of 1e-9 each behind it: each point finds its own row, which float32 sums could not tell apart."""
+    logits = torch.full((1, 64), math.log(1e-9))
+    logits[:, 1] = 0.0
+    points = (1 + 1e-9 * (torch.arange(60).double() + 0.5)) / (1 + 62e-9)
+    rows, _ = points_and_picked(kernels, logits_module, logits, [0], points)
+    assert rows.tolist() == list(range(2, 62))
+
+
+def test_no_point_falls_on_a_row_of_weight_0(kernels, logits_module) -> None:
+    """Unsampled rows and words whose weight is 0 in float32, first, in between and last; beyond all lie none of 50 rows."""
+    torch.manual_seed(3)
+    logits = torch.randn(1, 50)
+    logits[:, [4, 48]] = -1e4
+    points = torch.cat([torch.tensor([0.0, LAST], dtype=torch.float64), torch.rand(2_000, dtype=torch.float64)])
+    rows, exact = points_and_picked(kernels, logits_module, logits, [0, 20, 49], points)
+    assert set(rows.tolist()) == set(exact.nonzero().flatten().tolist())
+    assert rows[0] == 1
+    assert rows[1] == 47
+    assert torch.equal(rows, drawing.pick(exact, points))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of numpy, in the interpreter
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_reach_the_loss_and_draw_rows(kernels, value: float) -> None:
+    """An overflow stops or skips the update by the loss; it must not end in an index out of range."""
+    leaves = [leaf.detach() for leaf in inputs(1, 1, 2, 70)[:3]]
+    leaves[0][:, 0], leaves[1][:, 0], leaves[2][:] = value, 1.0, 0.0
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    targets = torch.tensor([65, 66])
+    guesses = output_layer.output_layer(
+        *leaves, targets, torch.tensor([0, 69]), MixtureReplacements(torch.ones(2, 1), 3), with_triton=True
+    )
+    rows = guesses.drawn[1]
+    assert rows.ge(0).all()
+    assert rows.lt(70).all()
+    assert not guesses.nll[0, 0].isfinite()
+    assert guesses.nll[0, 1].isfinite()
+    guesses.nll.sum().backward()
+    assert leaves[0].grad[0, 1].isfinite().all()
+    assert not leaves[1].grad.isfinite().all()
+
+
+def test_negatives_are_other_words_drawn_one_after_another(kernels) -> None:
+    """Words 100 apart are drawn in their order, but for the original: what is likelier is never drawn after something else."""
+    logits = -100.0 * torch.tensor([[[5.0, 3, 9, 2, 4, 0, 1, 7, 6, 8]]])
+    originals = torch.tensor([6])
+    sampler = ReplacementsAndNegatives(originals, 5, hardest=False)
+    mixture, _ = mixture_of(kernels, logits, sampler.depth_weights(slice(0, 1), logits.device), [5])
+    sampled, negatives = sampler.draw(mixture, slice(0, 1))
+    assert sampled.tolist() == [6]
+    assert negatives.tolist() == [[3, 1, 4, 0, 8]]
+    hardest = ReplacementsAndNegatives(originals, 5, hardest=True)
+    mixture, _ = mixture_of(kernels, logits.bfloat16(), torch.ones(1, 1), [5])
+    assert hardest.draw(mixture, slice(0, 1))[1].tolist() == [[3, 1, 4, 0, 8]]
+
+
+def test_negatives_follow_the_softmax_without_the_original(kernels) -> None:
+    """30 positions with 2 negatives of 5 words: each word is among the two as often as the sum over ordered pairs says.
+
+    Bands of 5 standard deviations.
+    """
+    torch.manual_seed(4)
+    count, logits = 30, torch.tensor([0.0, 1.0, 9.0, -1.0, 0.5, 0.0, 2.0])
+    sampler = ReplacementsAndNegatives(torch.full((count,), 2), 2, hardest=False)
+    mixture, _ = mixture_of(kernels, logits.repeat(1, count, 1), torch.ones(count, 1), [5])
+    _, negatives = sampler.draw(mixture, slice(0, count))
+    words = [0, 1, 3, 4, 6]
+    weights = logits.double().exp()
+    left = weights[words].sum()
+    expected = torch.zeros(7, dtype=torch.float64)
+    for first in words:
+        for second in set(words) - {first}:
+            expected[[first, second]] += weights[first] / left * weights[second] / (left - weights[first])
+    counts = torch.bincount(negatives.flatten(), minlength=7).double()
+    assert counts.sum() == 2 * count
+    assert negatives[:, 0].ne(negatives[:, 1]).all()
+    deviation = (count * expected * (1 - expected)).sqrt()
+    assert ((counts - count * expected).abs() <= 5 * deviation).all()
+
+
+def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
+    """40 positions of one distribution in chunks of 30, 20 arrivals each: rows by frequency, the first arrival's time is
+    exponential, logits are those of the rows, and the lost mass of some positions is a probability."""
+    torch.manual_seed(5)
+    count, num_depths, num_rows = 40, 2, 100
+    hidden = torch.randn(num_depths, 1, E).repeat(1, count, 1)
+    weight, biases = torch.randn(num_rows, E), torch.randn(1, num_rows)
+    positions_at_once(monkeypatch, kernels, 30, hidden, weight)
+    gamma = torch.tensor([[0.3, 0.7]]).repeat(count, 1)
+    unsampled = torch.tensor([0, 99])
+    sampler = MixtureReplacements(gamma, 20, 0.3)
+    guesses = output_layer.output_layer(
+        hidden, weight, biases, torch.zeros(count, dtype=torch.int64), unsampled, sampler, with_triton=True
+    )
+    tokens, rows, scores, of_depths, lost = guesses.drawn
+    logits = hidden[:, 0] @ weight.T + biases
+    mixed = (gamma[0, :, None] * logits).sum(0).index_fill(0, unsampled, -math.inf).double()
+    assert torch.equal(tokens, rows[:, 0])
+    check_draws(rows.flatten(), mixed.softmax(-1))
+    torch.testing.assert_close(of_depths, logits.T[rows], rtol=1e-5, atol=1e-5)
+    first = (-scores[:, 0].double()).exp() * (mixed - mixed.max()).exp().sum()
+    assert stats.kstest(first.numpy(), stats.expon.cdf).pvalue > FALSE_ALARM
+    assert torch.equal(scores.isneginf(), drawing.is_repeated(rows))
+    assert lost.shape == (4,)
+    assert ((lost >= 0) & (lost < 0.5)).all()
+
+
+def test_the_same_inputs_give_the_same_bits(kernels, monkeypatch) -> None:
+    *leaves, targets = inputs(3, 3, 4, 130)
+    positions_at_once(monkeypatch, kernels, 3, *leaves)
+    sampler = MixtureReplacements(torch.rand(4, 3), 6)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        guesses = output_layer.output_layer(*leaves, targets, torch.tensor([0]), sampler, with_triton=True)
+        results.append([*with_gradients(leaves, guesses.nll), guesses.correct, *guesses.drawn])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_operators_are_what_pytorch_is_told_of_them(logits_module) -> None:
+    """Shapes, strides and dtypes on tensors without numbers, and which arguments change."""
+    logits, gamma = torch.randn(2, 3, 70).bfloat16(), torch.rand(3, 2)
+    is_unsampled, rows = torch.zeros(70, dtype=torch.bool), torch.zeros(3, 2, dtype=torch.int64)
+    targets, factors = torch.tensor([1, 2, 3]), torch.randn(2, 3)
+    ops = torch.ops.amos_fairseq
+    for operator, arguments in (
+        (ops.summarize_logits, (logits, gamma, is_unsampled)),
+        (ops.summarize_logits, (logits, None, None)),
+        (ops.summarize_blocks, (logits, gamma, is_unsampled, rows, rows)),
+        (ops.pick_rows, (logits, gamma, is_unsampled, rows, rows, torch.rand(3, 2).double())),
+        (ops.gradient_of_logits, (logits.clone(), factors, targets, factors)),
+    ):
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+class Float32Tensors(TorchDispatchMode):
+    """The shapes of all float32 tensors that operators make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        tensors = (tensor for tensor in tree_iter(made) if isinstance(tensor, Tensor))
+        self.shapes |= {tuple(tensor.shape) for tensor in tensors if tensor.dtype == torch.float32}
+        return made
+
+
+def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> None:
+    """32 blocks of 512 tokens, 77 of them masked, AMOS-base in bfloat16, on tensors without numbers.
+
+    Float32 are the gradient of the embeddings [V,E], sums of the gradient over 64 positions each, the blocks' sums, the draws
+    and the weights of the 4 positions whose lost mass is measured. At most 0.58 GiB live at once, one chunk of logits among
+    them; all logits would be 0.45 GiB in bfloat16 and 0.90 in float32.
+    """
+    B, M, K, width, V = 32, 77, 3, 768, 32_768
+    with FakeTensorMode():
+
+        def leaf(*shape: int, of: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(*shape, dtype=of, requires_grad=True)
+
+        hidden, embedding, bias = [leaf(B, M, width) for _ in range(K)], leaf(V, width), leaf(1, V)
+        gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
+        is_unsampled, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
+        rows = OutputRows(embedding, bias, is_unsampled, unsampled, with_triton=True)
+        with LiveBytes() as live, Float32Tensors() as made:
+            guesses = guess_in_chunks(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
+            (guesses.nll.sum() + guesses.residual.float().sum()).backward()
+    assert 0.9 * kernels.CHUNK_BYTES < live.largest <= kernels.CHUNK_BYTES
+    # A chunk has 1,232 positions of 3 depths; not even one depth of it is there in float32.
+    assert max(math.prod(shape) for shape in made.shapes) == V * width < 1_232 * V
+    assert live.peak < 0.6 * 2**30
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["amos_tiny"],
+        ["teams_tiny"],
+        ["electric_tiny"],
+        ["electra_tiny", "model.disallow_true_token=true"],
+        ["electra_tiny", "model.main_objective=replace_mlm"],
+        ["mlm_tiny"],
+    ],
+    ids=" ".join,
+)
+def test_every_objective_trains_and_validates_with_it_on_a_fake_device(kernels, monkeypatch, overrides) -> None:
+    """bfloat16, tensors on device cuda that have no numbers: no host waits, shapes and dtypes fit from end to end."""
+    calls = []
+    run_layer = kernels.output_layer
+    monkeypatch.setattr(kernels, "output_layer", lambda *given: calls.append(given[0].device.type) or run_layer(*given))
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]])
+        run.update(run.padded)
+        run.validate(run.full)
+    assert calls == ["cuda"] * len(calls)
+    assert len(calls) >= 2
+
+
+def test_a_model_on_a_cpu_needs_no_triton() -> None:
+    model = small_model(kernels="triton")
+    assert model.is_fast
+    assert not model.with_triton
+    assert output_layer.runs_in_triton("triton", torch.device("cuda"))
+    assert not output_layer.runs_in_triton("fast", torch.device("cuda"))
