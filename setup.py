@@ -49,6 +49,8 @@ setup(
         "test": [
             "pytest",
             "pytest-xdist",
+            # Its interpreter runs the kernels of functional/cuda on a CPU. CUDA builds of torch pin their version of it.
+            "triton; platform_system == 'Linux' and platform_machine == 'x86_64'",
             "ruff",
             "fastBPE==0.1.0",
             "hydra-submitit-launcher",

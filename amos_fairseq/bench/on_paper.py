@@ -13,6 +13,7 @@ that launches kernels faster than the device runs them. It is there to be compar
 
 import contextlib
 import dataclasses
+import importlib
 import math
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator
@@ -146,6 +147,8 @@ SCATTER = {
     aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_, aten.index_add_, aten.index_copy_,
 }  # fmt: skip
 ACCUMULATE = {aten.scatter_add_, aten.index_add_}  # of these, the ones that read what they change
+# Operators of this package that read given blocks of rows of the logits [K,n,V], their first argument.
+READ_BLOCKS = {"amos_fairseq::pick_rows", "amos_fairseq::summarize_blocks"}
 
 
 @dataclass
@@ -271,6 +274,14 @@ def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
         indices = sum(map(num_bytes, (tensor for tensor in others if not tensor.is_floating_point())))
         values = sum(map(num_bytes, (tensor for tensor in others if tensor.is_floating_point())))
         return indices + (3 if packet in ACCUMULATE else 2) * values
+    if packet._qualified_op_name in READ_BLOCKS:
+        logits, *others = tensors_of(args)
+        blocks, block_rows = (
+            arguments["blocks"],
+            importlib.import_module("amos_fairseq.functional.cuda.logits").BLOCK_ROWS,
+        )
+        read = blocks.numel() * block_rows * len(logits) * logits.element_size()
+        return read + sum(map(num_bytes, others)) + made
     if packet in PICK:
         return 2 * made + sum(map(num_bytes, tensors_of(args[1:])))
     written_names = [a.name for a in function._schema.arguments if a.is_write and a.name in arguments]
@@ -280,7 +291,10 @@ def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     read = sum(map(num_bytes, tensors_of([value for name, value in arguments.items() if name not in unread])))
     if not written_names:
         return read + made
-    return read + sum(map(num_bytes, tensors_of([arguments[name] for name in written_names])))
+    written = tensors_of([arguments[name] for name in written_names])
+    changed = {tensor.untyped_storage()._cdata for tensor in written}
+    also_made = (tensor for tensor in tensors_of(result) if tensor.untyped_storage()._cdata not in changed)
+    return read + sum(map(num_bytes, [*written, *also_made]))
 
 
 def tensors_of(nest: Any) -> list[Tensor]:

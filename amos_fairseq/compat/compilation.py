@@ -8,7 +8,7 @@ answers a missing compiler there with a long traceback: here it is tried out bef
 """
 
 import functools
-import importlib.util
+import importlib
 import logging
 import time
 from typing import Any
@@ -72,11 +72,10 @@ def require_compiler(device: torch.device) -> None:
 
 def require_triton() -> None:
     """Raise UserError where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        raise UserError(
-            "model.kernels=triton needs the package triton, which PyTorch's CUDA builds for Linux bring along: install it, or "
-            "train with model.kernels=fast"
-        )
+    try:
+        importlib.import_module("amos_fairseq.functional.cuda")
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def compile_layers(trainer: Trainer) -> None:

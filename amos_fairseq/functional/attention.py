@@ -174,12 +174,7 @@ def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positi
     Raises:
         ValueError: Triton is not installed.
     """
-    try:
-        # Imported here, because only CUDA builds of PyTorch bring Triton along; torch.compile traces the statement.
-        from amos_fairseq.functional.cuda.attention import triton_attention
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            "model.kernels=triton needs the package triton, which PyTorch's CUDA builds for Linux bring along: install it, or "
-            "use model.kernels=fast"
-        ) from error
+    # Imported here, because only CUDA builds of PyTorch bring Triton along; torch.compile traces the statement.
+    from amos_fairseq.functional.cuda.attention import triton_attention
+
     return triton_attention(heads, bias.values, bias.padding, bias.side, dropout, positions)

@@ -104,7 +104,11 @@ def runs_in_triton(kernels: str, device: torch.device) -> bool:
 
 
 def triton_kernels() -> ModuleType:
-    """The module with the Triton kernels, imported at the first use: Triton is not a dependency of this package."""
+    """The module with the Triton kernels, imported at the first use: only CUDA builds of PyTorch bring Triton along.
+
+    Raises:
+        ValueError: Triton is not installed.
+    """
     return importlib.import_module("amos_fairseq.functional.cuda.output_layer")
 
 

@@ -9,13 +9,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from amos_fairseq.functional.cuda import attention
+from amos_fairseq.functional.cuda import attention, logits
 
 POINTERS = {
-    **dict.fromkeys(("heads", "grad", "grad_query", "grad_heads", "out"), "*bf16"),
+    **dict.fromkeys(("heads", "grad", "grad_query", "grad_heads", "out", "logits"), "*bf16"),
     **dict.fromkeys(("bias", "lse", "delta", "query_sums", "distance_sums", "scores_out"), "*fp32"),
-    **dict.fromkeys(("seed", "positions"), "*i64"),
-    "padding": "*i1",
+    **dict.fromkeys(("mixture_weights", "part_best", "part_sum", "block_best", "block_sum", "best", "total"), "*fp32"),
+    **dict.fromkeys(("picked_logits", "log_sum", "by_nll", "sums"), "*fp32"),
+    **dict.fromkeys(("seed", "positions", "excluded", "blocks", "picked", "targets"), "*i64"),
+    **dict.fromkeys(("padding", "is_unsampled"), "*i1"),
+    "points": "*fp64",
 }
 OTHERS = {"scale": "fp32", "keep_scale": "fp32", "drop_below": "i64"}
 ARCHITECTURES = (80, 90)  # A100; H100 and H200
@@ -30,7 +33,7 @@ def compiled_shared_memory(
     signature, aligned = {}, {}
     for place, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else POINTERS.get(name, OTHERS.get(name, "i32"))
-        if (name in POINTERS and name != "bias") or name in ("T", "M"):
+        if (name in POINTERS and name != "bias") or name in ("T", "M", "V"):
             aligned[(place,)] = [["tt.divisibility", 16]]
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
@@ -51,6 +54,16 @@ def main() -> None:
             ):
                 name = f"{kernel.__name__} of heads of {width} on sm_{architecture}"
                 found[name] = compiled_shared_memory(kernel, launch, flags, architecture)
+    for architecture in ARCHITECTURES:
+        for kernel, launch, flags in (
+            (logits.summary_kernel, logits.summary_sizes(), {"K": 3, "SAMPLES": True}),
+            (logits.block_summary_kernel, logits.drawing_sizes(1), {"K": 1, "X": 2}),
+            (logits.pick_kernel, logits.drawing_sizes(128), {"K": 3, "X": 0}),
+            (logits.gradient_kernel, logits.gradient_sizes(), {}),
+        ):
+            found[f"{kernel.__name__} on sm_{architecture}"] = compiled_shared_memory(
+                kernel, launch, flags, architecture
+            )
     print(json.dumps(found))
 
 

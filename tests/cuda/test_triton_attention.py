@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton_interpreter import interpreted
 
 from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, attention_by_definition
 from amos_fairseq.functional.relative_position import toeplitz
@@ -22,21 +22,7 @@ if find_spec("triton") is None:
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
-    """The module, whose kernels Triton interprets; Triton decides that when it is imported."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        import triton
-
-        from amos_fairseq.functional.cuda import attention
-
-        if type(triton.language.sum).__name__ != "InterpretedFunction" or not attention.IS_INTERPRETED:
-            pytest.skip("another test has imported Triton already, so that it would compile the kernels")
-        try:
-            int(np.ones(1))
-        except TypeError:
-            if int(triton.__version__.split(".")[1]) < 9:
-                pytest.skip("the interpreter of this Triton does not run with this numpy (seen: 3.6.0 with 2.4.6)")
-        yield attention
+    yield from interpreted("attention")
 
 
 def by_definition(

@@ -9,22 +9,21 @@ import pytest
 
 
 def interpreted(name: str) -> Iterator[ModuleType]:
-    """For a fixture: the module ``amos_fairseq.functional.cuda.NAME``, whose kernels Triton interprets.
+    """For a fixture: the module ``amos_fairseq.functional.cuda.NAME``, whose kernels Triton interprets (conftest.py).
 
-    Triton decides that when it is imported. The test is skipped where that happened before, to compile kernels, and where the
-    interpreter does not run.
+    The test is skipped where the interpreter does not run.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        import triton
+    import triton
 
-        module = importlib.import_module(f"amos_fairseq.functional.cuda.{name}")
-        attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
-        if type(triton.language.sum).__name__ != "InterpretedFunction" or not attention.IS_INTERPRETED:
-            pytest.skip("another test has imported Triton already, so that it would compile the kernels")
-        try:
-            int(np.ones(1))
-        except TypeError:
-            if int(triton.__version__.split(".")[1]) < 9:
-                pytest.skip("the interpreter of this Triton does not run with this numpy (seen: 3.6.0 with 2.4.6)")
-        yield module
+    module = importlib.import_module(f"amos_fairseq.functional.cuda.{name}")
+    attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
+    assert type(triton.language.sum).__name__ == "InterpretedFunction", (
+        "Triton was imported before tests/cuda/conftest.py"
+    )
+    assert attention.IS_INTERPRETED
+    try:
+        int(np.ones(1))
+    except TypeError:
+        if int(triton.__version__.split(".")[1]) < 9:
+            pytest.skip("the interpreter of this Triton does not run with this numpy (seen: 3.6.0 with 2.4.6)")
+    yield module

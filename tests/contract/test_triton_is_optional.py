@@ -1,0 +1,67 @@
+"""Triton is imported by functional/cuda alone, and that by whoever asked for ``model.kernels=triton`` on CUDA."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import ROOT, environment
+
+PACKAGE = ROOT / "amos_fairseq"
+KERNELS = PACKAGE / "functional" / "cuda"
+
+
+def imports_of(nodes: list[ast.AST]) -> set[str]:
+    """Modules that statements among ``nodes`` import."""
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return found | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_only_the_kernels_import_triton() -> None:
+    importing = {
+        path
+        for path in PACKAGE.rglob("*.py")
+        if any(name.partition(".")[0] == "triton" for name in imports_of(list(ast.walk(ast.parse(path.read_bytes())))))
+    }
+    assert importing
+    assert {path.parent for path in importing} == {KERNELS}
+
+
+def test_nothing_imports_the_kernels_when_it_is_imported_itself() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent != KERNELS:
+            names = imports_of(ast.parse(path.read_bytes()).body)
+            assert not any(name.startswith("amos_fairseq.functional.cuda") for name in names), path
+
+
+def without_triton(folder: Path) -> dict[str, str]:
+    """Variables of a Python for which Triton is not installed."""
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['triton'] = None\n")
+    return environment({"PYTHONPATH": f"{folder}:{ROOT}"})
+
+
+@pytest.mark.slow
+def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amos_fairseq.cli.main", "bench", "amos_tiny", "--steps", "1", "--warmup", "1"]
+    command += ["--device", "cpu", "--vocabulary-size", "300", "--set", "dataset.batch_size=2", "model.kernels=triton"]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=without_triton(tmp_path), cwd=tmp_path, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_the_kernels_without_triton_are_one_line(tmp_path: Path) -> None:
+    script = "import torch\nfrom amos_fairseq.compat.compilation import require_triton\nrequire_triton()"
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=without_triton(tmp_path),
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("amos_fairseq.errors.UserError: model.kernels=triton needs the package triton, ")
+    assert last.endswith("install it, or use model.kernels=fast")
