@@ -9,4 +9,5 @@ if find_spec("triton") is not None:
     # Triton reads the variable when it is imported, which other tests do, too. Processes that tests start do not inherit it.
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("TRITON_INTERPRET", "1")
-        import_module("amos_fairseq.functional.cuda.attention")
+        for name in ("attention", "output_layer"):
+            import_module(f"amos_fairseq.functional.cuda.{name}")

@@ -26,7 +26,6 @@ SHAPE = EncoderShape(
     num_layers=2, width=32, ffn_width=48, num_heads=2, max_positions=40, dropout=0.0, attention_dropout=0.0,
     activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=16,
 )  # fmt: skip
-OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")
 
 
 @pytest.fixture
@@ -98,9 +97,10 @@ def test_two_towers_equal_their_reference(takes_triton) -> None:
     assert_equal_gradients(fast, reference)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
-@pytest.mark.parametrize("recipe", OBJECTIVES)
-def test_every_objective_trains_and_validates(recipe: str, precision: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", "fp16"])
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
+def test_other_precisions_train_and_validate(recipe: str, precision: str) -> None:
+    """bfloat16 of every objective: test_triton_output_layer.py. In float32 attention is PyTorch's."""
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, ["model.kernels=triton"], precision)
         run.update(run.full)

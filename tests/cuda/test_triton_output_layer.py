@@ -450,6 +450,7 @@ def test_every_objective_trains_and_validates_with_it_on_a_fake_device(kernels, 
     monkeypatch.setattr(kernels, "output_layer", lambda *given: calls.append(given[0].device.type) or run_layer(*given))
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]])
+        run.update(run.full)
         run.update(run.padded)
         run.validate(run.full)
     assert calls == ["cuda"] * len(calls)

@@ -26,4 +26,6 @@ def interpreted(name: str) -> Iterator[ModuleType]:
     except TypeError:
         if int(triton.__version__.split(".")[1]) < 9:
             pytest.skip("the interpreter of this Triton does not run with this numpy (seen: 3.6.0 with 2.4.6)")
-    yield module
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("TRITON_INTERPRET", "1")  # Triton imports some of itself at the first launch
+        yield module
