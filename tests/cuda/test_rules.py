@@ -136,7 +136,8 @@ class TestDefects:
         """As it was: strides (12, 1, 6144, 12) at length 512."""
 
         def toeplitz(values: Tensor) -> Tensor:
-            return values.unfold(-1, (values.size(-1) + 1) // 2, 1).flip(1)
+            by_distance = values.t().contiguous()  # [2T-1,H], as the table gives it
+            return by_distance.t().unfold(-1, (values.size(-1) + 1) // 2, 1).flip(1)
 
         def as_one_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
             parts = [part.to(dtype) for part in bias if part is not None]

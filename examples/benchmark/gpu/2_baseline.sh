@@ -24,8 +24,8 @@ contest() {
     python -m amos_fairseq.cli.main bench "$recipe" --device "$DEVICE" --precision "$PRECISION" --steps "$STEPS" \
         --warmup "$WARMUP" --vocabulary-size "$VOCABULARY" --out "$SCRATCH/bench" "$@" --set "dataset.batch_size=$sequences" \
         >"$SCRATCH/bench.md" || status=$?
-    # Its headings are one level below those of the page; the last two lines name files that do not stay.
-    sed -e 's/^#/##/' -e "/^$(printf '%s' "$SCRATCH/bench" | sed 's/[\/&]/\\&/g')/d" "$SCRATCH/bench.md"
+    # Its headings belong below the step's; the last line names files that do not stay.
+    sed -e 's/^#/###/' -e "/^$(printf '%s' "$SCRATCH/bench" | sed 's/[\/&]/\\&/g')/d" "$SCRATCH/bench.md"
     [ "$status" -ne 0 ] || mv "$SCRATCH"/bench/*.json "$OUT/$file"
     rm -rf "$SCRATCH/bench"
     return "$status"

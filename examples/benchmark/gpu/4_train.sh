@@ -25,7 +25,7 @@ COMPARISON="$SCRATCH/comparison"
 step "pretraining and fine-tuning" python "$GPU_SCRIPTS/../../comparison/compare.py" "$DATA" "$GLUE" "$COMPARISON" \
     --objectives mlm,electra,amos --tasks "$TASKS" --fine-tune-at 1 "${FLAGS[@]}"
 step "curves" python -m amos_fairseq.cli.main plot "$COMPARISON"/{mlm,electra,amos}/pretraining --out "$SCRATCH/plots"
-[ ! -f "$COMPARISON/comparison.md" ] || sed 's/^#/##/' "$COMPARISON/comparison.md" >>"$SCRATCH/pages"
+[ ! -f "$COMPARISON/comparison.md" ] || sed 's/^#/###/' "$COMPARISON/comparison.md" >>"$SCRATCH/pages"
 [ ! -f "$SCRATCH/plots/overview.png" ] || cp "$SCRATCH/plots/overview.png" "$OUT/curves.png"
 for file in comparison.json score_by_hours.png; do
     [ ! -f "$COMPARISON/$file" ] || cp "$COMPARISON/$file" "$OUT/$file"

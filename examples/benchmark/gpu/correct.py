@@ -1,0 +1,183 @@
+"""What 1_correct.sh runs beside the tests: ``peaks``, ``updates`` of every base recipe, and a ``resume``. Prints Markdown."""
+
+import argparse
+import math
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from fairseq.logging import metrics
+
+from amos_fairseq.bench import machine
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.machine import describe_machine, matmul_seconds, memory_bandwidth, versions
+from amos_fairseq.bench.made_up_text import random_blocks
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.composition import RECIPES
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.flops.recipe import build_task
+
+# Two updates with so many sequences; enough to run every kernel, and small beside the memory of any GPU.
+SEQUENCES = 8
+VOCABULARY = 32_768
+UPDATES, SAVED_AT = 8, 4
+
+
+def peaks(device: torch.device) -> None:
+    """What amos bench divides by, for each size: 2 seconds each."""
+    described = describe_machine(device)
+    name = described["gpu"]["name"] if described["gpu"] else described["processor"]
+    print(f"{name}; {', '.join(f'{package} {version}' for package, version in versions().items())}\n")
+    edges, size = machine.MATMUL_EDGES[device.type], None
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    if device.type == "cpu":
+        edges, size, dtypes, machine.SECONDS = (64,), 2**20, (torch.float32,), {"cpu": 0.05}
+    print("| random normal numbers | TFLOP/s |\n|---|---:|")
+    for dtype in dtypes:
+        for edge in edges:
+            rate = 2 * edge**3 / matmul_seconds(edge, device, dtype)
+            print(f"| {edge} x {edge}, {str(dtype).removeprefix('torch.')} | {rate / 1e12:,.1f} |", flush=True)
+    print(f"\ncopy, bytes read and written: {memory_bandwidth(device, size) / 1e12:.2f} TB/s")
+
+
+def updates(device: torch.device) -> None:
+    """Loss, seconds and memory of the second of two updates of every recipe; raises where a number is not finite."""
+    size, sequences, vocabulary = ("base", SEQUENCES, VOCABULARY) if device.type == "cuda" else ("tiny", 2, 500)
+    recipes = sorted(path.stem for path in RECIPES.glob("*.yaml") if f"_{size}" in path.stem)
+    if not recipes:
+        raise UserError(f"no recipe of size {size} in {RECIPES}")
+    failed = []
+    print("| recipe | kernels | loss | gradient norm | seconds | peak memory, GiB |\n|---|---|---:|---:|---:|---:|")
+    for recipe in recipes:
+        for kernels in ("fast", "triton") if device.type == "cuda" else ("fast",):
+            try:
+                row = two_updates(recipe, kernels, device, sequences, vocabulary)
+            except Exception as error:  # the other recipes are still worth knowing
+                failed.append(recipe)
+                row = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} | | | "
+            print(f"| {recipe} | {kernels} | {row} |", flush=True)
+    if failed:
+        raise UserError(f"recipes that do not train: {', '.join(failed)}")
+
+
+def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int, vocabulary: int) -> str:
+    metrics.reset()
+    precision = "bf16" if device.type == "cuda" else "float32"
+    overrides = [f"dataset.batch_size={sequences}", f"model.kernels={kernels}"]
+    setup = prepare(BenchSettings(recipe, overrides, precision=precision, device=device.type), vocabulary)
+    task = build_task(setup.cfg.task, vocabulary)
+    blocks = random_blocks(task, sequences)
+    batch = blocks.collater([blocks[index] for index in range(sequences)])
+    step = FairseqStep(setup, task, recipe, "")
+    step.step(batch)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    with metrics.aggregate(new_root=True) as found:
+        step.trainer.train_step([batch])
+    values = found.get_smoothed_values()  # reads the device
+    seconds = time.perf_counter() - start
+    loss, norm = float(values["loss"]), float(values["gnorm"])
+    if not (math.isfinite(loss) and math.isfinite(norm) and norm > 0):
+        raise ValueError(f"loss {loss}, gradient norm {norm}")
+    memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device.type == "cuda" else ""
+    return f"{loss:.3f} | {norm:.3f} | {seconds:.3f} | {memory}"
+
+
+def resume(device: torch.device, precision: str) -> None:
+    """Train 8 updates; then continue from the checkpoint of the 4th, and compare weights and optimizer state bit by bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        data = made_up_corpus(work)
+        train(work / "whole", data, device, precision)
+        saved = next((work / "whole").glob(f"checkpoint_*_{SAVED_AT}.pt"), None)
+        if saved is None:
+            raise UserError(f"the run of {UPDATES} updates has saved none after {SAVED_AT}")
+        (work / "continued").mkdir()
+        (work / "continued" / "checkpoint_last.pt").write_bytes(saved.read_bytes())
+        train(work / "continued", data, device, precision)
+        whole, continued = (tensors_of(work / name / "checkpoint_last.pt") for name in ("whole", "continued"))
+    if whole.keys() != continued.keys():
+        raise UserError("the two checkpoints hold different tensors")
+    changed = {name for name, tensor in whole.items() if not torch.equal(tensor, continued[name])}
+    print(f"{len(whole)} tensors of model and optimizer after {UPDATES} updates, resumed after {SAVED_AT}: ", end="")
+    if changed:
+        largest = max((whole[name].double() - continued[name].double()).abs().max().item() for name in changed)
+        print(f"{len(changed)} differ, by at most {largest:.3g}: {', '.join(sorted(changed)[:5])}")
+        raise UserError("the resumed run is not the uninterrupted one")
+    print("the same bits")
+
+
+def made_up_corpus(work: Path) -> Path:
+    """400 lines of 150 words, binarized by fairseq's own preprocessing."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(150)]
+    lines = [" ".join(draw.choices(words, k=40)) + "\n" for _ in range(400)]
+    (work / "train").write_text("".join(lines), encoding="utf-8")
+    (work / "valid").write_text("".join(lines[:20]), encoding="utf-8")
+    run([sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(work / "data"), "--trainpref",
+         str(work / "train"), "--validpref", str(work / "valid")])  # fmt: skip
+    return work / "data"
+
+
+def train(save_dir: Path, data: Path, device: torch.device, precision: str) -> None:
+    settings = {
+        "task.data": data, "task.tokens_per_sample": 64, "model.max_positions": 64, "dataset.batch_size": 8,
+        "optimization.update_freq": "[1]", "optimization.max_update": UPDATES, "checkpoint.save_dir": save_dir,
+        "checkpoint.save_interval_updates": SAVED_AT, "checkpoint.keep_interval_updates": 10,
+        "lr_scheduler.warmup_updates": 2, "dataset.num_workers": 0, "common.bf16": str(precision == "bf16").lower(),
+        "common.fp16": str(precision == "fp16").lower(), "common.cpu": str(device.type == "cpu").lower(),
+        "dataset.disable_validation": "true",
+    }  # fmt: skip
+    run([sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(RECIPES), "--config-name", "amos_tiny",
+         *(f"{key}={value}" for key, value in settings.items())])  # fmt: skip
+
+
+def run(command: list[str]) -> None:
+    finished = subprocess.run(command, stdout=sys.stderr, check=False)
+    if finished.returncode:
+        raise UserError(f"{' '.join(command[1:4])} ... ended with status {finished.returncode}; see the log")
+
+
+def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, by its place in it."""
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    found: dict[str, torch.Tensor] = {}
+
+    def collect(name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                collect(f"{name}.{key}", part)
+        elif isinstance(value, (list, tuple)):
+            for number, part in enumerate(value):
+                collect(f"{name}.{number}", part)
+
+    for part in ("model", "last_optimizer_state"):
+        collect(part, state[part])
+    return found
+
+
+@report_user_errors()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("peaks", "updates", "resume"))
+    parser.add_argument("precision", nargs="?", choices=("bf16", "fp16"), default="bf16", help="of the resume")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if arguments.what == "resume":
+        resume(device, arguments.precision)
+    else:
+        {"peaks": peaks, "updates": updates}[arguments.what](device)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""Time attention and the output layer by every backend that the device has. Prints Markdown.
+
+FLOPs of attention are those of the definition: two products forward, five backward. Bytes are those that every backend has to
+move: heads, output and their gradients, each once.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.bench.timing import sustained_seconds
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.functional import output_layer as chunked
+from amos_fairseq.functional.attention import (
+    AttentionBias,
+    ToeplitzBias,
+    as_one_mask,
+    attention_by_definition,
+    fast_attention,
+    fused_attention,
+    toeplitz_attention,
+)
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_by_definition, guess_in_chunks
+
+DROPOUT = 0.1
+MIB = 2**20
+CHUNKS = (32, 64, 128, 256, 512)  # MiB
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of amos_base, with 64 sequences of 512 tokens; 77 positions of each are masked."""
+
+    sequences: int = 64
+    length: int = 512
+    heads: int = 12
+    head_width: int = 64
+    depths: int = 3
+    masked: int = 77
+    rows: int = 32_768
+    seconds: float = 0.6  # for each time
+
+    @property
+    def product(self) -> int:
+        """FLOPs of one product of attention."""
+        return 2 * self.sequences * self.heads * self.length**2 * self.head_width
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_width
+
+
+TINY = Sizes(sequences=1, length=16, heads=2, head_width=16, depths=2, masked=3, rows=64, seconds=0.01)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A call that returns one tensor, and the leaves that get gradients. ``dropout`` and ``bias_gradient``: for the table."""
+
+    name: str
+    call: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...]
+    dropout: float = 0.0
+    bias_gradient: bool = False
+
+
+def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Variant]:
+    """Flash attention cannot have a bias: it is the bound of the others."""
+    torch.manual_seed(0)
+    shape = (sizes.sequences, sizes.length, 3, sizes.heads, sizes.head_width)
+    heads = torch.randn(shape, device=device, dtype=dtype).requires_grad_()
+    values = torch.randn(sizes.heads, 2 * sizes.length - 1, device=device).mul_(0.1)
+    learned = values.clone().requires_grad_()
+    on_gpu = device.type == "cuda"
+
+    def fused(backend: str, mask: Tensor | None, dropout: float) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))
+        return fused_attention(query, key, value, mask, dropout, backend).transpose(1, 2)
+
+    def with_bias(attend: Callable, source: Tensor, dropout: float) -> Tensor:
+        return attend(heads, AttentionBias(learned=toeplitz(source)), dropout)
+
+    if on_gpu:
+        for dropout in (0.0, DROPOUT):
+            yield Variant("flash, no bias", lambda p=dropout: fused("flash", None, p), (heads,), dropout)
+        for source, leaves in ((values, (heads,)), (learned, (heads, learned))):
+            for dropout in (0.0, DROPOUT):
+                yield Variant(
+                    "efficient",
+                    lambda s=source, p=dropout: fused(
+                        "efficient", as_one_mask(AttentionBias(learned=toeplitz(s)), dtype), p
+                    ),
+                    leaves,
+                    dropout,
+                    source is learned,
+                )
+        for dropout in (0.0, DROPOUT):
+            yield Variant(
+                "ours in Triton, no bias",
+                lambda p=dropout: toeplitz_attention(heads, ToeplitzBias(None, None), p, None),
+                (heads,),
+                dropout,
+            )
+            yield Variant(
+                "ours in Triton",
+                lambda p=dropout: toeplitz_attention(heads, ToeplitzBias(learned, None), p, None),
+                (heads, learned),
+                dropout,
+                True,
+            )
+        compiled = torch.compile(attention_by_definition)
+        yield Variant(
+            "compiled definition", lambda: with_bias(compiled, learned, DROPOUT), (heads, learned), DROPOUT, True
+        )
+        yield Variant("FlexAttention", flex_attention(heads, learned, sizes.length), (heads, learned), 0.0, True)
+    else:
+        yield Variant(
+            "ours on a CPU", lambda: with_bias(fast_attention, learned, DROPOUT), (heads, learned), DROPOUT, True
+        )
+    yield Variant(
+        "definition",
+        lambda: with_bias(attention_by_definition, learned, DROPOUT),
+        (heads, learned),
+        DROPOUT,
+        True,
+    )
+
+
+def flex_attention(heads: Tensor, values: Tensor, length: int) -> Callable[[], Tensor]:
+    """PyTorch's generated kernel with the bias as a function of the score; it has no dropout of weights."""
+    from torch.nn.attention.flex_attention import flex_attention as flex
+
+    compiled = torch.compile(flex, dynamic=False)
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + values[h, key - query + length - 1]
+
+    def call() -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))
+        return compiled(query, key, value, score_mod=add_bias).transpose(1, 2)
+
+    return call
+
+
+def print_attention(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """The table; returns what failed."""
+    print(
+        f"{sizes.sequences} sequences of {sizes.length} tokens, {sizes.heads} heads of {sizes.head_width}, "
+        f"{str(dtype).removeprefix('torch.')}; the gradient of the bias includes the sum over sequences and diagonals\n"
+    )
+    print("| backend | dropout | gradient of the bias | forward, ms | TFLOP/s | GB/s | backward, ms | TFLOP/s | GB/s |")
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
+    tensor = sizes.sequences * sizes.length * sizes.width * dtype.itemsize
+    work = ((2 * sizes.product, 4 * tensor), (5 * sizes.product, 8 * tensor))
+    failed = []
+    for variant in attention_variants(sizes, device, dtype):
+        head = f"| {variant.name} | {variant.dropout} | {'yes' if variant.bias_gradient else 'no'} | "
+        try:
+            times = forward_and_backward(variant, device, sizes.seconds)
+        except Exception as error:  # the other backends are still worth knowing
+            failed.append(variant.name)
+            print(f"{head}FAILED: {first_line(error)} | | | | | |", flush=True)
+            continue
+        cells = (
+            f"{seconds * 1e3:.3f} | {flops / seconds / 1e12:.1f} | {moved / seconds / 1e9:.0f}"
+            for seconds, (flops, moved) in zip(times, work, strict=True)
+        )
+        print(f"{head}{' | '.join(cells)} |", flush=True)
+    return failed
+
+
+def forward_and_backward(variant: Variant, device: torch.device, budget: float) -> tuple[float, float]:
+    """Seconds of each pass, sustained; the backward pass by the difference."""
+    grad = torch.randn_like(variant.call())
+
+    def both() -> None:
+        torch.autograd.grad(variant.call(), variant.leaves, grad)
+
+    forward = sustained_seconds(variant.call, device, budget)
+    return forward, max(sustained_seconds(both, device, budget) - forward, 1e-9)
+
+
+def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Cross entropy alone, and AMOS: a mixture that is sampled, with its gradient. Forward and backward pass together."""
+    torch.manual_seed(0)
+    positions = (sizes.sequences, sizes.masked)
+    hidden = [
+        torch.randn(*positions, sizes.width, device=device).to(dtype).requires_grad_() for _ in range(sizes.depths)
+    ]
+    embedding = torch.randn(sizes.rows, sizes.width, device=device).mul_(0.02).to(dtype).requires_grad_()
+    biases = torch.zeros(1, sizes.rows, device=device, dtype=dtype).requires_grad_()
+    gamma = torch.full((*positions, sizes.depths), 1 / sizes.depths, device=device).requires_grad_()
+    originals = torch.randint(5, sizes.rows, positions, device=device)
+    unsampled = torch.arange(5, device=device)
+    is_unsampled = torch.arange(sizes.rows, device=device) < 5
+    rows = OutputRows(embedding, biases, is_unsampled, unsampled)
+    adversary = Adversary(temperature=0.3, hidden_gradient=0.0, num_entries=min(128, sizes.rows))
+    leaves = (*hidden, embedding, biases)
+    all_leaves = (*leaves, gamma)
+    targets = originals.flatten()
+
+    def cross_entropy(with_triton: bool) -> Tensor:
+        states = torch.stack([h.flatten(0, 1) for h in hidden])
+        return chunked.output_layer(states, embedding, biases, targets, with_triton=with_triton).nll.sum()
+
+    def by_definition() -> Tensor:
+        return sum(linear_cross_entropy(h, embedding, biases[0], originals)[0].sum() for h in hidden)
+
+    def mixture(guess: Callable, with_triton: bool = False) -> Tensor:
+        own = dataclasses.replace(rows, with_triton=with_triton)
+        guesses = guess(hidden, gamma, originals, own, adversary)
+        return guesses.nll.sum() + guesses.residual.float().sum()
+
+    ways: list[tuple[str, int | None, Callable[[], Tensor], Callable[[], Tensor]]] = [
+        ("in chunks", size, lambda: cross_entropy(False), lambda: mixture(guess_in_chunks)) for size in CHUNKS
+    ]
+    if device.type == "cuda":
+        ways += [
+            ("ours in Triton", size, lambda: cross_entropy(True), lambda: mixture(guess_in_chunks, True))
+            for size in CHUNKS[1:]
+        ]
+    ways.append(("definition", None, by_definition, lambda: mixture(guess_by_definition)))
+    product = 2 * sizes.depths * targets.numel() * embedding.numel()
+    print(
+        f"{sizes.depths} depths, {targets.numel():,} positions, width {sizes.width}, {sizes.rows:,} rows, "
+        f"{str(dtype).removeprefix('torch.')}; forward and backward pass\n"
+    )
+    print(
+        "| way | chunk, MiB | cross entropy, ms | TFLOP/s | mixture of AMOS, ms | memory, GiB |\n|---|---:|---:|---:|---:|---:|"
+    )
+    failed = []
+    for name, size, alone, mixed in ways:
+        head = f"| {name} | {size or ''} | "
+        try:
+            with chunk_bytes(name, size, device):
+                seconds = sustained_seconds(lambda a=alone: torch.autograd.grad(a(), leaves), device, sizes.seconds)
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                whole = sustained_seconds(lambda m=mixed: torch.autograd.grad(m(), all_leaves), device, sizes.seconds)
+            peak = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if device.type == "cuda" else ""
+        except Exception as error:
+            failed.append(name)
+            print(f"{head}FAILED: {first_line(error)} | | | |", flush=True)
+            continue
+        print(
+            f"{head}{seconds * 1e3:.2f} | {3 * product / seconds / 1e12:.1f} | {whole * 1e3:.2f} | {peak} |", flush=True
+        )
+    return failed
+
+
+def chunk_bytes(name: str, size: int | None, device: torch.device) -> mock._patch:
+    """Another size of the chunks, in MiB, while a way is timed; None changes nothing."""
+    if name == "ours in Triton":
+        from amos_fairseq.functional.cuda import output_layer as in_triton
+
+        return mock.patch.object(in_triton, "CHUNK_BYTES", size * MIB)
+    return mock.patch.dict(chunked.CHUNK_BYTES, {device.type: size * MIB} if size else {})
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:150] if lines else ''}".replace("|", "\\|")
+
+
+@report_user_errors()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("attention", "output_layer"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    sizes, dtype = (Sizes(), torch.bfloat16) if device.type == "cuda" else (TINY, torch.float32)
+    measure = {"attention": print_attention, "output_layer": print_output_layer}[arguments.what]
+    failed = measure(sizes, device, dtype)
+    if failed:
+        raise UserError(f"backends that failed: {', '.join(failed)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

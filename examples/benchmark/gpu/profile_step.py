@@ -1,0 +1,122 @@
+"""Where a step spends its time: its most expensive kernels, and its parts beside their prediction. Prints Markdown.
+
+The prediction is that of ``amos bench --on-paper h200``, made in a process of its own that sees no GPU.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.made_up_text import random_blocks
+from amos_fairseq.bench.on_paper import predict
+from amos_fairseq.bench.profile import PARTS, shares_of_parts
+from amos_fairseq.bench.session import micro_batch_size
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.bench.timing import sustained_seconds, wait_for
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.flops.recipe import build_task
+
+WARMUP, PROFILED = 5, 3
+SECONDS = {"cuda": 4.0, "cpu": 0.1}
+NAME_LENGTH = 110  # of a kernel; templates are longer than a line
+
+
+def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
+    setup = prepare(settings, vocabulary)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    sequences = micro_batch_size(setup)
+    blocks = random_blocks(task, sequences)
+    batch = blocks.collater([blocks[index] for index in range(sequences)])
+    step = FairseqStep(setup, task, "ours", "")
+    for _ in range(WARMUP if setup.device.type == "cuda" else 1):
+        step.step(batch)
+    seconds = sustained_seconds(lambda: step.step(batch), setup.device, SECONDS[setup.device.type])
+    print(f"{settings.config}, {sequences} sequences, {setup.precision}: {seconds * 1e3:.2f} ms a step, ", end="")
+    print(f"{batch['ntokens'] / seconds:,.0f} tokens/s\n", flush=True)
+    print_parts(shares_of_parts(step, batch, setup.device, PROFILED), seconds, predicted_parts(settings, vocabulary))
+    print_kernels(step, batch, setup.device, num_kernels)
+
+
+def predicted_parts(settings: BenchSettings, vocabulary: int) -> dict[str, float] | None:
+    """Milliseconds by part on an H200; None where they cannot be predicted, with the reason on stderr."""
+    command = [sys.executable, __file__, settings.config, "--predict", "--precision", settings.precision]
+    command += ["--vocabulary-size", str(vocabulary), "--set", *settings.overrides]
+    finished = subprocess.run(
+        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    return None if finished.returncode else json.loads(finished.stdout.splitlines()[-1])
+
+
+def prediction_as_json(settings: BenchSettings, vocabulary: int) -> str:
+    """Rows of the prediction are a part, or what a part is split into."""
+    milliseconds = dict.fromkeys(PARTS, 0.0)
+    for row, cost in predict(settings, "h200", vocabulary).costs.items():
+        milliseconds[next(part for part in PARTS if row.startswith(part))] += cost.seconds * 1e3
+    return json.dumps(milliseconds)
+
+
+def print_parts(shares: dict[str, float], seconds: float, predicted: dict[str, float] | None) -> None:
+    print("| part | ms, measured | ms, predicted for an H200 |\n|---|---:|---:|")
+    for part in PARTS:
+        print(
+            f"| {part} | {shares[part] * seconds * 1e3:.2f} | {f'{predicted[part]:.2f}' if predicted else 'failed'} |"
+        )
+    total = f"{sum(predicted.values()):.2f}" if predicted else "failed"
+    print(f"| total | {seconds * 1e3:.2f} | {total} |\n", flush=True)
+
+
+def print_kernels(step: FairseqStep, batch: dict, device: torch.device, num_kernels: int) -> None:
+    """By the time on the device, of the profiler's events; on a CPU the operators."""
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    with profile(activities=activities, acc_events=True) as profiled:
+        for _ in range(PROFILED):
+            step.step(batch)
+        wait_for(device)
+    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    times: dict[str, list[float]] = {}
+    for event in profiled.events():
+        if event.device_type == kind and not event.is_user_annotation:
+            own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            times.setdefault(event.name, []).append(own / 1e3 / PROFILED)
+    whole = sum(map(sum, times.values()))
+    print(f"{'Kernels' if on_gpu else 'Operators'} of a step: {whole:.2f} ms on the device\n")
+    print("| ms | share | calls | name |\n|---:|---:|---:|---|")
+    for name, own in sorted(times.items(), key=lambda item: -sum(item[1]))[:num_kernels]:
+        short = name.replace("|", "\\|")[:NAME_LENGTH]
+        print(f"| {sum(own):.3f} | {sum(own) / whole:.1%} | {len(own) / PROFILED:.0f} | `{short}` |")
+
+
+@report_user_errors()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--vocabulary-size", type=int, default=32_768)
+    parser.add_argument("--kernels", type=int, default=40, help="rows of the table")
+    parser.add_argument("--set", dest="overrides", nargs="+", default=[])
+    parser.add_argument("--predict", action="store_true", help="print the prediction as JSON")
+    arguments = parser.parse_args()
+    if arguments.kernels < 1:
+        raise UserError(f"--kernels {arguments.kernels} makes no table: give at least 1")
+    settings = BenchSettings(arguments.config, arguments.overrides, precision=arguments.precision)
+    if arguments.predict:
+        print(prediction_as_json(settings, arguments.vocabulary_size))
+        return 0
+    settings = BenchSettings(
+        arguments.config, arguments.overrides, precision=arguments.precision, device=arguments.device
+    )
+    measure(settings, arguments.vocabulary_size, arguments.kernels)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

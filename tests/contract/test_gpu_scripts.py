@@ -1,0 +1,148 @@
+"""examples/benchmark/gpu: every script from end to end on a CPU, at tiny size, offline, in an active environment."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_up_glue import WORDS, write_glue, write_rows
+from small_checkpoint import small_tokenizer
+from tiny_runs import ROOT, environment
+
+SCRIPTS = ROOT / "examples" / "benchmark" / "gpu"
+MOST_FILES = 8  # that a script may leave in OUT
+
+
+def run_script(name: str, folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess:
+    """With a ``python`` of this environment first in PATH, without a network, in an empty folder."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    for python in ("python", "python3"):
+        if not (tools / python).exists():
+            (tools / python).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            (tools / python).chmod(0o755)
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    settings = environment(
+        {**proxies, "AMOS_ENVIRONMENT": "active", "OUT": str(folder / "out"), "CUDA_VISIBLE_DEVICES": ""} | variables
+    )
+    settings["PATH"] = f"{tools}:{settings['PATH']}"
+    command = [shutil.which("bash"), str(SCRIPTS / name), *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+
+
+def files_of(folder: Path) -> set[str]:
+    """What a script has left; nothing may lie deeper."""
+    paths = list((folder / "out").rglob("*"))
+    assert all(path.parent == folder / "out" for path in paths)
+    assert len(paths) <= MOST_FILES
+    return {path.name for path in paths}
+
+
+def results(page: str) -> dict[str, str]:
+    """Step -> result, of the table at the top."""
+    rows = [line.strip("|").split("|") for line in page.split("\n## ")[0].splitlines() if line.startswith("| ")]
+    return {name.strip(): result.strip() for name, _, result in rows[1:]}
+
+
+def passed(result: subprocess.CompletedProcess, folder: Path, name: str) -> str:
+    page = (folder / "out" / f"{name}.md").read_text(encoding="utf-8")
+    log = (folder / "out" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+    assert result.returncode == 0, page[:2000] + log[-3000:]
+    assert set(results(page).values()) == {"passed"}
+    return page
+
+
+@pytest.mark.slow
+def test_1_correct(tmp_path: Path) -> None:
+    page = passed(run_script("1_correct.sh", tmp_path, "--device", "cpu"), tmp_path, "1_correct")
+    assert files_of(tmp_path) == {"1_correct.md", "1_correct.log"}
+    assert "after 8 updates, resumed after 4: the same bits" in page
+    for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):
+        assert f"| {recipe} | fast | " in page
+    assert "needs a CUDA device" in page  # of every skipped test
+
+
+@pytest.mark.slow
+def test_2_baseline(tmp_path: Path) -> None:
+    page = passed(run_script("2_baseline.sh", tmp_path, "--device", "cpu"), tmp_path, "2_baseline")
+    contests = {"electra_2.json", "amos_2.json", "amos_2_triton.json", "amos_4.json"}
+    assert files_of(tmp_path) == {"2_baseline.md", "2_baseline.log", *contests}
+    rows = json.loads((tmp_path / "out" / "electra_2.json").read_text())["rows"]
+    assert {row["name"] for row in rows} == {"ours", "hf"}
+    assert "| attention | " in page
+    assert "Operators of a step: " in page
+    assert "failed" not in page.split("ms, predicted for an H200")[1].split("Operators")[0]
+
+
+@pytest.mark.slow
+def test_3_kernels(tmp_path: Path) -> None:
+    page = passed(run_script("3_kernels.sh", tmp_path, "--device", "cpu"), tmp_path, "3_kernels")
+    assert files_of(tmp_path) == {"3_kernels.md", "3_kernels.log"}
+    assert "| ours on a CPU | 0.1 | yes | " in page
+    assert page.count("| in chunks | ") == 5
+    assert page.count("| definition | ") == 2
+
+
+@pytest.mark.slow
+def test_4_train(tmp_path: Path) -> None:
+    from fairseq.data import Dictionary
+
+    data, glue, tokenizer = tmp_path / "text", tmp_path / "glue", small_tokenizer()
+    tokenizer.save(data / "tokenizer")
+    dictionary = Dictionary.load(str(data / "tokenizer" / "dict.txt"))
+    dictionary.save(str(data / "dict.txt"))
+    for split, lines in (("train", 420), ("valid", 20)):
+        sentences = [WORDS[line % 12 :] + WORDS[: line % 7] for line in range(lines)]
+        encoded = [[dictionary.index(piece) for piece in tokenizer.encode(" ".join(words))] for words in sentences]
+        write_rows(data, split, [[*row, dictionary.eos()] for row in encoded])
+    write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
+    write_glue(glue, data, "STS-B", [], {"train": 32, "valid": 16}, pair=True)
+    result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu")
+    page = passed(result, tmp_path, "4_train")
+    assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", "comparison.json", "score_by_hours.png"}
+    for objective in ("mlm", "electra", "amos"):
+        assert objective in page
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("1_correct.sh", (), "PyTorch finds no CUDA device"),
+        ("1_correct.sh", ("--device", "tpu"), "--device tpu is not known: give cpu or cuda"),
+        ("3_kernels.sh", ("--fast",), "--fast is not a flag of 3_kernels.sh"),
+        ("4_train.sh", ("--device", "cpu"), "give DATA and GLUE"),
+        ("4_train.sh", ("nowhere", "nowhere", "--device", "cpu"), "DATA=nowhere holds no dict.txt"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, ...], words: str) -> None:
+    result = run_script(name, tmp_path, *arguments)
+    assert result.returncode == 1
+    errors = [line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ")]
+    assert len(errors) == 1
+    assert words in errors[0]
+
+
+def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> None:
+    script = tmp_path / "made_up.sh"
+    script.write_text(
+        f'set -euo pipefail\nsource "{SCRIPTS}/common.sh"\nbegin "${{BASH_SOURCE[0]}}" --device cpu\n'
+        'step "first" false\nstep "second" echo of the second\nLIMIT_SECONDS=0\nstep "third" true\nfinish\n'
+    )
+    variables = environment({"AMOS_ENVIRONMENT": "active", "PYTHON": sys.executable, "OUT": str(tmp_path / "out")})
+    finished = subprocess.run(["bash", str(script)], env=variables, capture_output=True, text=True, check=False)
+    assert finished.returncode == 1
+    page = (tmp_path / "out" / "made_up.md").read_text(encoding="utf-8")
+    assert results(page) == {
+        "first": "FAILED (exit status 1)", "second": "passed", "third": "not run: no time left",
+    }  # fmt: skip
+    assert "## second\n\nof the second" in page
+
+
+@pytest.mark.parametrize("name", ["1_correct.sh", "2_baseline.sh", "3_kernels.sh", "4_train.sh"])
+def test_help(tmp_path: Path, name: str) -> None:
+    result = run_script(name, tmp_path, "--help")
+    assert result.returncode == 0
+    assert "--device cpu: a rehearsal" in result.stdout
+    assert not (tmp_path / "out").exists()
