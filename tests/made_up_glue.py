@@ -34,6 +34,18 @@ def session(start: Path, out: Path, **options: Any) -> Session:
     return open_session(str(start), str(out), "amos", cpu=True, **{"num_seeds": 2, **options})
 
 
+def write_text(data: Path) -> None:
+    """A text to pretrain on, 66 blocks of 128 tokens, in the layout of ``preprocess/pretraining/prepare.sh``."""
+    tokenizer = small_tokenizer()
+    tokenizer.save(data / "tokenizer")
+    dictionary = Dictionary.load(str(data / "tokenizer" / "dict.txt"))
+    dictionary.save(str(data / "dict.txt"))
+    for split, lines in (("train", 420), ("valid", 20)):
+        sentences = [WORDS[line % 12 :] + WORDS[: line % 7] for line in range(lines)]
+        encoded = [[dictionary.index(piece) for piece in tokenizer.encode(" ".join(words))] for words in sentences]
+        write_rows(data, split, [[*row, dictionary.eos()] for row in encoded])
+
+
 def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: dict[str, int], pair: bool) -> None:
     """Random sentences whose class is the first word's place in a list, or whose score (no ``labels``) is its half.
 

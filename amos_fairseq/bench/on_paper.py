@@ -4,7 +4,7 @@ The real step (model, criterion, backward pass, clipping, optimizer) runs on Fak
 Every operator that would start a kernel is counted, as one kernel, with its bytes and FLOPs. Its predicted time is
 
     matrix product   max(FLOPs / product rate, bytes / bandwidth)
-    fused attention  FLOPs / attention rate + bytes of the mask and of its gradient / bandwidth
+    fused attention  FLOPs / attention rate + bytes of the mask, of its gradient and of scratch memory / bandwidth
     anything else    bytes / bandwidth
 
 and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, and for a host
@@ -13,7 +13,6 @@ that launches kernels faster than the device runs them. It is there to be compar
 
 import contextlib
 import dataclasses
-import importlib
 import math
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator
@@ -74,7 +73,7 @@ FROM_A100_TO_H200 = (132 * 1.83) / (108 * 1.41)
 # FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6.
 FLASH_2_ON_H100 = (282e12, 198e12)
 FLASH_2_ON_A100 = (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200)
-# This package's kernels in Triton do the same products on the same tiles, with the bias and its gradient besides; they are
+# This package's kernels in Triton do the same products, with the bias and its gradient besides, on tiles of 64 x 64; they are
 # taken to reach the same rates (assumption).
 
 DEVICES = {
@@ -224,7 +223,7 @@ class Trace(TorchDispatchMode):
         if fused is not None:
             kernel, backward = fused
             seconds = flops / self.device.attention[kernel][backward]
-            seconds += mask_bytes(packet, args, result) / self.device.bandwidth
+            seconds += extra_bytes(packet, args, result) / self.device.bandwidth
         else:
             seconds = moved / self.device.bandwidth
             if is_product:
@@ -275,12 +274,10 @@ def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
         values = sum(map(num_bytes, (tensor for tensor in others if tensor.is_floating_point())))
         return indices + (3 if packet in ACCUMULATE else 2) * values
     if packet._qualified_op_name in READ_BLOCKS:
+        from amos_fairseq.functional.cuda.logits import BLOCK_ROWS  # needs Triton, which is there where the operator is
+
         logits, *others = tensors_of(args)
-        blocks, block_rows = (
-            arguments["blocks"],
-            importlib.import_module("amos_fairseq.functional.cuda.logits").BLOCK_ROWS,
-        )
-        read = blocks.numel() * block_rows * len(logits) * logits.element_size()
+        read = arguments["blocks"].numel() * BLOCK_ROWS * len(logits) * logits.element_size()
         return read + sum(map(num_bytes, others)) + made
     if packet in PICK:
         return 2 * made + sum(map(num_bytes, tensors_of(args[1:])))
@@ -307,8 +304,18 @@ def num_bytes(tensor: Tensor) -> int:
     return math.prod(sizes) * tensor.element_size()
 
 
-def mask_bytes(packet: Any, args: Any, result: Any) -> int:
-    """Of a mask that fused attention reads, and of the gradient that it writes for it."""
+def extra_bytes(packet: Any, args: Any, result: Any) -> int:
+    """What a kernel moves beyond the published one of its rate: a mask and its gradient; of Triton's backward pass the scratch.
+
+    Its sums of dq are counted as written once. A program adds to 128 KB of them (T = 512, d = 64) while it runs, and the
+    programs of 132 multiprocessors stay in an L2 cache of 50 MB. Besides, it reads output and gradient for dO . O, and at
+    given positions writes and reads dS.
+    """
+    if packet._qualified_op_name == "amos_fairseq::attention_backward":
+        grad, heads, bias, _, _, positions, out = args[:7]
+        B, T, _, H, _ = heads.shape
+        scores = 0 if bias is None or positions is None else 2 * 4 * B * H * positions.size(1) * T
+        return 4 * grad.numel() + num_bytes(grad) + num_bytes(out) + scores
     if packet is aten._scaled_dot_product_efficient_attention:
         masks = args[3:4]
     elif packet is aten._scaled_dot_product_efficient_attention_backward:

@@ -70,12 +70,25 @@ def require_compiler(device: torch.device) -> None:
         ) from error
 
 
-def require_triton() -> None:
-    """Raise UserError where Triton is not installed."""
+def require_triton(device: torch.device) -> None:
+    """Run the attention of ``model.kernels=triton`` once, forward and backward.
+
+    Raises:
+        UserError: Triton is not installed, or does not compile here.
+    """
     try:
-        importlib.import_module("amos_fairseq.functional.cuda")
+        attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
     except ValueError as error:
         raise UserError(str(error)) from error
+    heads = torch.randn(1, 16, 3, 1, 16, device=device, dtype=torch.float16, requires_grad=True)
+    try:
+        attention.triton_attention(heads).sum().backward()
+    except Exception as error:  # whatever the compiler, or what should start it, raises
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(
+            f"model.kernels=triton cannot be had on this machine ({reason}): install {COMPILERS['cuda']}, or train with "
+            "model.kernels=fast"
+        ) from error
 
 
 def compile_layers(trainer: Trainer) -> None:
@@ -122,7 +135,7 @@ def apply() -> None:
     def make_compiling_trainer(self: Trainer, *args: Any, **kwargs: Any) -> None:
         make_trainer(self, *args, **kwargs)
         if str(OmegaConf.select(self.cfg, "model.kernels")) == "triton" and self.device.type == "cuda":
-            require_triton()
+            require_triton(self.device)
         if OmegaConf.select(self.cfg, "model.compile"):  # models of others have no such setting
             compile_layers(self)
 

@@ -68,8 +68,9 @@ class EncoderConfig(FairseqDataclass):
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = field(
         default="fast",
         metadata={
-            "help": "how attention, dropout, linear and output layers are computed; triton: on CUDA with this package's "
-            "Triton kernels (not timed yet), elsewhere as fast; reference: slowly, as their definitions read"
+            "help": "how attention, dropout, linear and output layers are computed; triton: on CUDA with this package's Triton "
+            "kernels (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: slowly, as "
+            "their definitions read"
         },
     )
     activation_checkpointing: bool = field(

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_up_glue import WORDS, write_glue, write_rows
-from small_checkpoint import small_tokenizer
+from made_up_glue import write_glue, write_text
 from tiny_runs import ROOT, environment
 
 SCRIPTS = ROOT / "examples" / "benchmark" / "gpu"
@@ -87,16 +86,8 @@ def test_3_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_4_train(tmp_path: Path) -> None:
-    from fairseq.data import Dictionary
-
-    data, glue, tokenizer = tmp_path / "text", tmp_path / "glue", small_tokenizer()
-    tokenizer.save(data / "tokenizer")
-    dictionary = Dictionary.load(str(data / "tokenizer" / "dict.txt"))
-    dictionary.save(str(data / "dict.txt"))
-    for split, lines in (("train", 420), ("valid", 20)):
-        sentences = [WORDS[line % 12 :] + WORDS[: line % 7] for line in range(lines)]
-        encoded = [[dictionary.index(piece) for piece in tokenizer.encode(" ".join(words))] for words in sentences]
-        write_rows(data, split, [[*row, dictionary.eos()] for row in encoded])
+    data, glue = tmp_path / "text", tmp_path / "glue"
+    write_text(data)
     write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
     write_glue(glue, data, "STS-B", [], {"train": 32, "valid": 16}, pair=True)
     result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu")

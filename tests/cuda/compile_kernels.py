@@ -14,7 +14,9 @@ from amos_fairseq.functional.cuda import attention, logits
 POINTERS = {
     **dict.fromkeys(("heads", "grad", "grad_query", "grad_heads", "out", "logits"), "*bf16"),
     **dict.fromkeys(("bias", "lse", "delta", "query_sums", "distance_sums", "scores_out"), "*fp32"),
-    **dict.fromkeys(("mixture_weights", "part_best", "part_sum", "block_best", "block_sum", "best", "total"), "*fp32"),
+    **dict.fromkeys(
+        ("mixture_weights", "part_best", "part_sum", "scores", "block_best", "block_sum", "best", "total"), "*fp32"
+    ),
     **dict.fromkeys(("picked_logits", "log_sum", "by_nll", "sums"), "*fp32"),
     **dict.fromkeys(("seed", "positions", "excluded", "blocks", "picked", "targets"), "*i64"),
     **dict.fromkeys(("padding", "is_unsampled"), "*i1"),
@@ -54,6 +56,19 @@ def main() -> None:
             ):
                 name = f"{kernel.__name__} of heads of {width} on sm_{architecture}"
                 found[name] = compiled_shared_memory(kernel, launch, flags, architecture)
+    one_sided = {**flags, "HAS_BIAS": False, "HAS_PADDING": False, "SIDE": attention.PAST, "D": 64}
+    some = {**flags, "HAS_POSITIONS": True, "MASKS": False, "HAS_PADDING": False, "D": 64}
+    for name, case in (("of the past", one_sided), ("at positions", some)):
+        for kernel, launch in (
+            (attention.forward_kernel, attention.forward_launch(64)),
+            (attention.backward_kernel, attention.backward_launch(64)),
+        ):
+            found[f"{kernel.__name__} {name} on sm_90"] = compiled_shared_memory(kernel, launch, case, 90)
+    for kernel, launch in (
+        (attention.window_kernel, {"BLOCK": 128}),
+        (attention.delta_kernel, {"BLOCK_M": 64, "BLOCK_D": 64}),
+    ):
+        found[f"{kernel.__name__} on sm_90"] = compiled_shared_memory(kernel, launch, {}, 90)
     for architecture in ARCHITECTURES:
         for kernel, launch, flags in (
             (logits.summary_kernel, logits.summary_sizes(), {"K": 3, "SAMPLES": True}),

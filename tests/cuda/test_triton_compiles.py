@@ -23,6 +23,6 @@ def test_kernels_compile_and_fit() -> None:
     )
     assert result.returncode == 0, result.stderr[-3000:]
     shared = json.loads(result.stdout.splitlines()[-1])
-    assert len(shared) == 2 * (4 + 4)
+    assert len(shared) == 2 * (4 + 4) + 6
     for name, used in shared.items():
         assert 0 <= used <= LIMITS[name.split()[-1]], name

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 
 def interpreted(name: str) -> Iterator[ModuleType]:
@@ -13,6 +14,8 @@ def interpreted(name: str) -> Iterator[ModuleType]:
 
     The test is skipped where the interpreter does not run.
     """
+    if torch.cuda.is_available():
+        pytest.skip("a process with a GPU compiles the kernels: tests/gpu")
     import triton
 
     module = importlib.import_module(f"amos_fairseq.functional.cuda.{name}")

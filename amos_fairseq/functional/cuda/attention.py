@@ -35,7 +35,7 @@ IS_INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else
 
 
 @triton.jit
-def mix(x):
+def hash_32_bits(x):
     """A bijection of 32 bits whose output bits each depend on all input bits (two rounds of multiply and xor-shift)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -45,9 +45,9 @@ def mix(x):
 @triton.jit
 def kept(seed, head, queries, keys, drop_below):
     """[BLOCK_M,BLOCK_N]: whether a weight is kept. A function of the seed, the head of the batch, query and key alone."""
-    of_head = mix(seed.to(tl.uint32) ^ mix(head.to(tl.uint32) + 0x9E3779B9))
-    of_query = mix(queries.to(tl.uint32) ^ of_head)
-    bits = mix(of_query[:, None] + keys.to(tl.uint32)[None, :] * 0x9E3779B1)
+    of_head = hash_32_bits(seed.to(tl.uint32) ^ hash_32_bits(head.to(tl.uint32) + 0x9E3779B9))
+    of_query = hash_32_bits(queries.to(tl.uint32) ^ of_head)
+    bits = hash_32_bits(of_query[:, None] + keys.to(tl.uint32)[None, :] * 0x9E3779B1)
     return bits >= drop_below.to(tl.uint32)
 
 
@@ -76,10 +76,10 @@ def seen_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: tl.co
     if SIDE == 2:
         seen = seen & (ahead >= 0)
     if HAS_PADDING:
-        hidden = (tl.load(padding + keys, mask=keys < T, other=1) != 0)[None, :]
-        if SIDE != 0:  # padding behind a text has nothing on its side but itself to see
-            hidden = hidden & (ahead != 0)
-        seen = seen & (hidden == 0)
+        is_padding = (tl.load(padding + keys, mask=keys < T, other=1) != 0)[None, :]
+        if SIDE != 0:  # a padding token of a one-sided encoder still sees itself, so that no row is empty
+            is_padding = is_padding & (ahead != 0)
+        seen = seen & (is_padding == 0)
     return seen
 
 
@@ -88,7 +88,7 @@ def scores_of(
     query, key, queries, keys, bias, padding, scale, T,
     HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, MASKS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Scores [BLOCK_M,BLOCK_N] float32 in units of log 2. Without MASKS every pair of the tile exists and is seen."""
+    """Scores [BLOCK_M,BLOCK_N] float32 as base-2 logarithms. Without MASKS every pair of the tile exists and is seen."""
     scores = product(query, tl.trans(key), UPCAST) * (scale * LOG2_E)
     if HAS_BIAS:
         at = bias + (keys[None, :] - queries[:, None] + (T - 1))
@@ -106,7 +106,7 @@ def scores_of(
 def key_range(
     first_query, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T, SIDE: tl.constexpr, HAS_POSITIONS: tl.constexpr
 ):
-    """Keys that a block of consecutive queries sees; where there may be padding a row must not be left without keys."""
+    """The range of keys that a block of consecutive queries can see; with positions all keys."""
     low, high = 0, T
     if not HAS_POSITIONS:
         if SIDE == 1:
@@ -123,8 +123,10 @@ def forward_kernel(
     DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: programs (blocks of M, B H)."""
-    row, head_of_batch = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
+    """A block of queries of one head: programs (B H times blocks of M), all blocks of a head together."""
+    blocks = tl.cdiv(M, BLOCK_M)
+    first_query, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M, tl.program_id(0) // blocks
+    row = first_query + tl.arange(0, BLOCK_M)
     b, h = head_of_batch // H, head_of_batch % H
     columns = tl.arange(0, BLOCK_D)
     row_stride = 3 * H * D
@@ -138,7 +140,7 @@ def forward_kernel(
     largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    low, high = key_range(tl.program_id(0) * BLOCK_M, BLOCK_M, BLOCK_N, T, SIDE, HAS_POSITIONS)
+    low, high = key_range(first_query, BLOCK_M, BLOCK_N, T, SIDE, HAS_POSITIONS)
     for start in range(low, high, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         key = load_rows(base + H * D, keys, T, row_stride, columns, D)
@@ -292,7 +294,8 @@ def window_kernel(scores, positions, sums, B, M, T, H, rows_each, BLOCK: tl.cons
 @triton.jit
 def delta_kernel(out, grad, delta, M, H, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """dO_i . O_i of every query: [B,M,H,d] twice -> [B,H,M] float32."""
-    row, head_of_batch = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
+    blocks = tl.cdiv(M, BLOCK_M)
+    row, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(0) // blocks
     b, h = head_of_batch // H, head_of_batch % H
     columns, offset = tl.arange(0, BLOCK_D), b.to(tl.int64) * M * H * D + h * D
     left = load_rows(out + offset, row, M, H * D, columns, D).to(tl.float32)
@@ -303,7 +306,7 @@ def delta_kernel(out, grad, delta, M, H, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.c
 def forward_launch(width: int) -> dict[str, int]:
     """Tile sizes and warps of the forward pass for heads of ``width``; small tiles where Python interprets each program.
 
-    Chosen by what the compiler reports for sm_80 and sm_90: no spilled registers for d up to 64. To be tuned on a GPU (not
+    Chosen by what the compiler reports for sm_80 and sm_90: up to d = 64 no register is spilled. To be tuned on a GPU (not
     run).
     """
     wide = max(16, triton.next_power_of_2(width))
@@ -312,7 +315,11 @@ def forward_launch(width: int) -> dict[str, int]:
 
 
 def backward_launch(width: int) -> dict[str, int]:
-    """The same for the backward pass, whose tiles are square."""
+    """The same for the backward pass, whose tiles are square.
+
+    It needs 255 registers for each of 256 threads, so that one program runs on a multiprocessor at a time, and spills a few
+    (on sm_90 40 bytes at d = 64, on sm_80 72). Four warps, or loads that are prefetched, spilled several times as much.
+    """
     wide = max(16, triton.next_power_of_2(width))
     return {"BLOCK": 16 if IS_INTERPRETED else 64, "BLOCK_D": wide, "num_warps": 8, "num_stages": 1}
 
@@ -332,10 +339,12 @@ def attention_op(
     out = heads.new_empty(B, M, H, D)
     lse = torch.empty(B, H, M, dtype=torch.float32, device=heads.device)
     launch = forward_launch(D)
-    forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]), B * H)](
-        heads, *given(heads, bias, padding), seed, given(heads, positions)[0], out, lse, *scalars(D, dropout), T, M, H, D,
-        **flags(bias, padding, positions, side, dropout, T, launch["BLOCK_M"]), **launch,
-    )  # fmt: skip
+    check_layout(heads, bias, padding, positions)
+    with torch.cuda.device_of(heads):
+        forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]) * B * H,)](
+            heads, *given(heads, bias, padding), seed, given(heads, positions)[0], out, lse, *scalars(D, dropout), T, M, H, D,
+            **flags(bias, padding, positions, side, dropout, T, launch["BLOCK_M"]), **launch,
+        )  # fmt: skip
     return out, lse
 
 
@@ -356,26 +365,30 @@ def attention_backward_op(
     has_bias, has_positions = bias is not None, positions is not None
     launch = backward_launch(D)
     block = launch["BLOCK"]
-    delta, query_sums = torch.empty_like(lse), torch.empty(B, H, M, D, dtype=torch.float32, device=heads.device)
-    delta_kernel[(triton.cdiv(M, block), B * H)](out, grad, delta, M, H, D, BLOCK_M=block, BLOCK_D=launch["BLOCK_D"])
+    middle = triton.cdiv(T, block) * block
+    delta, query_sums = torch.empty_like(lse), heads.new_empty(B, H, M, D, dtype=torch.float32)
     grad_heads = torch.empty_like(heads)
     grad_query = heads.new_empty(B, M, H, D) if has_positions else grad_heads
-    middle = triton.cdiv(T, block) * block
-    shape = (B, H, M, T) if has_positions else (B, H, 2 * middle)
-    sums = torch.zeros(shape if has_bias else (1,), dtype=torch.float32, device=heads.device)
-    backward_kernel[(B * H,)](
-        heads, *given(heads, bias, padding), seed, given(heads, positions)[0], grad, lse, delta, query_sums, grad_query,
-        grad_heads, sums, sums, *scalars(D, dropout), T, M, H, D, (1 if has_positions else 3) * H * D,
-        **flags(bias, padding, positions, side, dropout, T, block), **launch,
-    )  # fmt: skip
-    if has_positions:  # a position may be given twice
-        at = positions[:, :, None, None].expand_as(grad_query)
-        grad_heads[:, :, 0] = torch.zeros_like(heads[:, :, 0]).scatter_add(1, at, grad_query)
+    by_distance = heads.new_zeros((B, H, 2 * middle) if has_bias and not has_positions else (1,), dtype=torch.float32)
+    by_scores = heads.new_empty((B, H, M, T) if has_bias and has_positions else (1,), dtype=torch.float32)
+    with torch.cuda.device_of(heads):
+        delta_kernel[(triton.cdiv(M, block) * B * H,)](
+            out, grad, delta, M, H, D, BLOCK_M=block, BLOCK_D=launch["BLOCK_D"]
+        )
+        backward_kernel[(B * H,)](
+            heads, *given(heads, bias, padding), seed, given(heads, positions)[0], grad, lse, delta, query_sums, grad_query,
+            grad_heads, by_distance, by_scores, *scalars(D, dropout), T, M, H, D, (1 if has_positions else 3) * H * D,
+            **flags(bias, padding, positions, side, dropout, T, block), **launch,
+        )  # fmt: skip
+    if has_positions:
+        # A position may be given several times. A product adds its gradients in a fixed order and in float32.
+        is_given = positions.unsqueeze(1) == torch.arange(T, device=heads.device).unsqueeze(1)  # [B,T,M]
+        grad_heads[:, :, 0] = (is_given.to(heads.dtype) @ grad_query.flatten(2)).unflatten(2, (H, D))
     if not has_bias:
         return grad_heads, heads.new_empty(0, dtype=torch.float32)
     if has_positions:
-        return grad_heads, sum_of_windows(sums, positions)
-    return grad_heads, sums.sum(0)[:, middle - T + 1 : middle + T].contiguous()
+        return grad_heads, sum_of_windows(by_scores, positions)
+    return grad_heads, by_distance.sum(0)[:, middle - T + 1 : middle + T].contiguous()
 
 
 @attention_backward_op.register_fake
@@ -400,14 +413,21 @@ def product_flops(heads: torch.Size, out: torch.Size) -> int:
     return 2 * B * H * out[1] * T * d
 
 
+def check_layout(heads: Tensor, bias: Tensor | None, padding: Tensor | None, positions: Tensor | None) -> None:
+    """The kernels compute addresses from the shapes alone."""
+    assert all(tensor is None or tensor.is_contiguous() for tensor in (heads, bias, padding, positions))
+    assert bias is None or bias.dtype == torch.float32
+
+
 def sum_of_windows(scores: Tensor, positions: Tensor) -> Tensor:
     """dS [B,H,M,T] of queries at ``positions`` [B,M] -> [H,2T-1], summed by distance."""
     B, H, M, T = scores.shape
-    block, groups = 128, min(B * M, 16)
+    block, groups = 128, max(1, min(B * M, 16))
     sums = torch.empty(groups, H, 2 * T - 1, dtype=torch.float32, device=scores.device)
-    window_kernel[(triton.cdiv(2 * T - 1, block), H, groups)](
-        scores, positions, sums, B, M, T, H, triton.cdiv(B * M, groups), BLOCK=block
-    )
+    with torch.cuda.device_of(scores):
+        window_kernel[(triton.cdiv(2 * T - 1, block), H, groups)](
+            scores, positions, sums, B, M, T, H, triton.cdiv(B * M, groups), BLOCK=block
+        )
     return sums.sum(0)
 
 
@@ -479,4 +499,5 @@ def triton_attention(
         if dropout
         else heads.new_empty(1, dtype=torch.int64)
     )
+    padding, positions = (None if tensor is None else tensor.contiguous() for tensor in (padding, positions))
     return attention_op(heads, bias, padding, seed, positions, SIDES[side], dropout)[0]

@@ -193,11 +193,13 @@ def summarize_logits(
     """
     K, n, V = logits.shape
     outputs = empty_summary(logits, mixture_weights is not None)
-    summary_kernel[(n, outputs[0].size(-1))](
-        logits, logits if mixture_weights is None else mixture_weights, logits if is_unsampled is None else is_unsampled,
-        *outputs, n, V, outputs[2].size(-1), outputs[0].size(-1), K=K, SAMPLES=mixture_weights is not None,
-        **summary_sizes(),
-    )  # fmt: skip
+    assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
+    with torch.cuda.device_of(logits):
+        summary_kernel[(n, outputs[0].size(-1))](
+            logits, logits if mixture_weights is None else mixture_weights, logits if is_unsampled is None else is_unsampled,
+            *outputs, n, V, outputs[2].size(-1), outputs[0].size(-1), K=K, SAMPLES=mixture_weights is not None,
+            **summary_sizes(),
+        )  # fmt: skip
     return outputs
 
 
@@ -238,10 +240,12 @@ def summarize_blocks(
     K, n, V = logits.shape
     best, total = (torch.empty(blocks.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
     sizes = drawing_sizes(blocks.size(1))
-    block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
-        logits, mixture_weights, is_unsampled, excluded, blocks, best, total, n, V, blocks.size(1),
-        K=K, X=excluded.size(1), **sizes,
-    )  # fmt: skip
+    assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
+    with torch.cuda.device_of(logits):
+        block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
+            logits, mixture_weights, is_unsampled, excluded, blocks, best, total, n, V, blocks.size(1),
+            K=K, X=excluded.size(1), **sizes,
+        )  # fmt: skip
     return best, total
 
 
@@ -273,10 +277,12 @@ def pick_rows(
     K, n, V = logits.shape
     rows, of_rows = empty_picked(logits, blocks)
     sizes = drawing_sizes(blocks.size(1))
-    pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
-        logits, mixture_weights, is_unsampled, excluded, blocks, points, rows, of_rows, n, V, blocks.size(1),
-        K=K, X=excluded.size(1), **sizes,
-    )  # fmt: skip
+    assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
+    with torch.cuda.device_of(logits):
+        pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
+            logits, mixture_weights, is_unsampled, excluded, blocks, points, rows, of_rows, n, V, blocks.size(1),
+            K=K, X=excluded.size(1), **sizes,
+        )  # fmt: skip
     return rows, of_rows
 
 
@@ -307,9 +313,11 @@ def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, by_nll:
     """
     K, n, V = logits.shape
     sums = empty_sums(logits)
-    gradient_kernel[(len(sums), triton.cdiv(V, GRADIENT_ROWS), K)](
-        logits, log_sum, targets, by_nll, sums, n, V, K, **gradient_sizes()
-    )
+    assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
+    with torch.cuda.device_of(logits):
+        gradient_kernel[(len(sums), triton.cdiv(V, GRADIENT_ROWS), K)](
+            logits, log_sum, targets, by_nll, sums, n, V, K, **gradient_sizes()
+        )
     return sums
 
 

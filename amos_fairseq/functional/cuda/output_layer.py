@@ -218,6 +218,9 @@ def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
 
     :func:`torch.nn.functional.linear` of a non-contiguous [K,n,E], such as the positions of a chunk, computes the product and
     then adds the bias in a second pass over the logits. A product of matrices adds it at once.
+
+    Departures: of biases of each depth, PyTorch's path adds the float32 of the bias to the float32 of a rounded product; here
+    the sum is rounded to the dtype of the layer.
     """
     if len(biases) == 1:
         return torch.addmm(biases[0], hidden.flatten(0, 1), weight.T).unflatten(0, hidden.shape[:2])
