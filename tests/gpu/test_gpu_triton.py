@@ -150,9 +150,10 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
 
 @pytest.mark.parametrize("setting", ["is_compiled", "activation_checkpointing"])
 def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
-    """With dropout of the weights: what is computed again drops the same values. bfloat16 of fused operators rounds less."""
+    """What is computed again drops the same weights. Compiled code draws other seeds, and rounds less in bfloat16."""
+    dropout = 0.1 if setting == "activation_checkpointing" else 0.0
     shape = EncoderShape(
-        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=128, dropout=0.0, attention_dropout=0.1,
+        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=128, dropout=0.0, attention_dropout=dropout,
         activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
         kernels="triton",
     )  # fmt: skip
