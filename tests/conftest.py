@@ -5,10 +5,22 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_runs import ROOT, TINY_RUN, environment
+
+# Where Triton is installed and no GPU, this process runs its kernels on the CPU, in Triton's interpreter (tests/cuda); with a
+# GPU they are compiled (tests/gpu). Triton decides when it is imported, which PyTorch does, too: so before any test is
+# collected. Processes that tests start do not inherit it.
+if find_spec("triton") is not None and not torch.cuda.is_available():
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("TRITON_INTERPRET", "1")
+        for name in ("attention", "output_layer"):
+            import_module(f"amos_fairseq.functional.cuda.{name}")
 
 
 @pytest.fixture(scope="session")

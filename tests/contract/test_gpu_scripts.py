@@ -60,6 +60,7 @@ def test_1_correct(tmp_path: Path) -> None:
     assert "after 8 updates, resumed after 4: the same bits" in page
     for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):
         assert f"| {recipe} | fast | " in page
+        assert f"| {recipe} | triton | " in page
     assert "needs a CUDA device" in page  # of every skipped test
 
 
@@ -90,11 +91,13 @@ def test_4_train(tmp_path: Path) -> None:
     write_text(data)
     write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
     write_glue(glue, data, "STS-B", [], {"train": 32, "valid": 16}, pair=True)
-    result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu")
+    result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC,STS-B")
     page = passed(result, tmp_path, "4_train")
-    assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", "comparison.json", "score_by_hours.png"}
+    scores = {f"glue_{objective}.json" for objective in ("mlm", "electra", "amos")}
+    assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", *scores}
     for objective in ("mlm", "electra", "amos"):
-        assert objective in page
+        assert f"### {objective}\n" in page
+    assert page.count('"split": "valid"') == 3
 
 
 @pytest.mark.parametrize(
@@ -119,14 +122,16 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
     script = tmp_path / "made_up.sh"
     script.write_text(
         f'set -euo pipefail\nsource "{SCRIPTS}/common.sh"\nbegin "${{BASH_SOURCE[0]}}" --device cpu\n'
-        'step "first" false\nstep "second" echo of the second\nLIMIT_SECONDS=0\nstep "third" true\nfinish\n'
+        'step "first" 60 false\nstep "slow" 1 sleep 60\nstep "second" 60 echo of the second\n'
+        'LIMIT_SECONDS=0\nstep "third" 60 true\nfinish\n'
     )
     variables = environment({"AMOS_ENVIRONMENT": "active", "PYTHON": sys.executable, "OUT": str(tmp_path / "out")})
     finished = subprocess.run(["bash", str(script)], env=variables, capture_output=True, text=True, check=False)
     assert finished.returncode == 1
     page = (tmp_path / "out" / "made_up.md").read_text(encoding="utf-8")
     assert results(page) == {
-        "first": "FAILED (exit status 1)", "second": "passed", "third": "not run: no time left",
+        "first": "FAILED (exit status 1)", "slow": "FAILED (stopped after 1 s)", "second": "passed",
+        "third": "not run: no time left",
     }  # fmt: skip
     assert "## second\n\nof the second" in page
 

@@ -10,7 +10,7 @@ import torch
 
 
 def interpreted(name: str) -> Iterator[ModuleType]:
-    """For a fixture: the module ``amos_fairseq.functional.cuda.NAME``, whose kernels Triton interprets (conftest.py).
+    """For a fixture: the module ``amos_fairseq.functional.cuda.NAME``, whose kernels Triton interprets (tests/conftest.py).
 
     The test is skipped where the interpreter does not run.
     """
@@ -20,9 +20,7 @@ def interpreted(name: str) -> Iterator[ModuleType]:
 
     module = importlib.import_module(f"amos_fairseq.functional.cuda.{name}")
     attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
-    assert type(triton.language.sum).__name__ == "InterpretedFunction", (
-        "Triton was imported before tests/cuda/conftest.py"
-    )
+    assert type(triton.language.sum).__name__ == "InterpretedFunction", "Triton was imported before tests/conftest.py"
     assert attention.IS_INTERPRETED
     try:
         int(np.ones(1))

@@ -1,21 +1,28 @@
 #!/usr/bin/env bash
 # OUT=FOLDER bash examples/benchmark/gpu/1_correct.sh [--device cpu]
 #
-# Does it work on this GPU? The fast tests of tests/gpu, two updates of every base recipe in bf16, a resume to the same bits
-# in bf16 and fp16, and what the GPU multiplies and copies. Writes 1_correct.md and 1_correct.log to OUT (default: a new
-# folder in /tmp); a failure does not stop what follows. LIMIT_SECONDS=570: what it may take in all.
+# Does it work on this GPU? What it multiplies and copies, the fast tests of tests/gpu, two updates of every base recipe in
+# bf16, and a resume to the same bits in bf16 and fp16; everything that runs this package's Triton kernels comes last. Writes
+# 1_correct.md and 1_correct.log to OUT (default: a new folder in /tmp); a failure does not stop what follows.
+# LIMIT_SECONDS=560: what it may take in all.
 # --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
 # shellcheck source=examples/benchmark/gpu/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+[ "${AMOS_ENVIRONMENT:-}" = active ] || EXTRA=test
 begin "${BASH_SOURCE[0]}" "$@"
+python -c 'import pytest, xdist' 2>>"$LOG" || fail "this environment has no pytest or no pytest-xdist: install both"
 
-# First what the others are judged by; the tests take longest.
-step "peak and bandwidth" python "$GPU_SCRIPTS/correct.py" peaks --device "$DEVICE"
-step "two updates of every base recipe" python "$GPU_SCRIPTS/correct.py" updates --device "$DEVICE"
-step "resume to the same bits in bf16" python "$GPU_SCRIPTS/correct.py" resume bf16 --device "$DEVICE"
+# With an interrupt pytest still prints what has failed. Kernels are compiled by several processes.
+TESTS=(env -C "$CHECKOUT" timeout -s INT -k 20 240 python -m pytest tests/gpu -q -rf -p no:cacheprovider --tb=short --color=no)
+[ "$DEVICE" = cpu ] || TESTS+=(-n 8)
+step "peak and bandwidth" 100 python "$GPU_SCRIPTS/correct.py" peaks --device "$DEVICE"
+step "fast tests of tests/gpu, without Triton" 270 "${TESTS[@]}" -m "not slow" -k "not triton"
+step "two updates of every base recipe" 150 python "$GPU_SCRIPTS/correct.py" updates --device "$DEVICE"
+step "resume to the same bits in bf16" 120 python "$GPU_SCRIPTS/correct.py" resume bf16 --device "$DEVICE"
 # fairseq's fp16 does not run on a CPU.
-[ "$DEVICE" = cpu ] || step "resume to the same bits in fp16" python "$GPU_SCRIPTS/correct.py" resume fp16 --device "$DEVICE"
-step "fast tests of tests/gpu" bash -c "cd '$CHECKOUT' && python -m pytest tests/gpu -m 'not slow' -q -p no:cacheprovider --tb=short --color=no"
+[ "$DEVICE" = cpu ] || step "resume to the same bits in fp16" 120 python "$GPU_SCRIPTS/correct.py" resume fp16 --device "$DEVICE"
+step "two updates with model.kernels=triton" 150 python "$GPU_SCRIPTS/correct.py" updates --kernels triton --device "$DEVICE"
+step "fast tests of tests/gpu of the Triton kernels" 270 "${TESTS[@]}" -m "not slow" -k "triton"
 finish

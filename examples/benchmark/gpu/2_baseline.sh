@@ -4,7 +4,7 @@
 # How fast is it as it comes? amos_base with 64 and 256 sequences of 512 tokens, as written and compiled, with PyTorch's
 # kernels and with the package's own; electra_base beside Hugging Face's in the same run; the 40 most expensive kernels of a
 # step, and its parts beside the prediction of `amos bench --on-paper`. Writes 2_baseline.md, 2_baseline.log and a JSON for
-# each contest to OUT (default: a new folder in /tmp). LIMIT_SECONDS=570: what it may take in all; the most telling runs come
+# each contest to OUT (default: a new folder in /tmp). LIMIT_SECONDS=560: what it may take in all; the most telling runs come
 # first. --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
@@ -12,7 +12,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin "${BASH_SOURCE[0]}" "$@"
 
-SIZE=base STEPS=20 WARMUP=5 SEQUENCES=(64 256) COMPILE=(--compile) PRECISION=bf16 VOCABULARY=32768 KERNELS=40
+SIZE=base STEPS=10 WARMUP=3 SEQUENCES=(64 256) COMPILE=(--compile) PRECISION=bf16 VOCABULARY=32768 KERNELS=40
 if [ "$DEVICE" = cpu ]; then
     SIZE=tiny STEPS=1 WARMUP=1 SEQUENCES=(2 4) COMPILE=() PRECISION=float32 VOCABULARY=500 KERNELS=5
 fi
@@ -33,10 +33,11 @@ contest() {
 export -f contest
 export DEVICE PRECISION STEPS WARMUP VOCABULARY SCRATCH OUT
 
-step "electra_$SIZE beside Hugging Face" bash -c "set -euo pipefail; contest electra_${SEQUENCES[0]}.json electra_$SIZE ${SEQUENCES[0]} --peer hf ${COMPILE[*]}"
-step "amos_$SIZE, ${SEQUENCES[0]} sequences" bash -c "set -euo pipefail; contest amos_${SEQUENCES[0]}.json amos_$SIZE ${SEQUENCES[0]} ${COMPILE[*]}"
-step "amos_$SIZE, ${SEQUENCES[0]} sequences, model.kernels=triton" bash -c "set -euo pipefail; contest amos_${SEQUENCES[0]}_triton.json amos_$SIZE ${SEQUENCES[0]} ${COMPILE[*]} --set model.kernels=triton"
-step "where a step of amos_$SIZE spends its time" python "$GPU_SCRIPTS/profile_step.py" "amos_$SIZE" --device "$DEVICE" \
+rm -f "$OUT"/electra_*.json "$OUT"/amos_*.json
+step "amos_$SIZE, ${SEQUENCES[0]} sequences" 150 bash -c "set -euo pipefail; contest amos_${SEQUENCES[0]}.json amos_$SIZE ${SEQUENCES[0]} ${COMPILE[*]}"
+step "electra_$SIZE beside Hugging Face" 220 bash -c "set -euo pipefail; contest electra_${SEQUENCES[0]}.json electra_$SIZE ${SEQUENCES[0]} --peer hf ${COMPILE[*]}"
+step "where a step of amos_$SIZE spends its time" 120 python "$GPU_SCRIPTS/profile_step.py" "amos_$SIZE" --device "$DEVICE" \
     --precision "$PRECISION" --vocabulary-size "$VOCABULARY" --kernels "$KERNELS" --set "dataset.batch_size=${SEQUENCES[0]}"
-step "amos_$SIZE, ${SEQUENCES[1]} sequences" bash -c "set -euo pipefail; contest amos_${SEQUENCES[1]}.json amos_$SIZE ${SEQUENCES[1]} ${COMPILE[*]}"
+step "amos_$SIZE, ${SEQUENCES[1]} sequences" 150 bash -c "set -euo pipefail; contest amos_${SEQUENCES[1]}.json amos_$SIZE ${SEQUENCES[1]} ${COMPILE[*]}"
+step "amos_$SIZE, ${SEQUENCES[0]} sequences, model.kernels=triton" 150 bash -c "set -euo pipefail; contest amos_${SEQUENCES[0]}_triton.json amos_$SIZE ${SEQUENCES[0]} ${COMPILE[*]} --set model.kernels=triton"
 finish

@@ -3,8 +3,8 @@
 #
 # Which kernel is fastest? Attention of amos_base (64 sequences of 512 tokens, 12 heads of 64, bf16) by every backend, with and
 # without dropout and the gradient of a learned bias; and the output layer in chunks of several sizes and by the package's
-# own kernels. Forward and backward pass, with FLOP/s and bytes/s. Writes 3_kernels.md and 3_kernels.log to OUT (default: a
-# new folder in /tmp). LIMIT_SECONDS=570: what it may take in all.
+# own kernels. Forward and backward pass, FLOP/s and bytes/s. Writes 3_kernels.md and 3_kernels.log to OUT (default: a
+# new folder in /tmp). LIMIT_SECONDS=560: what it may take in all.
 # --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
@@ -12,6 +12,6 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin "${BASH_SOURCE[0]}" "$@"
 
-step "attention" python "$GPU_SCRIPTS/kernels.py" attention --device "$DEVICE"
-step "output layer" python "$GPU_SCRIPTS/kernels.py" output_layer --device "$DEVICE"
+step "attention" 280 python "$GPU_SCRIPTS/kernels.py" attention --device "$DEVICE"
+step "output layer" 280 python "$GPU_SCRIPTS/kernels.py" output_layer --device "$DEVICE"
 finish

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # OUT=FOLDER bash examples/benchmark/gpu/4_train.sh DATA GLUE [--device cpu]
 #
-# Does it learn? MLM, ELECTRA and AMOS of small size, each for the same minutes on the text in DATA, and two GLUE tasks with
-# what came out. DATA is what preprocess/pretraining/prepare.sh wrote, GLUE what preprocess/glue/prepare.sh wrote with
-# DATA/tokenizer. Writes 4_train.md, 4_train.log, the curves of all three in one figure (curves.png), the scores
-# (comparison.json, score_by_hours.png) to OUT (default: a new folder in /tmp). Settings, with their defaults:
-#   MINUTES=2.1           of pretraining, for each
-#   TASKS=MRPC,STS-B      two GLUE tasks
-#   LIMIT_SECONDS=570     everything together
+# Does it learn? MLM, ELECTRA and AMOS of small size at the same time on one GPU, in bf16, on the text in DATA; then two GLUE
+# tasks with what came out. DATA is what preprocess/pretraining/prepare.sh wrote, GLUE what preprocess/glue/prepare.sh wrote
+# with DATA/tokenizer. Writes 4_train.md, 4_train.log, the curves of all three in one figure (curves.png) and each one's
+# scores (glue_mlm.json, ...) to OUT (default: a new folder in /tmp). Settings, with their defaults:
+#   MINUTES=4.5           of pretraining, for all three together; it ends there or after UPDATES
+#   UPDATES=4000          of each, the end of the learning rate's schedule
+#   SETTINGS=             for all three, such as SETTINGS="model.kernels=reference common.seed=2"
+#   TASKS=MRPC,RTE        two GLUE tasks
+#   LIMIT_SECONDS=560     everything together
 # --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
@@ -15,19 +17,70 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin "${BASH_SOURCE[0]}" "$@"
 [ "${#ARGUMENTS[@]}" -eq 2 ] || fail "give DATA and GLUE: see --help"
-DATA="${ARGUMENTS[0]}" GLUE="${ARGUMENTS[1]}" MINUTES="${MINUTES:-2.1}" TASKS="${TASKS:-MRPC,STS-B}"
-[ -f "${DATA%%:*}/dict.txt" ] || fail "DATA=$DATA holds no dict.txt: give what preprocess/pretraining/prepare.sh wrote"
-[ -d "$GLUE" ] || fail "GLUE=$GLUE is not a folder: give what preprocess/glue/prepare.sh wrote"
+DATA="$(realpath -m "${ARGUMENTS[0]}")" GLUE="$(realpath -m "${ARGUMENTS[1]}")"
+[ -f "$DATA/dict.txt" ] || fail "DATA=${ARGUMENTS[0]} holds no dict.txt: give what preprocess/pretraining/prepare.sh wrote"
+[ -d "$GLUE" ] || fail "GLUE=${ARGUMENTS[1]} is not a folder: give what preprocess/glue/prepare.sh wrote"
 
-FLAGS=(--size small --budget-minutes "$MINUTES" --seeds 1)
-[ "$DEVICE" = cuda ] || FLAGS=(--size tiny --budget-updates 16 --seeds 1 --cpu --set dataset.batch_size=4 --set 'optimization.update_freq=[1]')
-COMPARISON="$SCRATCH/comparison"
-step "pretraining and fine-tuning" python "$GPU_SCRIPTS/../../comparison/compare.py" "$DATA" "$GLUE" "$COMPARISON" \
-    --objectives mlm,electra,amos --tasks "$TASKS" --fine-tune-at 1 "${FLAGS[@]}"
-step "curves" python -m amos_fairseq.cli.main plot "$COMPARISON"/{mlm,electra,amos}/pretraining --out "$SCRATCH/plots"
-[ ! -f "$COMPARISON/comparison.md" ] || sed 's/^#/###/' "$COMPARISON/comparison.md" >>"$SCRATCH/pages"
-[ ! -f "$SCRATCH/plots/overview.png" ] || cp "$SCRATCH/plots/overview.png" "$OUT/curves.png"
-for file in comparison.json score_by_hours.png; do
-    [ ! -f "$COMPARISON/$file" ] || cp "$COMPARISON/$file" "$OUT/$file"
-done
+SIZE=small UPDATES="${UPDATES:-4000}" MINUTES="${MINUTES:-4.5}" TASKS="${TASKS:-MRPC,RTE}" GLUE_FLAGS=--bf16
+TRAINING="common.bf16=true dataset.num_workers=1 lr_scheduler.warmup_updates=200 dataset.validate_interval_updates=500"
+if [ "$DEVICE" = cpu ]; then
+    SIZE=tiny UPDATES=4 GLUE_FLAGS="--cpu --epochs 1"
+    TRAINING="common.cpu=true dataset.num_workers=0 lr_scheduler.warmup_updates=2 dataset.validate_interval_updates=4 dataset.batch_size=4"
+fi
+CONFIG="$CHECKOUT/examples/pretraining/config"
+export CHECKOUT SIZE UPDATES MINUTES TASKS GLUE_FLAGS TRAINING CONFIG DATA GLUE SCRATCH OUT SETTINGS="${SETTINGS:-}"
+
+# A process for each objective; all must end well.
+for_each_objective() {
+    local objective status=0 children=()
+    for objective in mlm electra amos; do
+        "$1" "$objective" >"$SCRATCH/$objective.$1.log" 2>&1 &
+        children+=("$!")
+    done
+    for objective in "${children[@]}"; do
+        wait "$objective" || status=1
+    done
+    for objective in mlm electra amos; do
+        { echo "---- $1 $objective"; tail -n 200 "$SCRATCH/$objective.$1.log"; } >&2
+    done
+    return "$status"
+}
+pretrain() {
+    # shellcheck disable=SC2086
+    python -m fairseq_cli.hydra_train --config-dir "$CONFIG" --config-name "$1_$SIZE" "task.data=$DATA" \
+        "checkpoint.save_dir=$SCRATCH/$1" "optimization.max_update=$UPDATES" "optimization.stop_time_hours=$(awk "BEGIN { print $MINUTES / 60 }")" \
+        common.log_interval=50 "common.user_dir=$CHECKOUT/amos_fairseq" distributed_training.distributed_world_size=1 $TRAINING $SETTINGS
+}
+fine_tune() {
+    # shellcheck disable=SC2086
+    python -m amos_fairseq.cli.main glue --checkpoint "$SCRATCH/$1" --data "$GLUE" --out "$SCRATCH/glue_$1" --tasks "$TASKS" --seeds 1 $GLUE_FLAGS
+    cp "$SCRATCH/glue_$1/glue.json" "$OUT/glue_$1.json"
+}
+curves() {
+    local objective runs=()
+    for objective in mlm electra amos; do
+        [ ! -f "$SCRATCH/$objective/metrics.jsonl" ] || runs+=("$SCRATCH/$objective")
+    done
+    python -m amos_fairseq.cli.main plot "${runs[@]}" --out "$SCRATCH/plots" >&2
+    cp "$SCRATCH/plots/overview.png" "$OUT/curves.png"
+    printf 'The last lines of each log of training and validation: curves.png shows them all.\n\n```\n'
+    for objective in "${runs[@]}"; do
+        tail -n 2 "$objective/metrics.jsonl"
+    done
+    printf '```\n'
+}
+scores() {
+    local objective
+    for objective in mlm electra amos; do
+        printf '\n### %s\n\n' "$objective"
+        cat "$SCRATCH/glue_$objective/glue.md"
+    done
+}
+export -f for_each_objective pretrain fine_tune curves scores
+
+rm -f "$OUT"/glue_*.json "$OUT/curves.png"
+step "pretraining" 420 bash -c "set -euo pipefail; for_each_objective pretrain"
+step "curves" 60 bash -c "set -euo pipefail; curves"
+step "fine-tuning" 250 bash -c "set -euo pipefail; for_each_objective fine_tune"
+step "scores" 30 bash -c "set -euo pipefail; scores"
 finish

@@ -4,8 +4,11 @@
 GPU_SCRIPTS="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=examples/environment.sh
 source "$GPU_SCRIPTS/../../environment.sh"
+# Seconds without which a step is not started: Python and its imports take about 20.
+LEAST_SECONDS=30
 
 # begin SCRIPT [ARGUMENTS OF THE SCRIPT]: reads the flags, prepares the environment and $OUT. Sets DEVICE and ARGUMENTS.
+# EXTRA=test: with what the tests need.
 begin() {
     local script="$1"
     NAME="$(basename "$script" .sh)"
@@ -26,18 +29,24 @@ begin() {
         esac
         shift
     done
-    LIMIT_SECONDS="${LIMIT_SECONDS:-570}"
-    prepare_environment
+    LIMIT_SECONDS="${LIMIT_SECONDS:-560}"
+    prepare_environment "${EXTRA:-}"
+    # The time that a first installation takes is not counted.
+    STARTED=0
+    [ "${AMOS_ENVIRONMENT:-}" = active ] || STARTED=$SECONDS
     if [ "$DEVICE" = cuda ]; then
-        python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 9)' || {
+            [ $? -eq 9 ] || fail "PyTorch cannot be imported (see above)"
             fail "PyTorch finds no CUDA device: run this on a machine with a GPU, or rehearse it with --device cpu"
+        }
     fi
     OUT="${OUT:-${TMPDIR:-/tmp}/amos_gpu_$(date +%Y%m%d_%H%M%S)}"
     mkdir -p "$OUT" || fail "OUT=$OUT cannot be made: give another folder"
     OUT="$(cd "$OUT" && pwd)"
     SCRATCH="$(mktemp -d)"
     trap 'rm -rf "$SCRATCH"' EXIT
-    PAGE="$OUT/$NAME.md" LOG="$OUT/$NAME.log" STARTED=$SECONDS FAILED=0
+    PAGE="$OUT/$NAME.md" LOG="$OUT/$NAME.log" FAILED=0
+    rm -f "$PAGE"
     : >"$LOG"
     : >"$SCRATCH/results"
     : >"$SCRATCH/pages"
@@ -45,26 +54,33 @@ begin() {
     echo "== $NAME on $DEVICE; results in $OUT" >&2
 }
 
-# step NAME COMMAND...: its standard output becomes a part of the page, the rest goes to the log. A step that fails, or for
-# which no time is left, is named at the end, and the next one runs.
+# step NAME MOST_SECONDS COMMAND...: its standard output becomes a part of the page, the rest goes to the log. A step that
+# fails, or for which no time is left, is named at the end, and the next one runs.
 step() {
-    local name="$1" remaining=$((LIMIT_SECONDS - (SECONDS - STARTED))) began=$SECONDS status=0 result=passed
-    shift
-    if [ "$remaining" -lt 10 ]; then
+    local name="$1" most="$2" remaining=$((LIMIT_SECONDS - (SECONDS - STARTED))) began=$SECONDS status=0 result=passed child
+    shift 2
+    if [ "$remaining" -lt "$LEAST_SECONDS" ]; then
         printf '| %s | | not run: no time left |\n' "$name" >>"$SCRATCH/results"
         FAILED=1
         return
     fi
-    echo "-- $name ($remaining s left)" | tee -a "$LOG" >&2
-    timeout -k 10 "$remaining" "$@" >"$SCRATCH/page" 2>>"$LOG" || status=$?
-    if [ "$status" -ne 0 ]; then
-        result="FAILED (exit status $status)"
-        [ "$status" -ne 124 ] || result="FAILED (stopped after $remaining s)"
-        FAILED=1
-    fi
-    printf '| %s | %d | %s |\n' "$name" "$((SECONDS - began))" "$result" >>"$SCRATCH/results"
+    [ "$remaining" -lt "$most" ] || remaining="$most"
+    echo "-- $name (at most $remaining s)" | tee -a "$LOG" >&2
+    # In the background, so that Ctrl-C and SIGTERM reach it.
+    timeout -k 15 "$remaining" "$@" >"$SCRATCH/page" 2>>"$LOG" &
+    child=$!
+    trap 'kill -TERM "$child" 2>/dev/null; wait "$child" || true; exit 130' INT TERM
+    wait "$child" || status=$?
+    trap - INT TERM
     printf '\n## %s\n\n' "$name" >>"$SCRATCH/pages"
     cat "$SCRATCH/page" >>"$SCRATCH/pages"
+    if [ "$status" -ne 0 ]; then
+        result="FAILED (exit status $status)"
+        case "$status" in 124 | 137) result="FAILED (stopped after $remaining s)" ;; esac
+        FAILED=1
+        { printf '\nIt failed. The end of its log:\n\n```\n'; tail -n 15 "$LOG"; printf '```\n'; } >>"$SCRATCH/pages"
+    fi
+    printf '| %s | %d | %s |\n' "$name" "$((SECONDS - began))" "$result" >>"$SCRATCH/results"
     write_page
 }
 

@@ -6,17 +6,19 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 from fairseq.logging import metrics
 
+import amos_fairseq
 from amos_fairseq.bench import machine
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.machine import describe_machine, matmul_seconds, memory_bandwidth, versions
 from amos_fairseq.bench.made_up_text import random_blocks
+from amos_fairseq.bench.memory import held_bytes, step_peak
 from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.bench.timing import seconds_of
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.flops.recipe import build_task
@@ -44,22 +46,21 @@ def peaks(device: torch.device) -> None:
     print(f"\ncopy, bytes read and written: {memory_bandwidth(device, size) / 1e12:.2f} TB/s")
 
 
-def updates(device: torch.device) -> None:
-    """Loss, seconds and memory of the second of two updates of every recipe; raises where a number is not finite."""
+def updates(device: torch.device, kernels: str) -> None:
+    """Seconds of the second update of every recipe, loss and memory of a third; raises where a number is not finite."""
     size, sequences, vocabulary = ("base", SEQUENCES, VOCABULARY) if device.type == "cuda" else ("tiny", 2, 500)
     recipes = sorted(path.stem for path in RECIPES.glob("*.yaml") if f"_{size}" in path.stem)
     if not recipes:
         raise UserError(f"no recipe of size {size} in {RECIPES}")
     failed = []
-    print("| recipe | kernels | loss | gradient norm | seconds | peak memory, GiB |\n|---|---|---:|---:|---:|---:|")
+    print("| recipe | kernels | loss | gradient norm | seconds | memory at peak, GiB |\n|---|---|---:|---:|---:|---:|")
     for recipe in recipes:
-        for kernels in ("fast", "triton") if device.type == "cuda" else ("fast",):
-            try:
-                row = two_updates(recipe, kernels, device, sequences, vocabulary)
-            except Exception as error:  # the other recipes are still worth knowing
-                failed.append(recipe)
-                row = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} | | | "
-            print(f"| {recipe} | {kernels} | {row} |", flush=True)
+        try:
+            row = two_updates(recipe, kernels, device, sequences, vocabulary)
+        except Exception as error:  # the other recipes are still worth knowing
+            failed.append(recipe)
+            row = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} | | | "
+        print(f"| {recipe} | {kernels} | {row} |", flush=True)
     if failed:
         raise UserError(f"recipes that do not train: {', '.join(failed)}")
 
@@ -74,18 +75,15 @@ def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int,
     batch = blocks.collater([blocks[index] for index in range(sequences)])
     step = FairseqStep(setup, task, recipe, "")
     step.step(batch)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
+    seconds = seconds_of(lambda: step.step(batch), device)
+    held = held_bytes(*step.state())
     with metrics.aggregate(new_root=True) as found:
-        step.trainer.train_step([batch])
-    values = found.get_smoothed_values()  # reads the device
-    seconds = time.perf_counter() - start
+        peak = held + step_peak(lambda: step.trainer.train_step([batch]), device)
+    values = found.get_smoothed_values()
     loss, norm = float(values["loss"]), float(values["gnorm"])
     if not (math.isfinite(loss) and math.isfinite(norm) and norm > 0):
         raise ValueError(f"loss {loss}, gradient norm {norm}")
-    memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device.type == "cuda" else ""
-    return f"{loss:.3f} | {norm:.3f} | {seconds:.3f} | {memory}"
+    return f"{loss:.3f} | {norm:.3f} | {seconds:.3f} | {peak / 2**30:.2f}"
 
 
 def resume(device: torch.device, precision: str) -> None:
@@ -131,7 +129,8 @@ def train(save_dir: Path, data: Path, device: torch.device, precision: str) -> N
         "checkpoint.save_interval_updates": SAVED_AT, "checkpoint.keep_interval_updates": 10,
         "lr_scheduler.warmup_updates": 2, "dataset.num_workers": 0, "common.bf16": str(precision == "bf16").lower(),
         "common.fp16": str(precision == "fp16").lower(), "common.cpu": str(device.type == "cpu").lower(),
-        "dataset.disable_validation": "true",
+        "common.user_dir": Path(amos_fairseq.__file__).parent, "dataset.disable_validation": "true",
+        "distributed_training.distributed_world_size": 1,
     }  # fmt: skip
     run([sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(RECIPES), "--config-name", "amos_tiny",
          *(f"{key}={value}" for key, value in settings.items())])  # fmt: skip
@@ -170,12 +169,15 @@ def main() -> int:
     parser.add_argument("what", choices=("peaks", "updates", "resume"))
     parser.add_argument("precision", nargs="?", choices=("bf16", "fp16"), default="bf16", help="of the resume")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="of the updates")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if arguments.what == "resume":
         resume(device, arguments.precision)
+    elif arguments.what == "updates":
+        updates(device, arguments.kernels)
     else:
-        {"peaks": peaks, "updates": updates}[arguments.what](device)
+        peaks(device)
     return 0
 
 

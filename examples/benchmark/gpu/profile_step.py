@@ -29,29 +29,34 @@ NAME_LENGTH = 110  # of a kernel; templates are longer than a line
 
 
 def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
+    prediction = start_prediction(settings, vocabulary)
     setup = prepare(settings, vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     sequences = micro_batch_size(setup)
     blocks = random_blocks(task, sequences)
     batch = blocks.collater([blocks[index] for index in range(sequences)])
     step = FairseqStep(setup, task, "ours", "")
+    predicted = predicted_parts(prediction)  # before anything is timed
     for _ in range(WARMUP if setup.device.type == "cuda" else 1):
         step.step(batch)
     seconds = sustained_seconds(lambda: step.step(batch), setup.device, SECONDS[setup.device.type])
     print(f"{settings.config}, {sequences} sequences, {setup.precision}: {seconds * 1e3:.2f} ms a step, ", end="")
     print(f"{batch['ntokens'] / seconds:,.0f} tokens/s\n", flush=True)
-    print_parts(shares_of_parts(step, batch, setup.device, PROFILED), seconds, predicted_parts(settings, vocabulary))
+    print_parts(shares_of_parts(step, batch, setup.device, PROFILED), seconds, predicted)
     print_kernels(step, batch, setup.device, num_kernels)
 
 
-def predicted_parts(settings: BenchSettings, vocabulary: int) -> dict[str, float] | None:
-    """Milliseconds by part on an H200; None where they cannot be predicted, with the reason on stderr."""
+def start_prediction(settings: BenchSettings, vocabulary: int) -> subprocess.Popen:
+    """The process that predicts, beside the measurement's own preparation."""
     command = [sys.executable, __file__, settings.config, "--predict", "--precision", settings.precision]
     command += ["--vocabulary-size", str(vocabulary), "--set", *settings.overrides]
-    finished = subprocess.run(
-        command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True, check=False
-    )
-    return None if finished.returncode else json.loads(finished.stdout.splitlines()[-1])
+    return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True)
+
+
+def predicted_parts(process: subprocess.Popen) -> dict[str, float] | None:
+    """Milliseconds by part on an H200; None where they cannot be predicted, with the reason on stderr."""
+    written, _ = process.communicate()
+    return None if process.returncode else json.loads(written.splitlines()[-1])
 
 
 def prediction_as_json(settings: BenchSettings, vocabulary: int) -> str:
