@@ -1,4 +1,4 @@
-"""Triton is imported by functional/cuda alone, and that by whoever asked for ``model.kernels=triton`` on CUDA."""
+"""Only functional/cuda imports Triton, and nothing imports functional/cuda unless ``model.kernels=triton`` runs on CUDA."""
 
 import ast
 import subprocess
@@ -28,7 +28,7 @@ def test_only_the_kernels_import_triton() -> None:
     assert {path.parent for path in importing} == {KERNELS}
 
 
-def test_nothing_imports_the_kernels_when_it_is_imported_itself() -> None:
+def test_no_module_imports_the_kernels_at_its_top_level() -> None:
     for path in PACKAGE.rglob("*.py"):
         if path.parent != KERNELS:
             names = imports_of(ast.parse(path.read_bytes()).body)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from triton_interpreter import interpreted
 
 from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, attention_by_definition
@@ -220,7 +220,7 @@ def test_the_operators_are_what_they_are_declared_to_be(kernels, has_positions: 
     backward_arguments = (torch.ones_like(out), *arguments[:5], out, lse, *arguments[5:])
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for operator, given in ((kernels.attention_op, arguments), (kernels.attention_backward_op, backward_arguments)):
-        assert set(torch.library.opcheck(operator, given, test_utils=checks).values()) == {"SUCCESS"}
+        assert set(library.opcheck(operator, given, test_utils=checks).values()) == {"SUCCESS"}
 
 
 def test_torch_compile_sees_one_operator(kernels) -> None:

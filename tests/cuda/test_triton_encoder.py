@@ -97,10 +97,40 @@ def test_two_towers_equal_their_reference(takes_triton) -> None:
     assert_equal_gradients(fast, reference)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["amos_tiny"],
+        ["teams_tiny"],
+        ["electric_tiny"],
+        ["electra_tiny", "model.disallow_true_token=true"],
+        ["electra_tiny", "model.main_objective=replace_mlm"],
+        ["mlm_tiny"],
+    ],
+    ids=" ".join,
+)
+def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:
+    """bfloat16, tensors on device cuda that have no numbers: no host waits, shapes and dtypes fit from end to end."""
+    from amos_fairseq.functional.cuda import output_layer as kernels
+
+    devices = []
+    run_layer = kernels.output_layer
+    monkeypatch.setattr(
+        kernels, "output_layer", lambda *given: devices.append(given[0].device.type) or run_layer(*given)
+    )
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]])
+        run.update(run.full)
+        run.update(run.padded)
+        run.validate(run.full)
+    assert devices == ["cuda"] * len(devices)
+    assert len(devices) >= 2
+
+
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
 def test_other_precisions_train_and_validate(recipe: str, precision: str) -> None:
-    """bfloat16 of every objective: test_triton_output_layer.py. In float32 attention is PyTorch's."""
+    """In float32 attention is PyTorch's."""
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, ["model.kernels=triton"], precision)
         run.update(run.full)

@@ -14,9 +14,9 @@ S draws, X rows of each position that are excluded from drawing.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, library
 
-from amos_fairseq.functional.cuda.attention import IS_INTERPRETED
+from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
 
 # Rows of a block. Drawing reads 8 bytes per block of a position, and 64 logits of each depth per draw. With V = 32,768, K = 3
 # and the 128 draws of AMOS this is 4 KB and 49 KB; all bfloat16 logits of a position are 196 KB. Blocks of 128 rows would save
@@ -175,7 +175,7 @@ def gradient_kernel(
     tl.store(sums + (group * K + depth).to(tl.int64) * V + rows, tl.sum(total, 0), mask=rows < V)
 
 
-@torch.library.custom_op("amos_fairseq::summarize_logits", mutates_args=())
+@library.custom_op("amos_fairseq::summarize_logits", mutates_args=())
 def summarize_logits(
     logits: Tensor, mixture_weights: Tensor | None, is_unsampled: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -219,7 +219,7 @@ def num_parts(count: int, size: int) -> int:
     return -(-count // size)
 
 
-@torch.library.custom_op("amos_fairseq::summarize_blocks", mutates_args=())
+@library.custom_op("amos_fairseq::summarize_blocks", mutates_args=())
 def summarize_blocks(
     logits: Tensor, mixture_weights: Tensor, is_unsampled: Tensor, excluded: Tensor, blocks: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -254,7 +254,7 @@ def _(logits, mixture_weights, is_unsampled, excluded, blocks):
     return tuple(logits.new_empty(blocks.shape, dtype=torch.float32) for _ in range(2))
 
 
-@torch.library.custom_op("amos_fairseq::pick_rows", mutates_args=())
+@library.custom_op("amos_fairseq::pick_rows", mutates_args=())
 def pick_rows(
     logits: Tensor, mixture_weights: Tensor, is_unsampled: Tensor, excluded: Tensor, blocks: Tensor, points: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -295,7 +295,7 @@ def empty_picked(logits: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(blocks), logits.new_empty((*blocks.shape, len(logits)), dtype=torch.float32)
 
 
-@torch.library.custom_op("amos_fairseq::gradient_of_logits", mutates_args=("logits",))
+@library.custom_op("amos_fairseq::gradient_of_logits", mutates_args=("logits",))
 def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, by_nll: Tensor) -> Tensor:
     """d nll / d logits times ``by_nll``, (softmax(logits) - onehot(target)) by_nll, in place of the logits.
 
