@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_command import fork_server
 from tiny_runs import ROOT, TINY_RUN, environment
 
 # Where Triton is installed and no GPU, this process runs its kernels on the CPU, in Triton's interpreter (tests/cuda); with a
@@ -70,10 +71,8 @@ def run_training(binarized_corpus: Path) -> Callable[..., subprocess.CompletedPr
         timeout: float = 300,
         check: bool = True,
     ) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "fairseq_cli.train", str(data), *TINY_RUN, "--save-dir", str(save_dir), *flags]
-        result = subprocess.run(
-            command, cwd=ROOT, env=environment(env), timeout=timeout, capture_output=True, text=True, check=False
-        )
+        arguments = [str(data), *TINY_RUN, "--save-dir", str(save_dir), *flags]
+        result = fork_server().run("fairseq_cli.train", arguments, ROOT, env, timeout)
         if check and result.returncode != 0:
             raise AssertionError(f"exit {result.returncode}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
         return result

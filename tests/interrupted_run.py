@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_command import ForkedProcess, fork_server
 from tiny_runs import ROOT, TINY_RUN, environment
 
 # The made-up corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that is
@@ -27,10 +28,15 @@ def flags_command(data: Path, save_dir: Path, *flags: str) -> list[str]:
 
 
 class BackgroundRun:
-    """A training in a session of its own, so that its loader processes can be reached as a group."""
+    """A training in a process group of its own, so that its loader processes can be reached with it."""
+
+    process: ForkedProcess | subprocess.Popen
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.log, self.errors = log, log.with_suffix(".err")
+        if command[:2] == [sys.executable, "-m"] and command[2].startswith("fairseq_cli."):
+            self.process = fork_server().start(command[2], command[3:], ROOT, self.log, self.errors)
+            return
         with self.log.open("w") as out, self.errors.open("w") as err:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=environment(), stdout=out, stderr=err, start_new_session=True

@@ -1,12 +1,11 @@
 """bf16 with accumulated micro-batches on one rank and on two: the same sums, since both are made in float32."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import ROOT, TINY_RUN, environment
+from forked_command import run_command
+from tiny_runs import TINY_RUN
 
 UPDATES = 5
 FLAGS = ["--bf16", "--batch-size", "4", "--max-update", str(UPDATES), "--validate-interval-updates", "0"]
@@ -17,13 +16,8 @@ TOLERANCE = 1e-4
 
 def masters(data: Path, save_dir: Path, num_ranks: int, update_freq: int) -> list[torch.Tensor]:
     """The float32 weights that a run ends with."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command = [sys.executable, *(launcher if num_ranks > 1 else []), "-m", "fairseq_cli.train", str(data), *TINY_RUN]
-    command += [*FLAGS, "--save-dir", str(save_dir), "--update-freq", str(update_freq)]
-    env = environment({"CUDA_VISIBLE_DEVICES": ""})
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert "added up in 16 bits" not in result.stdout + result.stderr
+    arguments = [str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), "--update-freq", str(update_freq)]
+    assert "added up in 16 bits" not in run_command("fairseq_cli.train", arguments, num_ranks)
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True, map_location="cpu")
     return state["last_optimizer_state"]["master_weights"]
 

@@ -3,12 +3,11 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked_command import run_command
 from interrupted_run import (
     BackgroundRun,
     assert_same_run,
@@ -18,7 +17,7 @@ from interrupted_run import (
     records,
     uninterrupted,
 )
-from tiny_runs import ROOT, TINY_RUN, environment
+from tiny_runs import TINY_RUN
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
@@ -86,15 +85,10 @@ def test_layers_that_are_computed_again_train_the_same_bits(
 
 
 def train_on_two_ranks(data: Path, save_dir: Path, *flags: str, env: dict[str, str]) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "fairseq_cli.train", str(data), *TINY_RUN, "--batch-size", "8", "--max-update", "4"]
-    result = subprocess.run(
-        [*command, "--save-dir", str(save_dir), *flags], cwd=ROOT, env=environment({"CUDA_VISIBLE_DEVICES": "", **env}),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert "training on 2 devices" in result.stdout
-    return result.stdout + result.stderr
+    arguments = [str(data), *TINY_RUN, "--batch-size", "8", "--max-update", "4", "--save-dir", str(save_dir), *flags]
+    text = run_command("fairseq_cli.train", arguments, num_ranks=2, env=env)
+    assert "training on 2 devices" in text
+    return text
 
 
 @needs_compiler

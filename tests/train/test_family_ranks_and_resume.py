@@ -6,13 +6,12 @@ objective has only to use random numbers and normalisers as they ask. Dropout is
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_command import run_command
 from interrupted_run import assert_same_run, checkpoint
-from tiny_runs import ROOT, TINY_RUN, environment
+from tiny_runs import TINY_RUN
 
 # Global batch 16: the made-up corpus gives 18 updates an epoch.
 LAST_UPDATE, SAVED_UPDATE = 21, 11
@@ -39,15 +38,10 @@ SETTINGS = {
 
 
 def train(data: Path, save_dir: Path, *flags: str, num_ranks: int = 1) -> None:
-    launcher = [sys.executable]
-    if num_ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command = [*launcher, "-m", "fairseq_cli.train", str(data), *TINY_RUN, "--save-dir", str(save_dir)]
-    command += ["--max-update", str(LAST_UPDATE), "--save-interval-updates", str(SAVED_UPDATE)]
-    command += ["--validate-interval-updates", str(LAST_UPDATE), *flags]
-    env = environment({"CUDA_VISIBLE_DEVICES": ""})
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    arguments = [str(data), *TINY_RUN, "--save-dir", str(save_dir)]
+    arguments += ["--max-update", str(LAST_UPDATE), "--save-interval-updates", str(SAVED_UPDATE)]
+    arguments += ["--validate-interval-updates", str(LAST_UPDATE), *flags]
+    run_command("fairseq_cli.train", arguments, num_ranks)
 
 
 def losses(save_dir: Path) -> list[dict[str, float]]:
