@@ -3,7 +3,6 @@
 import json
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked_command import fork_server
-from tiny_runs import ROOT, TINY_RUN, environment
+from forked_command import fork_server, run_command
+from tiny_runs import ROOT, TINY_RUN
 
 # Where Triton is installed and no GPU, this process runs its kernels on the CPU, in Triton's interpreter (tests/cuda); with a
 # GPU they are compiled (tests/gpu). Triton decides when it is imported, which PyTorch does, too: so before any test is
@@ -53,9 +52,8 @@ def binarized_corpus(corpus_text: Path, tmp_path_factory: pytest.TempPathFactory
     (source / "train").write_text("".join(lines[:cut]), encoding="utf-8")
     (source / "valid").write_text("".join(lines[cut:]), encoding="utf-8")
     out = tmp_path_factory.mktemp("binarized")
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(out)]
-    command += ["--trainpref", str(source / "train"), "--validpref", str(source / "valid")]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment())
+    texts = ["--trainpref", str(source / "train"), "--validpref", str(source / "valid")]
+    run_command("fairseq_cli.preprocess", ["--only-source", "--destdir", str(out), *texts])
     return out
 
 

@@ -113,7 +113,7 @@ def fork_server() -> ForkServer:
     return ForkServer(environment())
 
 
-def run_command(module: str, arguments: Sequence[str], num_ranks: int, env: Mapping[str, str] | None = None) -> str:
+def run_command(module: str, arguments: Sequence[str], num_ranks: int = 1, env: Mapping[str, str] | None = None) -> str:
     """Run ``python -m module arguments`` in the checkout on CPU ranks, and return what they print.
 
     Raises:

@@ -2,13 +2,13 @@
 
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq_cli import train
+from forked_command import run_command
 from interrupted_run import (
     LAST_UPDATE,
     RUN,
@@ -19,7 +19,7 @@ from interrupted_run import (
     records,
     uninterrupted,
 )
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +38,8 @@ def other_corpus(corpus_text: Path, binarized_corpus: Path, tmp_path_factory: py
     text = tmp_path_factory.mktemp("other") / "text.txt"
     text.write_text("".join(" ".join(words[at : at + 30]) + "\n" for at in range(0, len(words), 30)), encoding="utf-8")
     out = tmp_path_factory.mktemp("other_binarized")
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(out)]
-    command += ["--trainpref", str(text), "--validpref", str(text), "--srcdict", str(binarized_corpus / "dict.txt")]
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT, env=environment())
+    texts = ["--trainpref", str(text), "--validpref", str(text), "--srcdict", str(binarized_corpus / "dict.txt")]
+    run_command("fairseq_cli.preprocess", ["--only-source", "--destdir", str(out), *texts])
     return out
 
 

@@ -1,15 +1,13 @@
 """What `amos import` writes goes into stock fairseq-train with the flags that it printed: a labelled task, and pretraining."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
+from forked_command import run_command
 from hugging_face_folders import LINES, POSITIONS, write_electra
-from tiny_runs import ROOT, environment
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.interop.checkpoint import load_pretrained, read_state
@@ -48,16 +46,12 @@ def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tenso
 
 def train(data: Path, save_dir: Path, *flags: str) -> str:
     """One update; what was logged."""
-    command = [
-        sys.executable, "-m", "fairseq_cli.train", str(data), "--user-dir", "amos_fairseq", "--lr", "0.001",
+    arguments = [
+        str(data), "--user-dir", "amos_fairseq", "--lr", "0.001",
         "--lr-scheduler", "fixed", "--batch-size", "8", "--max-update", "1", "--num-workers", "0", "--cpu",
         "--save-dir", str(save_dir), "--log-format", "simple", "--log-interval", "1", "--no-epoch-checkpoints", *flags,
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    return run_command("fairseq_cli.train", arguments)
 
 
 def assert_started_from(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
