@@ -24,9 +24,7 @@ class TopEntries(NamedTuple):
     """The largest perturbed logits of the mixture at each position, without a gradient."""
 
     tokens: Tensor  # [N,J] int64, the first one is the sample
-    scores: (
-        Tensor  # [N,J] float32, mixed logit + Gumbel noise up to a constant of the position; -inf entries are ignored
-    )
+    scores: Tensor  # [N,J] float32, mixed logit + Gumbel noise up to a constant of the position; -inf is ignored
     logits: Tensor  # [N,J,K] float32, of each depth, up to a constant of position and depth
 
 

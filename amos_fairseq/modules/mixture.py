@@ -110,17 +110,21 @@ def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float
 
 
 class MixturePrediction(NamedTuple):
-    """Losses of all depths, and tokens sampled from their mixture."""
+    """Losses of all depths, and tokens sampled from their mixture.
 
-    nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
-    correct: Tensor  # [K,B,M] bool, the depth's most likely token is the original
-    sampled: Tensor  # [B,M] int64, a token of the mixture
-    adversarial_term: Tensor | None = (
-        None  # [B,M,E], zeros with the reversed gradient; None if nothing would receive it
-    )
-    truncated_mass: Tensor | None = (
-        None  # [some positions] float32, part of y outside the entries; None without truncation
-    )
+    Attributes:
+        nll: [K,B,M] float32, -log p(original) of each depth, nats.
+        correct: [K,B,M] bool, the most likely token of the depth is the original.
+        sampled: [B,M] int64, a token of the mixture.
+        adversarial_term: [B,M,E], zeros with the reversed gradient; None if nothing would receive it.
+        truncated_mass: [some positions] float32, the part of y outside the entries; None without truncation.
+    """
+
+    nll: Tensor
+    correct: Tensor
+    sampled: Tensor
+    adversarial_term: Tensor | None = None
+    truncated_mass: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -230,9 +230,7 @@ def summarize_blocks(
     Loads BLOCK_ROWS logits of K depths for each of the n S blocks, not the whole chunk.
 
     Args:
-        logits: [K,n,V], contiguous.
-        mixture_weights: [n,K] float32, contiguous.
-        never_sampled_mask: [V] bool.
+        logits, mixture_weights, never_sampled_mask: as for :func:`summarize_logits`.
         excluded: [n,X] int64 rows, contiguous; X is at least 1.
         blocks: [n,S] int64, contiguous.
 
@@ -271,9 +269,7 @@ def pick_rows(
     above 0, or weights are nan, the result is a valid but meaningless row.
 
     Args:
-        logits: [K,n,V], contiguous.
-        mixture_weights: [n,K] float32, contiguous.
-        never_sampled_mask: [V] bool.
+        logits, mixture_weights, never_sampled_mask: as for :func:`summarize_logits`.
         excluded: [n,X] int64 rows that are not picked at the position, contiguous; X may be 0.
         blocks: [n,S] int64, contiguous.
         points: [n,S] float64 in [0, 1), contiguous; shares of the block's sum.

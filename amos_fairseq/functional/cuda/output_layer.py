@@ -108,14 +108,7 @@ def predict_chunk(
 ) -> tuple[Tensor, ...]:
     """Compute a chunk: log of the softmax denominator, nll, whether the target has the largest logit, [n,K]; samples, [n,...].
 
-    Args:
-        hidden: [K,n,E].
-        weight: [V,E].
-        biases: [1 or K,V].
-        targets: [n] int64.
-        never_sampled_mask: [V] bool; required with a sampler.
-        sampler: None for no samples.
-        chunk: the slice of these positions among the N.
+    Arguments are those of :func:`output_layer` at the n positions ``chunk``; ``never_sampled_mask`` is [V] bool.
     """
     logits = chunk_logits(hidden, weight, biases)  # [K,n,V]
     depth_weights = None if sampler is None else sampler.depth_weights(chunk, hidden.device)
