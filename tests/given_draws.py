@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from amos_fairseq.functional import replacements
-from amos_fairseq.functional.drawing import Race
-from amos_fairseq.modules import mixture_guesses
+from amos_fairseq.functional import samplers
+from amos_fairseq.functional.fast_sampling import TopK
+from amos_fairseq.modules import mixture as mixtures
 
 
 def give_draws(model: Any, sampled: Tensor, candidates: Tensor | None = None) -> None:
     """Replacements [B,M], and for TEAMS candidates [B,M,1+K], by whichever way of the output layer the model takes."""
     as_definition = sampled if candidates is None else (sampled, candidates)
     as_sampler = (sampled,) if candidates is None else (sampled, candidates[..., 1:])
-    guess_and_draw = type(model).guess_and_draw
+    mlm_loss_and_sample = type(model).mlm_loss_and_sample
     model.sample = lambda *arguments: as_definition
-    model.guess_and_draw = lambda *arguments: (*guess_and_draw(model, *arguments)[:2], as_sampler)
+    model.mlm_loss_and_sample = lambda *arguments: (*mlm_loss_and_sample(model, *arguments)[:2], as_sampler)
 
 
 def give_noise(monkeypatch: pytest.MonkeyPatch, noise: Tensor) -> None:
@@ -25,10 +25,12 @@ def give_noise(monkeypatch: pytest.MonkeyPatch, noise: Tensor) -> None:
     def perturbed(weights: Tensor) -> Tensor:
         return weights.log() + noise.view_as(weights)
 
-    def first_arrivals(weights: Tensor, num_arrivals: int) -> Race:
-        largest = perturbed(weights).topk(num_arrivals)
-        return Race(largest.indices, largest.values, (-largest.values[:, -1:]).double().exp())
+    def top_k_of_noise(weights: Tensor, k: int) -> TopK:
+        largest = perturbed(weights).topk(k)
+        return TopK(largest.indices, largest.values, (-largest.values[:, -1:]).double().exp())
 
-    monkeypatch.setattr(mixture_guesses, "gumbel_noise", lambda like: noise.view_as(like))
-    monkeypatch.setattr(replacements, "draw_rows", lambda weights, count: perturbed(weights).topk(count).indices)
-    monkeypatch.setattr(replacements, "race", first_arrivals)
+    monkeypatch.setattr(mixtures, "gumbel_noise", lambda like: noise.view_as(like))
+    monkeypatch.setattr(
+        samplers, "sample_with_replacement", lambda weights, count: perturbed(weights).topk(count).indices
+    )
+    monkeypatch.setattr(samplers, "gumbel_top_k_sampling", top_k_of_noise)

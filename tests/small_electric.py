@@ -94,7 +94,7 @@ def naive_energies(model: ElectricModel, text: Tensor) -> Tensor:
 
 def naive_noise_probs(model: ElectricModel, logits: Tensor) -> Tensor:
     """q [L,V]: the softmax over the words alone."""
-    words = [row for row in range(logits.size(1)) if not model.unsampled_rows[row]]
+    words = [row for row in range(logits.size(1)) if not model.never_sampled_mask[row]]
     probs = torch.zeros_like(logits)
     probs[:, words] = logits[:, words].softmax(-1)
     return probs

@@ -191,7 +191,7 @@ def check_fused_attention(
     half = query.dtype in (torch.float16, torch.bfloat16)
     if backend == "flash":
         require(half, f"flash attention takes no {query.dtype}")
-        require(query.size(-1) <= attention.FLASH_WIDEST_HEAD, f"flash attention takes no head of {query.size(-1)}")
+        require(query.size(-1) <= attention.FLASH_MAX_HEAD_WIDTH, f"flash attention takes no head of {query.size(-1)}")
         require(mask is None, "flash attention takes no mask")
         return
     require(half or query.dtype == torch.float32, f"memory-efficient attention takes no {query.dtype}")

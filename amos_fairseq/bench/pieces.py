@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from amos_fairseq.bench.report import PieceTime
 from amos_fairseq.bench.settings import Setup
 from amos_fairseq.bench.timing import Batch, Progress, best_seconds
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import output_layer
-from amos_fairseq.functional.replacements import Replacements
+from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import embedding_width, encoder_shape
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_by_definition, guess_in_chunks
+from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 from amos_fairseq.optim.grouped_adam import first, parse_betas
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
@@ -132,7 +132,7 @@ class MadeUpOutputLayer:
     hidden: list[Tensor]
     gamma: Tensor
     originals: Tensor
-    rows: OutputRows
+    rows: OutputLayerWeights
 
     @classmethod
     def of(cls, setup: Setup, rows: EmbeddingRows, num_sequences: int, num_masked: int) -> "MadeUpOutputLayer":
@@ -143,11 +143,11 @@ class MadeUpOutputLayer:
         def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.randn(*shape, device=device).mul_(model.init_std).to(dtype).requires_grad_()
 
-        output_rows = OutputRows(
+        output_rows = OutputLayerWeights(
             leaf(rows.num_rows, width),
             leaf(1, rows.num_rows),
-            rows.unsampled().to(device),
-            rows.unsampled_indices().to(device),
+            rows.never_sampled_mask().to(device),
+            rows.never_sampled_indices().to(device),
         )
         gamma = torch.full((*places, len(depths)), 1 / len(depths), device=device).requires_grad_()
         originals = torch.randint(rows.num_tokens, places, device=device)
@@ -195,7 +195,7 @@ def sampling(layer: MadeUpOutputLayer) -> Piece:
     num_positions = min(layer.originals.numel(), SAMPLED_POSITIONS)
     logits = torch.randn(num_positions, len(layer.rows.embedding), device=layer.gamma.device)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    sampler, places = Replacements(), slice(0, num_positions)
+    sampler, places = ReplacementSampler(), slice(0, num_positions)
     return Piece(
         "sampling",
         f"N={num_positions} V={logits.size(1)}",
@@ -215,14 +215,14 @@ def mixture(setup: Setup, layer: MadeUpOutputLayer) -> Piece:
 
     def step(guess: Callable) -> None:
         guesses = guess(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
-        differentiate(guesses.nll.sum() + guesses.residual.float().sum(), layer.leaves)
+        differentiate(guesses.nll.sum() + guesses.adversarial_term.float().sum(), layer.leaves)
 
     return Piece(
         "output layer, mixture, its gradient",
         layer.sizes,
         flops=3 * layer.product,
         bytes=layer.traffic,
-        ways={"fast": lambda: step(guess_in_chunks), "reference": lambda: step(guess_by_definition)},
+        ways={"fast": lambda: step(predict_chunked), "reference": lambda: step(predict_reference)},
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Prediction:
     piece: str
     probability: float
 
@@ -53,10 +53,10 @@ class MaskedToken:
 
     position: int
     weights: list[float]
-    proposals: list[list[Proposal]]
+    proposals: list[list[Prediction]]
     original_probabilities: list[float]
     # Multi-word selection: the original and its rivals, each with the probability that the discriminator gives it.
-    candidates: list[Proposal] = field(default_factory=list)
+    candidates: list[Prediction] = field(default_factory=list)
     # Of a main network that tells originals instead of detecting: its probability of the original, and that it copies.
     told_probability: float | None = None
     copy_probability: float | None = None
@@ -127,7 +127,7 @@ class Inspection:
         )
 
 
-def best_of(candidates: list[Proposal]) -> Proposal:
+def best_of(candidates: list[Prediction]) -> Prediction:
     return max(candidates, key=lambda candidate: candidate.probability)
 
 

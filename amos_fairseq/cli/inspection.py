@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amos_fairseq.cli.inspected import Inspection, MaskedToken, Proposal, Token, printable
+from amos_fairseq.cli.inspected import Inspection, MaskedToken, Prediction, Token, printable
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
@@ -26,7 +26,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         UserError: the model does not guess masked tokens, or the text is empty or has no token that may be masked.
     """
     model = pretrained.model
-    if not hasattr(model, "propose"):
+    if not hasattr(model, "predict_logits"):
         raise UserError(
             f"{pretrained.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
         )
@@ -38,7 +38,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        logits, weights = model.propose(**batch["net_input"])
+        logits, weights = model.predict_logits(**batch["net_input"])
         torch.manual_seed(seed)  # a mixture that is drawn is drawn alike
         output = model(**batch["net_input"])
     positions = batch["net_input"]["masked_positions"][0]
@@ -120,13 +120,13 @@ def values_where(asked: list[bool], values: Tensor | None) -> list[float | None]
     return [value if is_asked else None for value, is_asked in zip(values.tolist(), asked, strict=True)]
 
 
-def candidates_of(pretrained: Pretrained, output: Any, index: int) -> list[Proposal]:
+def candidates_of(pretrained: Pretrained, output: Any, index: int) -> list[Prediction]:
     """Multi-word selection at one masked token: the original, its rivals, and the softmax over them."""
     candidates, logits = part_of(output, "candidates"), part_of(output, "mws_logits")
     if candidates is None or logits is None:
         return []
     pairs = zip(candidates[index].tolist(), logits[index].softmax(-1).tolist(), strict=True)
-    return [Proposal(pretrained.dictionary[token], probability) for token, probability in pairs]
+    return [Prediction(pretrained.dictionary[token], probability) for token, probability in pairs]
 
 
 def told_by_main_network(output: Any, index: int, position: int) -> dict[str, float]:
@@ -157,14 +157,14 @@ def masked_token(
     softmax, as in training. ``others`` are further fields of :class:`MaskedToken`.
     """
     probabilities = logits.softmax(-1)
-    unsampled = pretrained.model.unsampled_rows
+    unsampled = pretrained.model.never_sampled_mask
     sampled = probabilities.masked_fill(unsampled, -1.0)  # below every probability
     best = sampled.topk(min(top, int((~unsampled).sum())), dim=-1)
     return MaskedToken(
         position=position,
         weights=weights.tolist(),
         proposals=[
-            [Proposal(pretrained.dictionary[i], p) for i, p in zip(ids, values, strict=True)]
+            [Prediction(pretrained.dictionary[i], p) for i, p in zip(ids, values, strict=True)]
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
         original_probabilities=probabilities[:, original].tolist(),

@@ -9,7 +9,7 @@ from fairseq.logging.meters import MetersDict
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from amos_fairseq.functional.detection import auc_from_histograms, logit_histogram
+from amos_fairseq.functional.replaced_token_detection import auc_from_histograms, logit_histogram
 
 
 @dataclass

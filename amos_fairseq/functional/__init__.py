@@ -1,1 +1,1 @@
-"""Pure tensor functions; nothing here knows fairseq, modules or configurations."""
+"""Pure tensor functions. They depend on PyTorch alone, not on fairseq, modules or configurations."""

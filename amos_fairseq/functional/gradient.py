@@ -1,4 +1,4 @@
-"""Multiply a gradient on its way back and leave the value alone."""
+"""Multiply a gradient in the backward pass without changing the value."""
 
 from torch import Tensor
 from torch.autograd import Function
@@ -16,10 +16,10 @@ class _ScaleGradient(Function):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """The value of ``x`` (any shape); its gradient times ``factor``. A factor of 0 detaches, so that no zeros are computed."""
+    """Return ``x`` (any shape), with its gradient times ``factor``. A factor of 0 detaches, so that no zeros are computed."""
     return x.detach() if factor == 0 else _ScaleGradient.apply(x, factor)
 
 
 def reverse_gradient(x: Tensor) -> Tensor:
-    """The gradient reversal layer R of Ganin et al. (2016): identity forward, times -1 backward (AMOS, section 3.3)."""
+    """Apply the gradient reversal layer R of Ganin et al. (2016): identity forward, times -1 backward (AMOS, section 3.3)."""
     return scale_gradient(x, -1.0)

@@ -1,4 +1,7 @@
-"""The mixture of several MLM heads. Shapes: B sequences, M masked positions, K depths, D width, V vocabulary."""
+"""The mixture of several MLM heads.
+
+Shapes: B sequences, M masked positions, K depths, D width of the token embeddings, V padded vocabulary size.
+"""
 
 from collections.abc import Sequence
 
@@ -16,17 +19,17 @@ def mix_logits(
     embedding: Tensor,
     hidden_gradient: float = 0.0,
 ) -> Tensor:
-    """sum_d gamma^(d) (sg(E) h^(d) + sg(b^(d))): AMOS Eq. 3, computed as E hbar with hbar = sum_d gamma^(d) h^(d).
+    """Compute sum_d gamma^(d) (sg(E) h^(d) + sg(b^(d))), the logits of AMOS Eq. 3, as E hbar with hbar = sum_d gamma^(d) h^(d).
 
     Both are equal because the output layer is linear and the weights of a position sum to 1. The only gradient goes to
-    the mixture weights, and to h^(d) when ``hidden_gradient`` is not 0 ("+ adv. MLM" of the ablations).
+    the mixture weights, and to h^(d) if ``hidden_gradient`` is not 0 (ablation "+ adv. MLM").
 
     Args:
         hidden: K tensors h^(d) [B,M,D], after the MLM head.
         biases: one bias b [V] that all depths share, or K of them (separate generators).
         weights: gamma [B,M,K] float32.
         embedding: E [V,D].
-        hidden_gradient: what the gradient that reaches h^(d) is multiplied with.
+        hidden_gradient: factor of the gradient that reaches h^(d).
 
     Returns:
         [B,M,V] float32.
@@ -41,5 +44,5 @@ def mix_logits(
 
 
 def mixture_entropy(weights: Tensor) -> Tensor:
-    """Entropy of gamma in nats: [..., K] -> [...]. 0 for one depth, log K for equal weights."""
+    """Return the entropy of gamma in nats: [..., K] -> [...]. It is 0 for one depth, log K for equal weights."""
     return torch.special.entr(weights).sum(-1)

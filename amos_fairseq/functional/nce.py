@@ -1,7 +1,7 @@
-"""Noise-contrastive estimation: what a classifier of noise and an unnormalised probability say about each other.
+"""Noise-contrastive estimation: conversion between a classifier of noise and an unnormalized probability.
 
 With D the probability that a token is noise, p the share of noise among all tokens, q the noise distribution, E the energy
-and exp(-E) the unnormalised probability of the token given its context (thesis sections 5.1.2, 5.1.3 and 5.1.5):
+and exp(-E) the unnormalized probability of the token given its context (thesis sections 5.1.2, 5.1.3 and 5.1.5):
 
     D = p q / (p q + (1 - p) exp(-E))    <=>    logit(D) = E + log q + log(p / (1 - p))
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def noise_logits(energies: Tensor, noise_log_probs: Tensor, noise_share: float) -> Tensor:
-    """logit(D): what the energies make of the classifier. No gradient passes to q.
+    """Return logit(D), the logits of the classifier. No gradient passes to q.
 
     Args:
         energies: E [...] float32.
@@ -26,10 +26,10 @@ def noise_logits(energies: Tensor, noise_log_probs: Tensor, noise_share: float) 
 
 
 def energies_of(logits: Tensor, noise_log_probs: Tensor, noise_share: float) -> Tensor:
-    """E: what any classifier of noise says about the energies, the inverse of :func:`noise_logits`; shapes as there."""
+    """Return the energies E that a classifier of noise implies: the inverse of :func:`noise_logits`, with its shapes."""
     return logits - noise_log_probs - log_odds(noise_share)
 
 
 def log_odds(share: float) -> float:
-    """log(p / (1 - p))."""
+    """Return log(p / (1 - p))."""
     return math.log(share / (1 - share))

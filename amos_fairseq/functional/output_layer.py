@@ -1,6 +1,6 @@
-"""Output layer and cross entropy of several depths at once, some positions at a time, with samples from the same logits.
+"""Output layer and cross entropy of several depths in chunks of positions, with samples from the same logits.
 
-Shapes: K depths, N positions, n positions of a chunk, E width of the token embeddings, V rows of the vocabulary.
+Shapes: K depths, N positions, n positions of a chunk, E width of the token embeddings, V padded vocabulary size.
 """
 
 import importlib
@@ -15,46 +15,47 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-# Logits of a chunk, in bytes; about three times as much is alive with what is made of them. On a GPU enough rows (1,024 at
-# V = 32,768) for a product that keeps every multiprocessor busy. On a CPU below the 32 MB from which on glibc maps each tensor
-# anew: with 64 MB the page faults made a pass of 320 positions in bfloat16 a third slower.
+# Size of the logits of a chunk; with intermediate results about three times as much is allocated. On a GPU enough positions
+# (1,024 at V = 32,768) for a product that keeps every multiprocessor busy. On a CPU below 32 MB, from which on glibc maps
+# memory for each tensor separately: with 64 MB the page faults made a pass of 320 positions in bfloat16 a third slower.
 CHUNK_BYTES = {"cuda": 128 * 2**20}
 CHUNK_BYTES_ELSEWHERE = 24 * 2**20
 
-# So much of what forward made of the logits is kept, all chunks together, and backward need not make it again. On a GPU that
-# would gain little: there a product is as fast as reading its result.
-KEPT_BYTES_OF_CPU = 64 * 2**20
+# Up to this size, over all chunks, a CPU caches the softmax of the forward pass, so that the backward pass need not compute it
+# again. On a GPU that would save little: a product is as fast there as reading its result.
+CPU_CACHE_BYTES = 64 * 2**20
 
-# The logit of a row that is never sampled. Finite, so that 0 times it, in a mixture of depths, is not nan.
-FORBIDDEN = -1e30
+# The logit of a token that is never sampled. Finite, so that 0 times it, in a mixture of depths, is not nan.
+NEVER_SAMPLED_LOGIT = -1e30
 
-# (logits - their maximum [K,n,V], exp of it [K,n,V], which of the N positions) -> tensors [n,...]. Rows that are not sampled
-# have FORBIDDEN and 0. The first may be overwritten, not the second.
+# (logits - their maximum [K,n,V], exp of it [K,n,V], slice of the N positions) -> tensors [n,...]. Tokens that are never
+# sampled have NEVER_SAMPLED_LOGIT and 0. The sampler may overwrite the first argument, not the second.
 Sampler = Callable[[Tensor, Tensor, slice], tuple[Tensor, ...]]
 
 
-class Softmax(NamedTuple):
-    """The softmax of a chunk over every row, in parts.
+class ChunkSoftmax(NamedTuple):
+    """The softmax of a chunk over the whole vocabulary, in parts.
 
-    Where rows are unsampled, their weights are 0 and ``best`` is the largest logit of the others: words do not vanish beside
-    a special token that the generator is sure of.
+    Tokens that are never sampled have weight 0, and ``max_logit`` is that of the others: their weights do not underflow beside
+    a special token whose probability is near 1.
     """
 
-    weights: Tensor  # [K,n,V], exp(logits - best)
-    best: Tensor  # [K,n]
-    log_sum: Tensor  # [K,n], log of the sum of exp(logits) over every row
-    apart: Tensor | None  # [K,n,rows], the logits of the unsampled rows
+    weights: Tensor  # [K,n,V], exp(logits - max_logit)
+    max_logit: Tensor  # [K,n]
+    log_sum: Tensor  # [K,n], log of the sum of exp(logits) over all tokens
+    never_sampled_logits: Tensor | None  # [K,n,count], the logits of the tokens that are never sampled
 
     @property
-    def largest(self) -> Tensor:
-        """The largest logit of all rows: [K,n]."""
-        return self.best if self.apart is None else torch.maximum(self.best, self.apart.amax(-1))
+    def overall_max_logit(self) -> Tensor:
+        """The largest logit of all tokens: [K,n]."""
+        others = self.never_sampled_logits
+        return self.max_logit if others is None else torch.maximum(self.max_logit, others.amax(-1))
 
 
-class Guesses(NamedTuple):
+class OutputLayerResult(NamedTuple):
     nll: Tensor  # [K,N] float32, -log p(target), nats
-    correct: Tensor  # [K,N] bool, no row has a larger logit than the target
-    drawn: tuple[Tensor, ...]  # what the sampler returned for all positions, [N,...]; no gradient
+    correct: Tensor  # [K,N] bool, no token has a larger logit than the target
+    samples: tuple[Tensor, ...]  # the sampler's outputs for all positions, [N,...]; no gradient
 
 
 def output_layer(
@@ -62,49 +63,57 @@ def output_layer(
     weight: Tensor,
     biases: Tensor,
     targets: Tensor,
-    unsampled: Tensor | None = None,
+    never_sampled: Tensor | None = None,
     sampler: Sampler | None = None,
     with_triton: bool = False,
-) -> Guesses:
-    """What :func:`linear_cross_entropy` says of K depths, and samples, in memory of a chunk of logits instead of [K,N,V].
+) -> OutputLayerResult:
+    """Compute the cross entropy of K depths, and samples, with the memory of a chunk of logits instead of [K,N,V].
 
-    Forward keeps the log of each softmax' denominator; backward computes the logits again, chunk by chunk (unless there are so
-    few that they can be kept), and sums the gradients of weight and bias in float32. The softmax of the loss runs over every
-    row, in float32.
+    The values are those of :func:`~amos_fairseq.functional.cross_entropy.linear_cross_entropy` (AMOS Eq. 2, TEAMS Eq. 2). The
+    forward pass saves the log of each softmax's denominator. The backward pass computes the logits again, chunk by chunk
+    (unless they were cached), and sums the gradients of weight and bias in float32. The softmax of the loss is in float32, over
+    the whole padded vocabulary with its special tokens.
 
     Args:
         hidden: [K,N,E] any float dtype.
         weight: [V,E], the token embeddings.
         biases: [1,V], shared by all depths, or [K,V].
-        targets: [N] int64 rows of ``weight``.
-        unsampled: int64 indices of the rows that are never sampled; needed with a sampler.
-        sampler: draws from each chunk's logits.
-        with_triton: use :mod:`amos_fairseq.functional.cuda.output_layer`; see :func:`runs_in_triton`. The ``sampler`` is then a
-            :class:`~amos_fairseq.functional.replacements.MixtureSampler`, as all of that module are.
+        targets: [N] int64 token ids.
+        never_sampled: int64 ids of the tokens that are never sampled; required with a sampler.
+        sampler: samples from each chunk's logits.
+        with_triton: use :mod:`amos_fairseq.functional.cuda.output_layer`, see :func:`runs_in_triton`. The ``sampler`` must then
+            be a :class:`~amos_fairseq.functional.samplers.MixtureSampler`, as all samplers of that module are.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, biases = (tensor.to(dtype) for tensor in (hidden, weight, biases))
-    if not torch.is_grad_enabled():  # a parameter would still ask for a gradient inside of a Function
+    if not torch.is_grad_enabled():  # inside a Function a parameter would still require a gradient
         hidden, weight, biases = hidden.detach(), weight.detach(), biases.detach()
     with torch.autocast(device, enabled=False):
         layer = triton_kernels().output_layer if with_triton else _OutputLayer.apply
-        nll, correct, *drawn = layer(hidden, weight, biases, targets, unsampled, sampler)
-    return Guesses(nll, correct, tuple(drawn))
+        nll, correct, *samples = layer(hidden, weight, biases, targets, never_sampled, sampler)
+    return OutputLayerResult(nll, correct, tuple(samples))
 
 
 def runs_in_triton(kernels: str, device: torch.device) -> bool:
-    """Whether a model with this ``model.kernels`` runs the output layer in Triton: with ``triton``, on a CUDA device.
+    """Return whether a model with this ``model.kernels`` runs the output layer in Triton on ``device``.
 
-    On a CPU such a model runs the chunks in PyTorch, as with ``fast``. Models pass the answer as ``with_triton``; the functions
-    of this module do not look at the device, so that tests can run the kernels in Triton's interpreter on a CPU.
+    kernels    device  implementation
+    reference  any     linear_cross_entropy: all logits in memory, float32
+    fast       cpu     chunks of 24 MiB of float32 logits; up to 64 MiB of softmax is cached for the backward pass
+    fast       cuda    chunks of 128 MiB of float32 logits
+    triton     cuda    functional.cuda.output_layer: chunks of 256 MiB of logits in the dtype of the layer, no float32 copy
+    triton     cpu     as fast
+
+    Models pass the answer as ``with_triton``. The functions of this module do not check the device, so that tests can run the
+    kernels in Triton's interpreter on a CPU.
     """
     return kernels == "triton" and device.type == "cuda"
 
 
 def triton_kernels() -> ModuleType:
-    """The module with the Triton kernels, imported at the first use: only CUDA builds of PyTorch bring Triton along.
+    """Import the module with the Triton kernels, at its first use: only CUDA builds of PyTorch include Triton.
 
     Raises:
         ValueError: Triton is not installed.
@@ -115,49 +124,49 @@ def triton_kernels() -> ModuleType:
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_triton: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """:func:`output_layer` with the arguments and results of :func:`linear_cross_entropy`: one depth, any leading shape."""
+    """Call :func:`output_layer` with the arguments and results of ``linear_cross_entropy``: one depth, any leading shape."""
     positions = hidden.flatten(0, -2).unsqueeze(0)
-    guesses = output_layer(positions, weight, bias.unsqueeze(0), targets.flatten(), with_triton=with_triton)
-    return guesses.nll.view_as(targets), guesses.correct.view_as(targets)
+    result = output_layer(positions, weight, bias.unsqueeze(0), targets.flatten(), with_triton=with_triton)
+    return result.nll.view_as(targets), result.correct.view_as(targets)
 
 
 @torch.no_grad()
-def word_log_probs(
-    hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, unsampled: Tensor, with_triton: bool = False
+def sampling_log_probs(
+    hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, never_sampled: Tensor, with_triton: bool = False
 ) -> Tensor:
-    """log q(token) of the softmax over all rows but the ``unsampled`` ones, in chunks and without a gradient.
+    """Compute log q(token) of the softmax without the ``never_sampled`` tokens, in chunks and without a gradient.
 
     Args:
         hidden: [N,E].
         weight: [V,E].
         bias: [V].
-        tokens: [N] int64; without meaning where the token is unsampled itself.
-        unsampled: int64 indices of rows.
+        tokens: [N] int64; the result is meaningless where the token itself is never sampled.
+        never_sampled: int64 token ids.
         with_triton: as for :func:`output_layer`.
 
     Returns:
         [N] float32, nats.
     """
     if with_triton:
-        return triton_kernels().word_log_probs(hidden, weight, bias, tokens, unsampled)
-    found = []
-    for places in logit_chunks(hidden.unsqueeze(0), weight):
-        logits = chunk_logits(hidden[places].unsqueeze(0), weight, bias.unsqueeze(0)).squeeze(0)
-        logits.index_fill_(-1, unsampled, FORBIDDEN)
-        found.append(logits.gather(1, tokens[places].unsqueeze(1)).squeeze(1) - logits.logsumexp(-1))
-    return torch.cat(found)
+        return triton_kernels().sampling_log_probs(hidden, weight, bias, tokens, never_sampled)
+    log_probs = []
+    for chunk in logit_chunks(hidden.unsqueeze(0), weight):
+        logits = chunk_logits(hidden[chunk].unsqueeze(0), weight, bias.unsqueeze(0)).squeeze(0)
+        logits.index_fill_(-1, never_sampled, NEVER_SAMPLED_LOGIT)
+        log_probs.append(logits.gather(1, tokens[chunk].unsqueeze(1)).squeeze(1) - logits.logsumexp(-1))
+    return torch.cat(log_probs)
 
 
 def chunks(num_positions: int, bytes_per_position: int, device: torch.device) -> Iterator[slice]:
-    """Equal parts of the positions, the last one maybe smaller, of at most CHUNK_BYTES each (but of one position at least)."""
+    """Split the positions into chunks of at most CHUNK_BYTES, all of nearly one size, of at least one position each."""
     return equal_parts(num_positions, CHUNK_BYTES.get(device.type, CHUNK_BYTES_ELSEWHERE) // bytes_per_position)
 
 
-def equal_parts(num_positions: int, most: int) -> Iterator[slice]:
-    """Parts of at most ``most`` positions (but of one at least), one part where there is no position."""
-    at_once = max(1, most)
-    at_once = max(1, math.ceil(num_positions / max(1, math.ceil(num_positions / at_once))))
-    return (slice(start, min(start + at_once, num_positions)) for start in range(0, max(1, num_positions), at_once))
+def equal_parts(num_positions: int, max_size: int) -> Iterator[slice]:
+    """Split the positions into parts of at most ``max_size`` (at least one) positions; no positions are one empty part."""
+    num_parts = max(1, math.ceil(num_positions / max(1, max_size)))
+    size = max(1, math.ceil(num_positions / num_parts))
+    return (slice(start, min(start + size, num_positions)) for start in range(0, max(1, num_positions), size))
 
 
 class _OutputLayer(Function):
@@ -168,97 +177,103 @@ class _OutputLayer(Function):
         weight: Tensor,
         biases: Tensor,
         targets: Tensor,
-        unsampled: Tensor | None,
+        never_sampled: Tensor | None,
         sampler: Sampler | None,
     ) -> tuple[Tensor, ...]:
-        parts, kept = [], []
-        keeps = any(ctx.needs_input_grad) and can_be_kept(hidden, weight)
-        for places in logit_chunks(hidden, weight):
-            logits = chunk_logits(hidden[:, places], weight, biases)  # [K,n,V]
-            of_target = logits.gather(-1, target_index(targets[places], len(hidden))).squeeze(-1)
-            softmax = softmax_parts(logits, None if sampler is None else unsampled)
-            drawn = () if sampler is None else sampler(logits, softmax.weights, places)
-            # Positions first, like what is drawn.
-            parts.append((softmax.log_sum.T, (softmax.log_sum - of_target).T, (of_target >= softmax.largest).T, *drawn))
-            kept += softmax if keeps else ()
-        log_sum, nll, correct, *drawn = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, weight, biases, targets, log_sum.T, unsampled, *kept)
-        ctx.mark_non_differentiable(correct, *drawn)
-        return nll.T.contiguous(), correct.T.contiguous(), *drawn
+        parts, cache = [], []
+        caches = any(ctx.needs_input_grad) and can_be_cached(hidden, weight)
+        for chunk in logit_chunks(hidden, weight):
+            logits = chunk_logits(hidden[:, chunk], weight, biases)  # [K,n,V]
+            target_logits = logits.gather(-1, target_index(targets[chunk], len(hidden))).squeeze(-1)
+            softmax = chunk_softmax(logits, None if sampler is None else never_sampled)
+            samples = () if sampler is None else sampler(logits, softmax.weights, chunk)
+            correct = target_logits >= softmax.overall_max_logit
+            # Positions first, as in the samples.
+            parts.append((softmax.log_sum.T, (softmax.log_sum - target_logits).T, correct.T, *samples))
+            cache += softmax if caches else ()
+        log_sum, nll, correct, *samples = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, biases, targets, log_sum.T, never_sampled, *cache)
+        ctx.mark_non_differentiable(correct, *samples)
+        return nll.T.contiguous(), correct.T.contiguous(), *samples
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_nll: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, biases, targets, log_sum, unsampled, *kept = ctx.saved_tensors
-        by_hidden = torch.empty_like(hidden)
-        by_weight, by_biases = (torch.zeros_like(tensor, dtype=wide(tensor.dtype)) for tensor in (weight, biases))
-        for number, places in enumerate(logit_chunks(hidden, weight)):
+    def backward(ctx: Any, grad_nll: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+        hidden, weight, biases, targets, log_sum, never_sampled, *cache = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight, grad_biases = (torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)) for x in (weight, biases))
+        for number, chunk in enumerate(logit_chunks(hidden, weight)):
             # d nll / d logits = p - onehot(target)
-            factor = by_nll[:, places, None]
-            if kept:
-                parts = Softmax(*kept[number * len(Softmax._fields) : (number + 1) * len(Softmax._fields)])
-                by_logits = scaled_probabilities(parts, factor, unsampled)
+            factor = grad_nll[:, chunk, None]
+            if cache:
+                size = len(ChunkSoftmax._fields)
+                softmax = ChunkSoftmax(*cache[number * size : (number + 1) * size])
+                grad_logits = scaled_probabilities(softmax, factor, never_sampled)
             else:
-                by_logits = chunk_logits(hidden[:, places], weight, biases)
-                by_logits.sub_(log_sum[:, places, None]).exp_().mul_(factor)
-            index = target_index(targets[places], len(hidden))
-            by_logits.scatter_add_(-1, index, -factor)
-            by_biases += by_logits.sum(1) if len(biases) > 1 else by_logits.sum((0, 1))
-            rounded = by_logits.to(weight.dtype).flatten(0, 1)  # [K n,V]
-            by_hidden[:, places] = (rounded @ weight).unflatten(0, (len(hidden), -1))
-            add_product(by_weight, rounded.T, hidden[:, places].flatten(0, 1))
-        return by_hidden, by_weight.to(weight.dtype), by_biases.to(biases.dtype), None, None, None
+                grad_logits = chunk_logits(hidden[:, chunk], weight, biases)
+                grad_logits.sub_(log_sum[:, chunk, None]).exp_().mul_(factor)
+            index = target_index(targets[chunk], len(hidden))
+            grad_logits.scatter_add_(-1, index, -factor)
+            grad_biases += grad_logits.sum(1) if len(biases) > 1 else grad_logits.sum((0, 1))
+            rounded = grad_logits.to(weight.dtype).flatten(0, 1)  # [K n,V]
+            grad_hidden[:, chunk] = (rounded @ weight).unflatten(0, (len(hidden), -1))
+            add_product(grad_weight, rounded.T, hidden[:, chunk].flatten(0, 1))
+        return grad_hidden, grad_weight.to(weight.dtype), grad_biases.to(biases.dtype), None, None, None
 
 
-def can_be_kept(hidden: Tensor, weight: Tensor) -> bool:
-    return hidden.device.type == "cpu" and 4 * hidden[..., 0].numel() * len(weight) <= KEPT_BYTES_OF_CPU
+def can_be_cached(hidden: Tensor, weight: Tensor) -> bool:
+    return hidden.device.type == "cpu" and 4 * hidden[..., 0].numel() * len(weight) <= CPU_CACHE_BYTES
 
 
 def logit_chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """Chunks of positions by the size of their logits in float32."""
+    """Split the positions into chunks by the size of their logits in float32."""
     return chunks(hidden.size(1), 4 * len(hidden) * len(weight), hidden.device)
 
 
 def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
-    """[K,n,E] -> [K,n,V] float32; a new tensor."""
+    """Compute the logits: [K,n,E] -> [K,n,V] float32, a new tensor."""
     if len(biases) == 1:
         logits = linear(hidden, weight, biases[0])
-        return logits.to(wide(logits.dtype))
+        return logits.to(accumulation_dtype(logits.dtype))
     logits = linear(hidden, weight)
-    return logits.to(wide(logits.dtype)).add_(biases.unsqueeze(1))
+    return logits.to(accumulation_dtype(logits.dtype)).add_(biases.unsqueeze(1))
 
 
-def softmax_parts(logits: Tensor, unsampled: Tensor | None) -> Softmax:
-    """The softmax of [K,n,V], which becomes logits - best; ``unsampled`` rows first become FORBIDDEN in it."""
-    if unsampled is None:
-        best = logits.amax(-1)
-        weights = logits.sub_(best.unsqueeze(-1)).exp()
-        return Softmax(weights, best, weights.sum(-1).log_() + best, None)
-    apart = logits.index_select(-1, unsampled)
-    words = softmax_parts(logits.index_fill_(-1, unsampled, FORBIDDEN), None)
-    return words._replace(log_sum=torch.logaddexp(words.log_sum, apart.logsumexp(-1)), apart=apart)
+def chunk_softmax(logits: Tensor, never_sampled: Tensor | None) -> ChunkSoftmax:
+    """Compute the softmax of ``logits`` [K,n,V], which become logits - max_logit, NEVER_SAMPLED_LOGIT at ``never_sampled``."""
+    if never_sampled is None:
+        max_logit = logits.amax(-1)
+        weights = logits.sub_(max_logit.unsqueeze(-1)).exp()
+        return ChunkSoftmax(weights, max_logit, weights.sum(-1).log_() + max_logit, None)
+    others = logits.index_select(-1, never_sampled)
+    softmax = chunk_softmax(logits.index_fill_(-1, never_sampled, NEVER_SAMPLED_LOGIT), None)
+    log_sum = torch.logaddexp(softmax.log_sum, others.logsumexp(-1))
+    return softmax._replace(log_sum=log_sum, never_sampled_logits=others)
 
 
-def scaled_probabilities(parts: Softmax, factor: Tensor, unsampled: Tensor | None) -> Tensor:
-    """The softmax over every row times ``factor`` [K,n,1], in the place of the weights [K,n,V]."""
-    scale, log_sum = (parts.best - parts.log_sum).exp().unsqueeze(-1), parts.log_sum.unsqueeze(-1)
-    scaled = parts.weights.mul_(scale * factor)
-    return scaled if parts.apart is None else scaled.index_copy_(-1, unsampled, (parts.apart - log_sum).exp() * factor)
+def scaled_probabilities(softmax: ChunkSoftmax, factor: Tensor, never_sampled: Tensor | None) -> Tensor:
+    """Compute the softmax over all tokens times ``factor`` [K,n,1], in place of the weights [K,n,V]."""
+    scale = (softmax.max_logit - softmax.log_sum).exp().unsqueeze(-1)
+    scaled = softmax.weights.mul_(scale * factor)
+    if softmax.never_sampled_logits is None:
+        return scaled
+    others = (softmax.never_sampled_logits - softmax.log_sum.unsqueeze(-1)).exp() * factor
+    return scaled.index_copy_(-1, never_sampled, others)
 
 
 def target_index(targets: Tensor, num_depths: int) -> Tensor:
-    """[n] -> [K,n,1], to gather from or scatter into [K,n,V]."""
+    """Return the index [K,n,1] of ``targets`` [n], for gather and scatter on [K,n,V]."""
     return targets.view(1, -1, 1).expand(num_depths, -1, -1)
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left right; rounded sums of chunks would lose what a chunk adds, so ``total`` may have the wider dtype."""
+    """Add left right to ``total``, which may have a wider dtype: a sum in half precision would lose small addends."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
         total += left @ right
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half precision, what it is otherwise."""
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for half precision, and ``dtype`` otherwise."""
     return torch.promote_types(dtype, torch.float32)

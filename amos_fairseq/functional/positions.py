@@ -1,7 +1,7 @@
-"""Read and write a few positions of every sequence through an index tensor of static shape.
+"""Gather and scatter a few positions of every sequence through an index tensor of static shape.
 
 Shapes: B sequences, T tokens, M masked positions, D width. Padded slots hold position 0 and weight 0; position 0 is
-``<s>``, which is never masked, so a padded slot can be read and written back without touching a real masked position.
+``<s>``, which is never masked, so a padded slot can be gathered and written back without changing a masked position.
 """
 
 import torch
@@ -9,36 +9,36 @@ from torch import Tensor
 
 
 def gather_positions(states: Tensor, positions: Tensor) -> Tensor:
-    """``states`` [B,T,D] at ``positions`` [B,M] -> [B,M,D]."""
+    """Return ``states`` [B,T,D] at ``positions`` [B,M]: [B,M,D]."""
     return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.size(-1)))
 
 
 def replace_positions(tokens: Tensor, positions: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-    """A copy of ``tokens`` [B,T] with ``values`` [B,M] at ``positions`` [B,M] wherever ``weights`` [B,M] is not 0.
+    """Return a copy of ``tokens`` [B,T] with ``values`` [B,M] at ``positions`` [B,M] wherever ``weights`` [B,M] is not 0.
 
-    A padded slot writes back what stands there: several slots may name position 0, and all write the same value.
+    A padded slot writes back the present token: several slots may have position 0, and all write the same value.
     """
-    kept = tokens.gather(1, positions)
-    return tokens.scatter(1, positions, values.where(weights != 0, kept))
+    present = tokens.gather(1, positions)
+    return tokens.scatter(1, positions, values.where(weights != 0, present))
 
 
 def add_at_positions(states: Tensor, positions: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-    """``states`` [B,T,D] plus ``weights`` [B,M] * ``values`` [B,M,D] at ``positions`` [B,M]."""
+    """Return ``states`` [B,T,D] plus ``weights`` [B,M] * ``values`` [B,M,D] at ``positions`` [B,M]."""
     weighted = values * weights.unsqueeze(-1).to(values.dtype)
     return states.scatter_add(1, positions.unsqueeze(-1).expand_as(weighted), weighted.to(states.dtype))
 
 
 def mark_positions(positions: Tensor, weights: Tensor, num_tokens: int) -> Tensor:
-    """``positions`` [B,M] of weight other than 0 as a mask: [B,T] bool."""
+    """Return the ``positions`` [B,M] whose weight is not 0 as a mask: [B,T] bool."""
     marks = weights.new_zeros(len(positions), num_tokens)
     return marks.scatter_add(1, positions, weights) != 0
 
 
 def random_positions(candidates: Tensor, counts: Tensor) -> Tensor:
-    """``counts`` [B] of each sequence's ``candidates`` [B,T] bool, drawn without replacement: [B,T] bool.
+    """Sample ``counts`` [B] of each sequence's ``candidates`` [B,T] bool without replacement: [B,T] bool.
 
-    From PyTorch's default generator of the device; every set of that size is as likely as any other. A sequence must have
-    as many candidates as are drawn.
+    Every set of that size is equally likely. Random numbers come from PyTorch's default generator of the device. A sequence
+    must have at least as many candidates as are sampled.
     """
     scores = torch.rand(candidates.shape, device=candidates.device).masked_fill(~candidates, 2.0)
     ranks = scores.argsort(1).argsort(1)  # 0 for the smallest score

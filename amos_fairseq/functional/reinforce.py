@@ -1,11 +1,11 @@
-"""REINFORCE with a learned baseline: a gradient for whoever sampled discrete tokens (thesis section 5.3.4)."""
+"""REINFORCE with a learned baseline: a gradient for a generator that samples discrete tokens (thesis section 5.3.4)."""
 
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 
 def policy_losses(log_probs: Tensor, rewards: Tensor, baseline_logits: Tensor) -> Tensor:
-    """-(R - b) log q(sample), elementwise: its mean over samples has the gradient of -E[R] in expectation.
+    """Compute -(R - b) log q(sample), elementwise: its mean over samples has the gradient of -E[R] in expectation.
 
     b = -log sigmoid(baseline_logits) changes the variance, never the expectation, as long as it does not depend on the
     sample. Neither the reward nor the baseline receives a gradient.
@@ -20,7 +20,7 @@ def policy_losses(log_probs: Tensor, rewards: Tensor, baseline_logits: Tensor) -
 
 
 def baseline_losses(baseline_logits: Tensor, rewards: Tensor) -> Tensor:
-    """Cross entropy of sigmoid(baseline_logits) toward exp(-R), elementwise: equal to it exactly where b = R.
+    """Compute the cross entropy of sigmoid(baseline_logits) with target exp(-R), elementwise; its minimum is at b = R.
 
     R is a negative log probability, so exp(-R) is a probability. Arguments as for :func:`policy_losses`.
     """

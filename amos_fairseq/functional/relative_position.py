@@ -1,7 +1,7 @@
 """Buckets of relative positions (key position minus query position).
 
-Two schemes: ``t5`` of Raffel et al. (2019) in its bidirectional form, which Hugging Face's MPNet uses too, and ``amos`` of the
-AMOS authors' released checkpoint.
+Two schemes: ``t5`` of Raffel et al. (2019) in its bidirectional form, which Hugging Face's MPNet also uses, and ``amos``, that
+of the AMOS authors' released checkpoint.
 """
 
 import math
@@ -11,10 +11,11 @@ from torch import Tensor
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Bucket of each relative position [...] int64 -> [...] int64 in [0, num_buckets).
+    """Return the bucket of each relative position: [...] int64 -> [...] int64 in [0, num_buckets).
 
-    Half of the buckets are for keys to the left or here, half for keys to the right. Of each half, the lower half holds
-    one distance a bucket, the upper half grows logarithmically up to ``max_distance`` and holds everything beyond.
+    Half of the buckets are for keys to the left or at the query, half for keys to the right. In each half, the lower half of
+    the buckets holds one distance each; the others grow logarithmically up to ``max_distance``, and the last one holds all
+    larger distances.
     """
     half = num_buckets // 2
     exact = half // 2
@@ -25,10 +26,10 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
 
 
 def amos_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Row of each relative position [...] int64 -> [...] int64 in [0, num_buckets - 2].
+    """Return the table row of each relative position: [...] int64 -> [...] int64 in [0, num_buckets - 2].
 
-    Symmetric in sign: the bucket of the distance, rounded up on its logarithmic part, carries the sign of the distance
-    and is shifted by num_buckets / 2 - 1 to become a row.
+    Symmetric in sign: the bucket of the distance, whose logarithmic part is rounded up, gets the sign of the distance and is
+    shifted by num_buckets / 2 - 1.
     """
     half = num_buckets // 2
     exact = half // 2
@@ -43,11 +44,11 @@ BUCKETS = {"t5": t5_bucket, "amos": amos_bucket}
 
 
 def toeplitz(values: Tensor) -> Tensor:
-    """Spread a value per distance over all pairs: [H, 2T-1] for distances -(T-1)..T-1 -> [H, T, T] (query, key).
+    """Expand one value per distance to all pairs: [H, 2T-1] for distances -(T-1)..T-1 -> [H, T, T] (query, key).
 
     The result is contiguous whatever the strides of ``values``: CUDA's fused attention requires ``stride(-1) == 1``. The
     gradient of a value is the sum of a diagonal of up to T terms, so ``values`` should be float32 or wider.
     """
     length = (values.size(-1) + 1) // 2
-    # Window w holds distances w-(T-1)..w, which is the row of query T-1-w.
+    # Window w holds the distances w-(T-1)..w, which belong to query T-1-w.
     return values.contiguous().unfold(-1, length, 1).flip(1)

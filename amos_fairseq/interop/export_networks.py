@@ -15,9 +15,8 @@ from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder, with_last_layer
 from amos_fairseq.modules.heads import DenseDetectionHead, MlmHead
-from amos_fairseq.modules.task_heads import with_last_layer
 
 LABELS = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}
 

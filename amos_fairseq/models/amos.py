@@ -24,13 +24,15 @@ from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
-from amos_fairseq.modules.mixture import STRATEGIES, MixtureWeights, parse_weights
-from amos_fairseq.modules.mixture_guesses import (
+from amos_fairseq.modules.mixture import (
+    STRATEGIES,
     Adversary,
-    MixtureGuesses,
-    OutputRows,
-    guess_by_definition,
-    guess_in_chunks,
+    MixturePrediction,
+    MixtureWeights,
+    OutputLayerWeights,
+    parse_weights,
+    predict_chunked,
+    predict_reference,
 )
 
 
@@ -49,7 +51,7 @@ class AmosConfig(EncoderConfig):
     )
     fixed_mixture_weights: str = field(default="", metadata={"help": "a number per depth, for --mixture fixed"})
     gumbel_temperature: float = field(default=0.3, metadata={"help": "temperature tau of Gumbel-Softmax"})
-    # Of V = 32,768 the 128 largest hold all but some 2e-5 of Gumbel-Softmax at temperature 0.3: functional/gumbel_entries.py.
+    # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/truncated_gumbel_softmax.py.
     gumbel_entries: int = field(
         default=128,
         metadata={
@@ -78,7 +80,7 @@ class AmosOutput(NamedTuple):
     corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
-    gumbel_residual: Tensor | None = (
+    truncated_mass: Tensor | None = (
         None  # [some positions] float32, Gumbel-Softmax beyond the entries kept; None: all are
     )
 
@@ -140,8 +142,8 @@ class AmosModel(PretrainingModel):
         guesses = self.guess_and_sample(hidden, gamma, originals)
         corrupted = replace_positions(tokens, masked_positions, guesses.sampled, masked_weights)
         embeddings = self.embed_tokens(corrupted)
-        if guesses.residual is not None:
-            embeddings = add_at_positions(embeddings, masked_positions, guesses.residual, masked_weights)
+        if guesses.adversarial_term is not None:
+            embeddings = add_at_positions(embeddings, masked_positions, guesses.adversarial_term, masked_weights)
         states = self.discriminator(embeddings, padding_mask)[-1]
         return AmosOutput(
             mlm_nll=guesses.nll,
@@ -151,7 +153,7 @@ class AmosModel(PretrainingModel):
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(states),
-            gumbel_residual=guesses.gumbel_residual,
+            truncated_mass=guesses.truncated_mass,
         )
 
     def generate(
@@ -185,7 +187,7 @@ class AmosModel(PretrainingModel):
         """The output bias [V] of each depth."""
         return [head.bias for head in self.head_of_depth]
 
-    def guess_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixtureGuesses:
+    def guess_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixturePrediction:
         """What each depth guesses, and replacements from the mixture, with the reversed gradient where somebody learns by it.
 
         Args:
@@ -194,10 +196,10 @@ class AmosModel(PretrainingModel):
             originals: [B,M] int64.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
-        rows = OutputRows(
-            self.embed_tokens.weight, biases, self.unsampled_rows, self.unsampled_indices, self.with_triton
+        rows = OutputLayerWeights(
+            self.embed_tokens.weight, biases, self.never_sampled_mask, self.never_sampled_indices, self.with_triton
         )
-        guess = guess_in_chunks if self.is_fast else guess_by_definition
+        guess = predict_chunked if self.is_fast else predict_reference
         return guess(hidden, gamma, originals, rows, self.adversary if torch.is_grad_enabled() else None)
 
     @property
@@ -209,7 +211,7 @@ class AmosModel(PretrainingModel):
         return Adversary(cfg.gumbel_temperature, cfg.adversarial_mlm_multiplier, cfg.gumbel_entries)
 
     @torch.no_grad()
-    def propose(
+    def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """What each depth proposes: logits [K,B,M,V] float32 of its softmax, and mixture weights [B,M,K].

@@ -131,7 +131,7 @@ class ElectraModel(GeneratorModel):
     ) -> TokenPredictions:
         """Originals of the tokens at masked positions, or of all that are neither special nor padding (section 5.4.3)."""
         if str(self.cfg.main_objective) == "all_tokens_mlm":
-            weights = ~self.unsampled_rows[tokens]
+            weights = ~self.never_sampled_mask[tokens]
         else:
             states, weights = gather_positions(states, masked_positions), masked_weights
             tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.replacements import Replacements
+from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import embedding_width
 from amos_fairseq.models.electra_config import ElectraConfig, generator_shape
 from amos_fairseq.models.fine_tuning import same_shape
 from amos_fairseq.models.pretraining import SingleGuesserModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.generators import TokenNoise
 from amos_fairseq.modules.heads import MlmHead
-from amos_fairseq.modules.token_noise import TokenNoise
 
 
 class GeneratorGuesses(NamedTuple):
@@ -95,15 +95,15 @@ class GeneratorModel(SingleGuesserModel):
 
     def guess_and_sample_in_chunks(self, hidden: Tensor, originals: Tensor) -> GeneratorGuesses:
         forbidden = originals.flatten() if self.cfg.disallow_true_token else None
-        sampler = Replacements(self.cfg.generator_temperature, forbidden)
+        sampler = ReplacementSampler(self.cfg.generator_temperature, forbidden)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.learns_by_likelihood):
-            nll, correct, (sampled,) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+            nll, correct, (sampled,) = self.mlm_loss_and_sample(hidden, self.mlm_head.bias, originals, sampler)
         return GeneratorGuesses(nll, correct, sampled)
 
     def guess_originals(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
-        """As :meth:`guess`; for the log alone, and without a gradient, where the generator does not learn from it."""
+        """As :meth:`mlm_loss`; for the log alone, and without a gradient, where the generator does not learn from it."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.learns_by_likelihood):
-            return self.guess(hidden, self.mlm_head.bias, originals)
+            return self.mlm_loss(hidden, self.mlm_head.bias, originals)
 
     def noise_logits(self, hidden: Tensor | None, originals: Tensor) -> Tensor:
         """log q of the replacements up to a constant: [B,M,V] float32, -inf at what is never sampled.
@@ -116,7 +116,7 @@ class GeneratorModel(SingleGuesserModel):
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.cfg.adversarial):
             if hidden is None:
-                logits = self.token_noise(originals).masked_fill(self.unsampled_rows, float("-inf"))
+                logits = self.token_noise(originals).masked_fill(self.never_sampled_mask, float("-inf"))
             else:
                 logits = self.sampling_logits(hidden, self.mlm_head.bias)
             if self.cfg.generator_temperature != 1:
@@ -137,13 +137,13 @@ class GeneratorModel(SingleGuesserModel):
         return log_probs, self.baseline(features.detach()).squeeze(-1).float()
 
     @torch.no_grad()
-    def propose(
+    def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As for every model; a generator that reads nothing proposes the same everywhere."""
         if self.generator is None:
             return as_single_depth(self.token_noise(masked_positions))
-        return super().propose(tokens, masked_tokens, masked_positions, masked_weights)
+        return super().predict_logits(tokens, masked_tokens, masked_positions, masked_weights)
 
     def freeze_generator(self) -> None:
         """The generator learns no more, and :meth:`train` leaves it without dropout: q is one fixed distribution."""

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of, noise_logits
-from amos_fairseq.functional.output_layer import word_log_probs
+from amos_fairseq.functional.output_layer import sampling_log_probs
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.replacements import Replacements
+from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.electra_config import generator_shape
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.pretraining import PretrainingModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, MlmHead
-from amos_fairseq.modules.two_tower import TwoTower
 
 NO_ENCODER = (
     "--electric-variant two_tower has no encoder to fine-tune or to load: it scores text; give a model of the variant "
@@ -129,7 +129,7 @@ class ElectricModel(PretrainingModel):
         is_scored = self.is_scored(tokens)
         hidden = self.read(tokens, padding_mask)
         if self.discriminator is None:
-            return ElectricOutput(*self.guess(hidden, self.mlm_head.bias, tokens), is_scored)
+            return ElectricOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens), is_scored)
         nll, correct, sampled = self.guess_and_sample(hidden, tokens, masked_positions)
         noised = replace_positions(tokens, masked_positions, sampled, masked_weights)
         logits = self.detection_head(self.discriminator(self.embed_tokens(noised), padding_mask)[-1])
@@ -153,18 +153,18 @@ class ElectricModel(PretrainingModel):
 
     def is_scored(self, tokens: Tensor) -> Tensor:
         """True at the tokens that are no special ones: [B,T] bool."""
-        return ~self.unsampled_rows[tokens]
+        return ~self.never_sampled_mask[tokens]
 
     def guess_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """-log q(original) and whether it is the best guess, of all tokens [B,T] or those at ``positions`` [B,M], and noise
         for these, [B,M]; ``hidden`` [B,T,E] as from :meth:`read`."""
         bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
         if str(self.cfg.generator_loss_tokens) == "all":
-            return *self.guess(hidden, bias, tokens), self.sample(at_sampled)
+            return *self.mlm_loss(hidden, bias, tokens), self.sample(at_sampled)
         originals = tokens.gather(1, positions)
         if not self.is_fast:
-            return *self.guess(at_sampled, bias, originals), self.sample(at_sampled)
-        nll, correct, (sampled,) = self.guess_and_draw(at_sampled, bias, originals, Replacements())
+            return *self.mlm_loss(at_sampled, bias, originals), self.sample(at_sampled)
+        nll, correct, (sampled,) = self.mlm_loss_and_sample(at_sampled, bias, originals, ReplacementSampler())
         return nll, correct, sampled
 
     @torch.no_grad()
@@ -172,7 +172,7 @@ class ElectricModel(PretrainingModel):
         """Noise tokens [B,M] from the generator's softmax without special tokens and padding rows; no gradient passes."""
         if self.is_fast:
             no_matter = hidden.new_zeros(hidden.shape[:-1], dtype=torch.int64)
-            return self.guess_and_draw(hidden, self.mlm_head.bias, no_matter, Replacements())[-1][0]
+            return self.mlm_loss_and_sample(hidden, self.mlm_head.bias, no_matter, ReplacementSampler())[-1][0]
         logits = self.sampling_logits(hidden, self.mlm_head.bias)
         return gumbel_max(logits, gumbel_noise(logits))
 
@@ -187,8 +187,8 @@ class ElectricModel(PretrainingModel):
         Returns:
             [B,T] float32, nats; 0 at special tokens, which are never sampled.
         """
-        log_probs = word_log_probs(
-            hidden.flatten(0, 1), self.embed_tokens.weight, self.mlm_head.bias, tokens.flatten(), self.unsampled_indices,
+        log_probs = sampling_log_probs(
+            hidden.flatten(0, 1), self.embed_tokens.weight, self.mlm_head.bias, tokens.flatten(), self.never_sampled_indices,
             self.with_triton,
         )  # fmt: skip
         return log_probs.view_as(tokens).masked_fill(~self.is_scored(tokens), 0.0)
@@ -218,10 +218,10 @@ class ElectricModel(PretrainingModel):
         return (-energies).masked_fill(~self.is_scored(tokens), 0.0)
 
     @torch.no_grad()
-    def propose(
+    def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
+        """What :meth:`AmosModel.predict_logits` returns, for one depth: logits [1,B,M,V] and weights [B,M,1]."""
         hidden = gather_positions(self.read(tokens, tokens.eq(self.rows.pad)), masked_positions)
         return as_single_depth(self.logits(hidden, self.mlm_head.bias))
 

@@ -34,13 +34,13 @@ class EmbeddingRows:
     def num_rows(self) -> int:
         return -(-self.num_tokens // ROW_MULTIPLE) * ROW_MULTIPLE
 
-    def unsampled(self) -> Tensor:
+    def never_sampled_mask(self) -> Tensor:
         """[num_rows] bool: special tokens and padding rows, which no generator may propose."""
         rows = torch.zeros(self.num_rows, dtype=torch.bool)
         rows[list(self.special)] = True
         rows[self.num_tokens :] = True
         return rows
 
-    def unsampled_indices(self) -> Tensor:
+    def never_sampled_indices(self) -> Tensor:
         """The same rows, int64."""
         return torch.tensor([*self.special, *range(self.num_tokens, self.num_rows)])

@@ -51,7 +51,7 @@ class MlmModel(SingleGuesserModel):
         """Mask and guess; the arguments are those of :meth:`AmosModel.forward`."""
         padding_mask = tokens.eq(self.rows.pad) if has_padding else None
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        return MlmOutput(*self.guess(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions)))
+        return MlmOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions)))
 
 
 # Embedding 128 in small: thesis Table 5.1, and section 5.4.1 for BERT-Small.

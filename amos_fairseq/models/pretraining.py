@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer, runs_in_triton
 from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
 from amos_fairseq.models.embedding_rows import EmbeddingRows
@@ -42,8 +42,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         self.cfg = cfg
         self.rows = rows
         self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
-        self.register_buffer("unsampled_rows", rows.unsampled(), persistent=False)
-        self.register_buffer("unsampled_indices", rows.unsampled_indices(), persistent=False)
+        self.register_buffer("never_sampled_mask", rows.never_sampled_mask(), persistent=False)
+        self.register_buffer("never_sampled_indices", rows.never_sampled_indices(), persistent=False)
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
@@ -89,7 +89,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """What guesses masked tokens reads these token embeddings, and its output layer is tied to them."""
         return self.embed_tokens
 
-    def guess(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
+    def mlm_loss(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """How well ``hidden`` [...,E], the output of an MLM head, tells the ``originals`` [...] int64.
 
         Returns:
@@ -100,17 +100,17 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             return linear_cross_entropy(hidden, embedding, bias, originals)
         return chunked_cross_entropy(hidden, embedding, bias, originals, self.with_triton)
 
-    def guess_and_draw(
+    def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """As :meth:`guess`, the fast way, and what ``sampler`` draws from the same logits: tensors [...] or [...,S]."""
+        """As :meth:`mlm_loss`, the fast way, and what ``sampler`` draws from the same logits: tensors [...] or [...,S]."""
         embedding, positions = self.generator_embedding.weight, hidden.flatten(0, -2)
         nll, correct, drawn = output_layer(
             positions[None],
             embedding,
             bias[None],
             originals.flatten(),
-            self.unsampled_indices,
+            self.never_sampled_indices,
             sampler,
             self.with_triton,
         )
@@ -123,7 +123,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def sampling_logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """As :meth:`logits`, with -inf where no generator may propose: special tokens and padding rows."""
-        return self.logits(hidden, bias).masked_fill(self.unsampled_rows, float("-inf"))
+        return self.logits(hidden, bias).masked_fill(self.never_sampled_mask, float("-inf"))
 
     def extract_features(self, tokens: Tensor) -> Tensor:
         """Hidden states of the last layer of the encoder: [B,T] int64 -> [B,T,D]."""
@@ -157,10 +157,10 @@ class SingleGuesserModel(PretrainingModel):
         return self.mlm_head(self.read_masked(masked_tokens, masked_positions, padding_mask))
 
     @torch.no_grad()
-    def propose(
+    def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.propose` returns, for the one depth that there is: logits [1,B,M,V] and weights [B,M,1]."""
+        """What :meth:`AmosModel.predict_logits` returns, for one depth: logits [1,B,M,V] and weights [B,M,1]."""
         hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
         return as_single_depth(self.logits(hidden, self.mlm_head.bias))
 

@@ -13,16 +13,15 @@ from fairseq.models import register_model
 from torch import Tensor
 
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.replacements import Replacements, ReplacementsAndNegatives
+from amos_fairseq.functional.samplers import ReplacementAndNegativeSampler, ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
 from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
 from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.pretraining import SingleGuesserModel
 from amos_fairseq.models.teams_fine_tuning import FineTunedTeams
 from amos_fairseq.models.teams_layout import check_settings, generator_layers, kept_shape, num_shared_layers, tasks
-from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
-from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, MlmHead
-from amos_fairseq.modules.task_heads import FeedForwardHead, share_bottom, with_last_layer
+from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer, share_bottom, with_last_layer
+from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead, MlmHead
 
 
 @dataclass
@@ -146,12 +145,12 @@ class TeamsModel(SingleGuesserModel):
     def guess_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """-log p(original) and whether it is the best guess, [B,M] each, then what :meth:`sample` returns."""
         if not self.is_fast:
-            return *self.guess(hidden, self.mlm_head.bias, originals), *self.sample(hidden, originals)
-        sampler = Replacements()
+            return *self.mlm_loss(hidden, self.mlm_head.bias, originals), *self.sample(hidden, originals)
+        sampler = ReplacementSampler()
         if "mws" in self.tasks:
             is_hardest = str(self.cfg.negative_sampling) == "hardest"
-            sampler = ReplacementsAndNegatives(originals.flatten(), self.cfg.negative_samples, is_hardest)
-        nll, correct, (sampled, *negatives) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+            sampler = ReplacementAndNegativeSampler(originals.flatten(), self.cfg.negative_samples, is_hardest)
+        nll, correct, (sampled, *negatives) = self.mlm_loss_and_sample(hidden, self.mlm_head.bias, originals, sampler)
         candidates = torch.cat([originals.unsqueeze(-1), *negatives], dim=-1) if negatives else None
         return nll, correct, sampled, candidates
 

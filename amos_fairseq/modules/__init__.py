@@ -1,1 +1,1 @@
-"""What models are made of."""
+"""The nn.Modules that the models consist of."""

@@ -6,12 +6,12 @@ from amos_fairseq.functional.attention import (
     NO_BIAS,
     AttentionBias,
     ToeplitzBias,
-    attention_by_definition,
     fast_attention,
+    reference_attention,
     toeplitz_attention,
 )
 from amos_fairseq.functional.positions import gather_positions
-from amos_fairseq.modules.linear import make_linear
+from amos_fairseq.modules.layers import make_linear
 
 
 class SelfAttention(nn.Module):
@@ -20,11 +20,11 @@ class SelfAttention(nn.Module):
     Args:
         width: D, a multiple of ``num_heads``.
         num_heads: H.
-        dropout: probability of dropping an attention weight while training.
-        kernels: ``fast`` or ``triton``, or ``reference`` for the definition; their values are equal up to rounding.
+        dropout: probability of dropping an attention weight in training.
+        kernels: ``fast``, ``triton`` or ``reference``; the results are equal up to rounding.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``num_heads``.
+        ValueError: ``width`` is not a multiple of ``num_heads``.
     """
 
     def __init__(self, width: int, num_heads: int, dropout: float, kernels: str = "fast"):
@@ -33,21 +33,22 @@ class SelfAttention(nn.Module):
             raise ValueError(f"the width {width} must be a multiple of the number of attention heads {num_heads}")
         self.num_heads = num_heads
         self.dropout = dropout
-        self.attend = attention_by_definition if kernels == "reference" else fast_attention
+        self.attend = reference_attention if kernels == "reference" else fast_attention
         self.query_key_value = make_linear(width, 3 * width, kernels)
         self.output = make_linear(width, width, kernels)
 
     def forward(
         self, states: Tensor, bias: AttentionBias | ToeplitzBias = NO_BIAS, positions: Tensor | None = None
     ) -> Tensor:
-        """[B,T,D] -> [B,T,D], or at ``positions`` [B,M] int64 alone [B,M,D]; ``bias`` is added to the scores.
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64.
 
-        A :class:`ToeplitzBias` is read by Triton's kernels, which compute nothing else than the given positions.
+        ``bias`` is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given
+        positions; the other backends compute all positions and select.
         """
         B, T, D = states.shape
         heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
         dropout = self.dropout if self.training else 0.0
         if isinstance(bias, ToeplitzBias):
             return self.output(toeplitz_attention(heads, bias, dropout, positions).flatten(2))
-        mixed = self.attend(heads, bias, dropout).reshape(B, T, D)
-        return self.output(mixed if positions is None else gather_positions(mixed, positions))
+        attended = self.attend(heads, bias, dropout).reshape(B, T, D)
+        return self.output(attended if positions is None else gather_positions(attended, positions))

@@ -1,6 +1,11 @@
-"""The Transformer encoder of every objective: post-LayerNorm BERT, with relative positions beside absolute ones."""
+"""The Transformer encoder of every objective: post-LayerNorm BERT, with relative positions beside absolute ones.
 
-from collections.abc import Collection
+Shapes: B sequences, T tokens, M selected positions, H heads, D width of the encoder, E width of the token embeddings.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -9,24 +14,33 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, ToeplitzBias, choose_backend, prepare_bias
+from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, choose_backend, prepare_bias
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.compilation import call_layer, compiled_call
-from amos_fairseq.modules.dropout import make_dropout
-from amos_fairseq.modules.linear import make_linear
+from amos_fairseq.modules.layers import make_dropout, make_linear
 from amos_fairseq.modules.relative_position import RelativePositionBias
+
+# The number of graphs that PyTorch may compile for one function. With its default of 8, further kinds of layers would run
+# uncompiled without an error.
+MAX_GRAPHS = 64
+
+Bias = AttentionBias | ToeplitzBias
+LayerCall = Callable[[nn.Module, Tensor, Bias, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos.
+    """Sizes and settings of one encoder. Dropouts are probabilities.
 
-    ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
-    ``attends_to`` is all tokens, or those of the ``past`` or the ``future``, each with the token itself. ``kernels`` is fast,
-    triton (fast, with attention by Triton on CUDA), or reference for attention, dropout and linear layers as their definitions
-    read. With ``activation_checkpointing`` only the input of a layer is kept for the backward pass, which computes the rest
-    again, with the same dropout.
+    Attributes:
+        position_scheme: none, t5 or amos.
+        embedding_width: E, the width of the token embeddings; 0 for the encoder's own D.
+        num_token_types: 0 for an encoder without token types.
+        attends_to: all tokens, or those of the ``past`` or the ``future`` and the token itself.
+        kernels: fast, triton (fast, with Triton kernels on CUDA), or reference (the reference implementations of attention,
+            dropout and linear layers).
+        activation_checkpointing: save only the input of each layer for the backward pass, which computes the rest again, with
+            the same dropout.
     """
 
     num_layers: int
@@ -49,7 +63,7 @@ class EncoderShape:
 
 
 class TransformerLayer(nn.Module):
-    """Attention and feed-forward network, each followed by dropout, residual and LayerNorm (post-LayerNorm)."""
+    """Attention and feed-forward network, each followed by dropout, residual connection and LayerNorm (post-LayerNorm)."""
 
     def __init__(self, shape: EncoderShape):
         super().__init__()
@@ -61,7 +75,7 @@ class TransformerLayer(nn.Module):
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
-    def forward(self, states: Tensor, bias: AttentionBias | ToeplitzBias, positions: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, bias: Bias, positions: Tensor | None = None) -> Tensor:
         """[B,T,D] -> [B,T,D], or [B,M,D]; arguments as for :class:`SelfAttention`."""
         attended = self.attention(states, bias, positions)
         states = states if positions is None else gather_positions(states, positions)
@@ -70,15 +84,37 @@ class TransformerLayer(nn.Module):
         return self.ffn_norm(states + self.dropout(self.ffn_out(expanded)))
 
 
-class TransformerEncoder(nn.Module):
-    """Positions, token types, LayerNorm, dropout on top of given token embeddings, a projection to D, then the layers.
+def call_layer(layer: nn.Module, states: Tensor, bias: Bias, positions: Tensor | None = None) -> Tensor:
+    """Call a :class:`TransformerLayer`."""
+    return layer(states, bias, positions)
 
-    Token embeddings belong to the model, which shares them between its encoders; where they are as wide as the encoder,
-    nothing is projected. With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions count from 0 here),
-    with ``none`` its ``ElectraModel``.
+
+@functools.cache
+def compiled_call() -> LayerCall:
+    """Return :func:`call_layer` under torch.compile, which compiles it once for each kind of layer and of input.
+
+    Layers of one shape share the result; a graph of the whole model would take as many times longer to compile as there are
+    layers. The operations outside of the layers (sampling, the output layer) choose their own memory and kernels.
+
+    An AMOS model has eight kinds: layers of the generator, those whose input is detached, the last one, which computes only
+    some positions, and layers of the discriminator, each with and without padding in the batch. From the second batch size on,
+    sizes are variables, which makes eight more.
+    """
+    config = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name up to PyTorch 2.6
+    setattr(config, name, max(getattr(config, name), MAX_GRAPHS))
+    return torch.compile(call_layer)
+
+
+class TransformerEncoder(nn.Module):
+    """Add positions and token types to given token embeddings, apply LayerNorm, dropout, a projection to D, and the layers.
+
+    The model owns the token embeddings and shares them between its encoders. The projection exists only if E differs from D.
+    With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions count from 0 here), with ``none`` its
+    ``ElectraModel``.
 
     Attributes:
-        is_compiled: whether layers run through torch.compile where a gradient is wanted, that is, while training.
+        is_compiled: run layers through torch.compile where a gradient is required, that is, in training.
     """
 
     def __init__(self, shape: EncoderShape):
@@ -101,7 +137,7 @@ class TransformerEncoder(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(shape) for _ in range(shape.num_layers))
 
     def share_embeddings(self, other: "TransformerEncoder") -> None:
-        """Use the positions, token types and embedding LayerNorm of ``other`` in the place of its own."""
+        """Use the positions, token types and embedding LayerNorm of ``other``."""
         self.embed_positions = other.embed_positions
         self.embed_token_types = other.embed_token_types
         self.embedding_norm = other.embedding_norm
@@ -114,15 +150,16 @@ class TransformerEncoder(nn.Module):
         token_types: Tensor | None = None,
         last_positions: Tensor | None = None,
     ) -> list[Tensor]:
-        """Token embeddings [B,T,E] -> the output of every layer, ``num_layers`` tensors [B,T,D].
+        """Return the output of every layer: token embeddings [B,T,E] -> ``num_layers`` tensors [B,T,D].
 
         Args:
             embeddings: [B,T,E] token embeddings.
-            padding_mask: [B,T] bool, True at padding, which nothing attends to; None when there is none.
-            detach_after: layers (counted from 1) whose output the next layer reads without a gradient.
-            token_types: [B,T] int64; None is type 0 for every token. An encoder without token types ignores them.
-            last_positions: [B,M] int64, all that is read of the last layer, whose output then is [B,M,D]; None for every
-                token. The fast way computes nothing else behind its attention: two thirds of a layer, where few are read.
+            padding_mask: [B,T] bool, True at padding, which is not attended to; None if there is none.
+            detach_after: layers (counted from 1) whose output is detached before the next layer.
+            token_types: [B,T] int64; None is type 0 for every token. Ignored by an encoder without token types.
+            last_positions: [B,M] int64, the positions at which the output of the last layer is needed, which then is [B,M,D];
+                None for all. The fast kernels compute only these after the attention of the last layer, which saves up to two
+                thirds of a layer.
         """
         is_fast = self.shape.kernels != "reference"
         bias = self.attention_bias(embeddings, padding_mask)
@@ -136,15 +173,9 @@ class TransformerEncoder(nn.Module):
             outputs[-1] = gather_positions(outputs[-1], last_positions)
         return outputs
 
-    def run_layer(
-        self,
-        layer: TransformerLayer,
-        states: Tensor,
-        bias: AttentionBias | ToeplitzBias,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """``layer``, one of this encoder's or another of its shape, called as :class:`TransformerLayer` is."""
-        if not torch.is_grad_enabled():  # batches of validation differ in shape: each would be compiled anew
+    def run_layer(self, layer: TransformerLayer, states: Tensor, bias: Bias, positions: Tensor | None = None) -> Tensor:
+        """Call ``layer``, one of this encoder's or another one of its shape, compiled or checkpointed as configured."""
+        if not torch.is_grad_enabled():  # validation batches differ in shape: each would be compiled separately
             return layer(states, bias, positions)
         call = compiled_call() if self.is_compiled else call_layer
         if self.shape.activation_checkpointing:
@@ -152,7 +183,7 @@ class TransformerEncoder(nn.Module):
         return call(layer, states, bias, positions)
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
-        """What the first layer reads: [B,T,E] -> [B,T,D]."""
+        """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
         embeddings = embeddings + self.embed_positions.weight[: embeddings.size(1)]
         if self.embed_token_types is not None:
             types = self.embed_token_types.weight
@@ -160,8 +191,8 @@ class TransformerEncoder(nn.Module):
         states = self.dropout(self.embedding_norm(embeddings))
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
-    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> AttentionBias | ToeplitzBias:
-        """Relative positions and forbidden pairs as the layers take them.
+    def attention_bias(self, embeddings: Tensor, padding_mask: Tensor | None) -> Bias:
+        """Return relative positions and masked pairs in the form that the layers require.
 
         Either a value [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T].
         """
@@ -171,19 +202,35 @@ class TransformerEncoder(nn.Module):
             values = self.relative_position.values(length) if has_bias else None
             return ToeplitzBias(values, padding_mask, self.shape.attends_to)
         learned = self.relative_position(length) if has_bias else None
-        forbidden = self.forbidden_pairs(length, padding_mask, embeddings.device)
-        fixed = None if forbidden is None else forbidden.to(embeddings.dtype) * FORBIDDEN
+        masked = self.masked_pairs(length, padding_mask, embeddings.device)
+        fixed = None if masked is None else masked.to(embeddings.dtype) * MASKED_SCORE
         bias = AttentionBias(learned, fixed)
         is_reference = self.shape.kernels == "reference"
         return bias if is_reference else prepare_bias(bias, embeddings.device, embeddings.dtype)
 
-    def forbidden_pairs(self, length: int, padding_mask: Tensor | None, device: torch.device) -> Tensor | None:
-        """True where a query (last dimension but one) must not see a key (last): [B or 1, 1, T or 1, T] bool, or None."""
+    def masked_pairs(self, length: int, padding_mask: Tensor | None, device: torch.device) -> Tensor | None:
+        """Return True where a query must not attend to a key: [B or 1, 1, T or 1 (queries), T (keys)] bool, or None."""
         padding = None if padding_mask is None else padding_mask[:, None, None, :]
         if self.shape.attends_to == "all":
             return padding
-        places = torch.arange(length, device=device)
-        ahead = places - places[:, None]  # [T,T], key position minus query position
+        positions = torch.arange(length, device=device)
+        ahead = positions - positions[:, None]  # [T,T], key position minus query position
         wrong_side = (ahead > 0 if self.shape.attends_to == "past" else ahead < 0)[None, None]
-        # Padding behind a text has nothing on its side but itself to see.
+        # Padding after a text can only attend to itself on its side.
         return wrong_side if padding is None else wrong_side | (padding & (ahead != 0))
+
+
+def share_bottom(encoder: TransformerEncoder, owner: TransformerEncoder, num_layers: int) -> None:
+    """Let ``encoder`` use the input modules, relative positions and ``num_layers`` lowest layers of ``owner``, of its width."""
+    encoder.share_embeddings(owner)
+    encoder.embedding_projection = owner.embedding_projection
+    encoder.relative_position = owner.relative_position
+    for number in range(num_layers):
+        encoder.layers[number] = owner.layers[number]
+
+
+def with_last_layer(encoder: TransformerEncoder, layer: TransformerLayer) -> TransformerEncoder:
+    """Return a view of ``encoder`` with another last layer. Nothing is copied: both share the same parameters."""
+    view = copy.copy(encoder)
+    view._modules = {**encoder._modules, "layers": nn.ModuleList([*encoder.layers[:-1], layer])}
+    return view

@@ -5,9 +5,12 @@ from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.layers import make_dropout
+
 
 class EmbeddingHead(nn.Module):
-    """From a state to the space of the token embeddings, in which words are compared with it: dense, gelu, LayerNorm."""
+    """Project states to the space of the token embeddings, for comparison with them: dense, gelu, LayerNorm."""
 
     def __init__(self, width: int, embedding_width: int, layer_norm_eps: float):
         super().__init__()
@@ -15,23 +18,26 @@ class EmbeddingHead(nn.Module):
         self.norm = LayerNorm(embedding_width, layer_norm_eps)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., D] -> [..., E], as wide as the token embeddings."""
+        """[..., D] -> [..., E], the width of the token embeddings."""
         return self.norm(gelu(self.dense(features)))
 
 
 class MlmHead(EmbeddingHead):
     """The projection before the tied output layer of a masked language model, and that layer's bias.
 
-    AMOS: f^(d) goes in, h^(d) comes out (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E.
+    In AMOS the input is f^(d) and the output h^(d) (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E.
     """
 
-    def __init__(self, width: int, embedding_width: int, vocabulary_rows: int, layer_norm_eps: float):
+    def __init__(self, width: int, embedding_width: int, vocabulary_size: int, layer_norm_eps: float):
         super().__init__(width, embedding_width, layer_norm_eps)
-        self.bias = nn.Parameter(torch.zeros(vocabulary_rows))
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
 
 
 class DetectionHead(nn.Module):
-    """One linear layer to the logit of "replaced" (AMOS Eq. 1 has one weight vector w, and the sign for "original")."""
+    """One linear layer to the logit of "replaced": w . h of AMOS Eq. 1 and TEAMS Eq. 3 and 6.
+
+    Departures: the papers' sigmoid is the probability of "original", so our w has the opposite sign; the layer has a bias.
+    """
 
     def __init__(self, width: int):
         super().__init__()
@@ -43,7 +49,7 @@ class DetectionHead(nn.Module):
 
 
 class DenseDetectionHead(DetectionHead):
-    """ELECTRA's: dense, gelu, then one linear layer to the logit of "replaced" (as its released code has it)."""
+    """The head of ELECTRA's released code: dense, gelu, then one linear layer to the logit of "replaced"."""
 
     def __init__(self, width: int):
         super().__init__(width)
@@ -54,13 +60,30 @@ class DenseDetectionHead(DetectionHead):
         return super().forward(gelu(self.dense(states)))
 
 
+class FeedForwardHead(nn.Module):
+    """A Transformer layer without attention, applied to each token (TEAMS Figure 2, left)."""
+
+    def __init__(self, shape: EncoderShape):
+        super().__init__()
+        self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
+        self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
+        self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
+        self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        expanded = self.activation_dropout(gelu(self.ffn_in(states)))
+        return self.ffn_norm(states + self.dropout(self.ffn_out(expanded)))
+
+
 POOLER_ACTIVATIONS = {"tanh": torch.tanh, "gelu": gelu}
 
 
 class ClassificationHead(nn.Module):
-    """Classes, or one regression value, of a sequence from the state of its first token: dense, activation, output.
+    """Predict classes, or one regression value, from the state of a sequence's first token: dense, activation, output.
 
-    With tanh this is the head of Hugging Face's MPNet (and BERT's pooler and classifier), with gelu the one of its ELECTRA.
+    With tanh this is the head of Hugging Face's MPNet (and BERT's pooler and classifier), with gelu that of its ELECTRA.
     """
 
     def __init__(self, width: int, num_classes: int, activation: str, dropout: float):

@@ -1,11 +1,25 @@
-"""Who decides which depth of the generator proposes a replacement: gamma of AMOS Eq. 3 and its ablations."""
+"""AMOS's mixture of MLM heads: its weights gamma (Eq. 3 and ablations), and prediction and sampling with it.
+
+Shapes: B sequences, M masked positions per sequence, K depths, D width of the encoder, E width of the token embeddings,
+V padded vocabulary size.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-# BERT's standard deviation; the paper does not say how v starts. Near 0, so that gamma starts near 1 / K.
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.mixture import mix_logits
+from amos_fairseq.functional.output_layer import logit_chunks, output_layer
+from amos_fairseq.functional.samplers import MixtureReplacementSampler
+from amos_fairseq.functional.sampling import adversarial_term, gumbel_max, gumbel_noise
+from amos_fairseq.functional.truncated_gumbel_softmax import TopEntries, truncated_adversarial_term
+
+# BERT's standard deviation; the paper does not give that of v. Near 0, so that gamma starts near 1 / K.
 V_STD = 0.02
 
 STRATEGIES = ("learned", "uniform", "random_layer", "layer_switch", "fixed")
@@ -16,9 +30,9 @@ class MixtureWeights(nn.Module):
 
     - ``learned``: gamma^(d) = softmax_d(v . f^(d)) (AMOS Eq. 3). v has no bias and exists only here.
     - ``uniform``: 1 / K ("- adv. train").
-    - ``random_layer``: one depth per masked position, drawn uniformly ("w. random layer").
+    - ``random_layer``: one depth per masked position, sampled uniformly ("w. random layer").
     - ``layer_switch``: depth j (counted from 0) from j / K of the planned updates on ("w. layer switch").
-    - ``fixed``: K given numbers ("w. final mix weights").
+    - ``fixed``: K given values ("w. final mix weights").
 
     With one depth there is nothing to learn and gamma is 1 ("backbone" ablation).
 
@@ -26,20 +40,15 @@ class MixtureWeights(nn.Module):
         strategy: one of the above.
         num_depths: K.
         width: D.
-        fixed_weights: K numbers that sum to 1, for ``fixed``.
+        fixed_weights: K values that sum to 1, for ``fixed``.
         max_update: planned updates, for ``layer_switch``.
 
     Raises:
-        ValueError: an unknown strategy, numbers that are no distribution over K depths, or no planned updates.
+        ValueError: an unknown strategy, values that are not a distribution over K depths, or no planned updates.
     """
 
     def __init__(
-        self,
-        strategy: str,
-        num_depths: int,
-        width: int,
-        fixed_weights: Sequence[float] = (),
-        max_update: int = 0,
+        self, strategy: str, num_depths: int, width: int, fixed_weights: Sequence[float] = (), max_update: int = 0
     ):
         super().__init__()
         check_strategy(strategy, num_depths, fixed_weights, max_update)
@@ -61,14 +70,14 @@ class MixtureWeights(nn.Module):
             return torch.stack([f @ self.v for f in features], dim=-1).float().softmax(-1)
         position_shape, device = features[0].shape[:-1], features[0].device
         if self.strategy == "random_layer":
-            drawn = torch.randint(self.num_depths, position_shape, device=device)
-            return drawn.unsqueeze(-1).eq(torch.arange(self.num_depths, device=device)).float()
-        # Filled on the device: to copy numbers there, as torch.tensor does, waits for it.
+            depth = torch.randint(self.num_depths, position_shape, device=device)
+            return depth.unsqueeze(-1).eq(torch.arange(self.num_depths, device=device)).float()
+        # Filled on the device: torch.tensor would copy the values there and wait for it.
         weights = [torch.full(position_shape, weight, device=device) for weight in self.constant_weights()]
         return torch.stack(weights, dim=-1)
 
     def constant_weights(self) -> list[float]:
-        """The K weights of the strategies that give every position the same."""
+        """Return the K weights of the strategies that give every position the same."""
         if self.strategy == "fixed":
             return self.fixed_weights
         if self.strategy == "layer_switch":
@@ -78,7 +87,7 @@ class MixtureWeights(nn.Module):
 
 
 def parse_weights(text: str) -> list[float]:
-    """ "0.2,0.3,0.5" -> [0.2, 0.3, 0.5]; raises ValueError."""
+    """Parse "0.2,0.3,0.5" to [0.2, 0.3, 0.5]; raise ValueError for other text."""
     try:
         return [float(number) for number in text.split(",")] if text else []
     except ValueError:
@@ -86,7 +95,7 @@ def parse_weights(text: str) -> list[float]:
 
 
 def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float], max_update: int) -> None:
-    """Raise ValueError for settings that describe no mixture."""
+    """Raise ValueError for settings that do not describe a mixture."""
     if strategy not in STRATEGIES:
         raise ValueError(f"unknown mixture {strategy!r}; choose one of {', '.join(STRATEGIES)}")
     if strategy == "fixed":
@@ -98,3 +107,138 @@ def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float
             )
     if strategy == "layer_switch" and max_update <= 0:
         raise ValueError("--mixture layer_switch needs --max-update: it switches at equal parts of the planned updates")
+
+
+class MixturePrediction(NamedTuple):
+    """Losses of all depths, and tokens sampled from their mixture.
+
+    Attributes:
+        nll: [K,B,M] float32, -log p(original) of each depth, nats.
+        correct: [K,B,M] bool, the most likely token of the depth is the original.
+        sampled: [B,M] int64, a token of the mixture.
+        adversarial_term: [B,M,E], zeros with the reversed gradient; None if nothing would receive it.
+        truncated_mass: [some positions] float32, the part of y outside the entries; None without truncation.
+    """
+
+    nll: Tensor
+    correct: Tensor
+    sampled: Tensor
+    adversarial_term: Tensor | None = None
+    truncated_mass: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OutputLayerWeights:
+    """The output layer and the tokens that are never sampled.
+
+    Attributes:
+        embedding: [V,E].
+        biases: [1 or K,V].
+        never_sampled_mask: [V] bool.
+        never_sampled: int64 ids of the same tokens.
+        with_triton: run the chunks in Triton, see :func:`amos_fairseq.functional.output_layer.runs_in_triton`.
+    """
+
+    embedding: Tensor
+    biases: Tensor
+    never_sampled_mask: Tensor
+    never_sampled: Tensor
+    with_triton: bool = False
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Settings of the discriminator's reversed gradient to the mixture.
+
+    Attributes:
+        temperature: tau of Gumbel-Softmax.
+        hidden_gradient: factor of the part that reaches h^(d).
+        num_entries: J, the maximum number of Gumbel-Softmax entries of :func:`predict_chunked`; 0 for all V.
+    """
+
+    temperature: float
+    hidden_gradient: float
+    num_entries: int
+
+
+def predict_reference(
+    hidden: Sequence[Tensor], gamma: Tensor, originals: Tensor, weights: OutputLayerWeights, adversary: Adversary | None
+) -> MixturePrediction:
+    """Compute the losses and sample, with all logits in memory: the reference implementation.
+
+    Args:
+        hidden: h^(d), K tensors [B,M,E].
+        gamma: [B,M,K] float32.
+        originals: [B,M] int64.
+        weights: the output layer.
+        adversary: None if no gradient passes through the samples.
+    """
+    biases = list(weights.biases) * (len(hidden) // len(weights.biases))
+    losses = [
+        linear_cross_entropy(h, weights.embedding, bias, originals) for h, bias in zip(hidden, biases, strict=True)
+    ]
+    nll, correct = (torch.stack(part) for part in zip(*losses, strict=True))
+    return MixturePrediction(nll, correct, *sample_reference(hidden, gamma, weights, adversary))
+
+
+def sample_reference(
+    hidden: Sequence[Tensor], gamma: Tensor, weights: OutputLayerWeights, adversary: Adversary | None
+) -> tuple[Tensor, Tensor | None]:
+    """Sample with Gumbel noise for every token; return tokens and adversarial term, with the leading shape of ``gamma``."""
+    multiplier = adversary.hidden_gradient if adversary else 0.0
+    logits = mix_logits(hidden, list(weights.biases), gamma, weights.embedding, multiplier)
+    logits = logits.masked_fill(weights.never_sampled_mask, float("-inf"))
+    noise = gumbel_noise(logits)
+    sampled = gumbel_max(logits, noise)
+    if adversary is None:
+        return sampled, None
+    return sampled, adversarial_term(logits, noise, adversary.temperature, weights.embedding)
+
+
+def predict_chunked(
+    hidden: Sequence[Tensor], gamma: Tensor, originals: Tensor, weights: OutputLayerWeights, adversary: Adversary | None
+) -> MixturePrediction:
+    """Compute :func:`predict_reference` in chunks of positions; same arguments.
+
+    If ``adversary`` limits the entries, the samples have the same distribution, and the gradient lacks the entries beyond the
+    largest ones: see :mod:`amos_fairseq.functional.truncated_gumbel_softmax`.
+    """
+    states = torch.stack([h.flatten(0, 1) for h in hidden])  # [K,N,E] with N = B M
+    flat_gamma, targets, shape = gamma.flatten(0, 1), originals.flatten(), originals.shape
+    num_entries = adversary.num_entries if adversary else 0
+    is_exact = adversary is not None and not 0 < num_entries < len(weights.embedding)
+    sampler = None
+    if not is_exact:
+        temperature = adversary.temperature if adversary else 1.0
+        sampler = MixtureReplacementSampler(flat_gamma.detach(), num_entries, temperature)
+    nll, correct, samples = output_layer(
+        states, weights.embedding, weights.biases, targets, weights.never_sampled, sampler, weights.with_triton
+    )
+    nll, correct = nll.unflatten(1, shape), correct.unflatten(1, shape)
+    if is_exact:
+        sampled, term = sample_chunked_exactly(states, flat_gamma, weights, adversary)
+        return MixturePrediction(nll, correct, sampled.view(shape), term.unflatten(0, shape))
+    sampled = samples[0].view(shape)
+    if adversary is None:
+        return MixturePrediction(nll, correct, sampled)
+    entries, mass = TopEntries(*samples[1:4]), samples[4]
+    term = truncated_adversarial_term(
+        entries, states, flat_gamma, weights.embedding, adversary.temperature, adversary.hidden_gradient
+    )
+    return MixturePrediction(nll, correct, sampled, term.unflatten(0, shape), mass)
+
+
+def sample_chunked_exactly(
+    states: Tensor, gamma: Tensor, weights: OutputLayerWeights, adversary: Adversary
+) -> tuple[Tensor, Tensor]:
+    """Compute :func:`sample_reference` in chunks. The backward pass computes each chunk again, from the same noise."""
+
+    def sample(chunk_states: Tensor, chunk_gamma: Tensor) -> tuple[Tensor, Tensor]:
+        return sample_reference(chunk_states.unbind(0), chunk_gamma, weights, adversary)
+
+    parts = [
+        checkpoint(sample, states[:, chunk], gamma[chunk], use_reentrant=False)
+        for chunk in logit_chunks(states, weights.embedding)
+    ]
+    sampled, term = (torch.cat(part) for part in zip(*parts, strict=True))
+    return sampled, term

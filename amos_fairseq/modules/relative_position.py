@@ -1,4 +1,4 @@
-"""A learned bias per head and relative position, one table for all layers of an encoder."""
+"""A learned bias per head and relative position, with one table for all layers of an encoder."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from amos_fairseq.functional.relative_position import BUCKETS, toeplitz
 class RelativePositionBias(nn.Module):
     """The bias that is added to q.k / sqrt(d) (T5: Raffel et al., 2019; AMOS section 4).
 
-    The table does not depend on the longest sequence: longer ones can be read later.
+    The table does not depend on the sequence length, so the model accepts longer sequences than in training.
 
     Args:
         scheme: ``t5`` or ``amos``, see :mod:`amos_fairseq.functional.relative_position`.
@@ -19,7 +19,7 @@ class RelativePositionBias(nn.Module):
         num_heads: columns of the table.
 
     Raises:
-        ValueError: an odd number of buckets, or so few, or so small a maximum distance, that none is logarithmic.
+        ValueError: an odd number of buckets, or so few buckets or so small a maximum distance that none is logarithmic.
     """
 
     def __init__(self, scheme: str, num_buckets: int, max_distance: int, num_heads: int):
@@ -30,11 +30,11 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Embedding(num_buckets, num_heads)
 
     def forward(self, length: int) -> Tensor:
-        """[H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j."""
+        """Return [H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j."""
         return toeplitz(self.values(length))
 
     def values(self, length: int) -> Tensor:
-        """[H, 2T-1] for T = ``length``, contiguous; entry (h, w) belongs to key - query = w - (T-1).
+        """Return [H, 2T-1] for T = ``length``, contiguous; entry (h, w) belongs to key - query = w - (T-1).
 
         The result is float32 (float64 for a float64 table), also for a table in 16 bits: the gradient of a row sums
         thousands of entries, and in bfloat16 such a sum is wrong by several percent. It is cast to the dtype of the table
@@ -48,7 +48,7 @@ class RelativePositionBias(nn.Module):
 
 
 def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:
-    """Raise ValueError where the logarithm of the buckets has no base above 1, or the two sides no equal share."""
+    """Raise ValueError if the logarithm of the buckets has no base above 1, or the two directions no equal share."""
     if num_buckets < 4:
         raise ValueError(f"--relative-position-buckets {num_buckets} is too few: give at least 4, an even number")
     if num_buckets % 2:

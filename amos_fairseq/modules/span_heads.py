@@ -1,7 +1,7 @@
-"""Heads that mark an answer in a text: two independent positions, or an end that knows its start.
+"""Heads that predict an answer span: start and end independently, or the end given the start.
 
 Shapes: B windows, T tokens, D width, S starts and E ends of the beam, C candidate spans a window. Position 0 (``<s>``)
-stands for "no answer in this window" and may always be chosen; other positions outside of the context never are.
+represents "no answer in this window" and is always allowed; other positions outside of the context are not.
 """
 
 from typing import NamedTuple
@@ -10,36 +10,38 @@ import torch
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
+from amos_fairseq.functional.positions import gather_positions
+
 SPAN_HEADS = ("independent", "joint")
 
 
 class SpanCandidates(NamedTuple):
-    """The best spans of each window, not yet checked for order and length."""
+    """The best spans of each window, before order and length are checked."""
 
     starts: Tensor  # [B,C] int64, token positions
     ends: Tensor  # [B,C] int64
-    scores: Tensor  # [B,C] float32, -inf where a position is no answer token
-    null_scores: Tensor  # [B] float32, how much speaks for "no answer in this window"; scale of the head
+    scores: Tensor  # [B,C] float32, -inf where a position is not an answer token
+    null_scores: Tensor  # [B] float32, score of "no answer in this window"; its scale depends on the head
 
 
 class SpanOutput(NamedTuple):
-    """``candidates`` at inference, the logits in training; what a head does not have is None."""
+    """The ``candidates`` at inference, the logits in training; None for outputs that a head does not have."""
 
-    start_logits: Tensor | None = None  # [B,T] float32, -inf at positions that cannot be chosen
+    start_logits: Tensor | None = None  # [B,T] float32, -inf at positions that are not allowed
     end_logits: Tensor | None = None  # [B,T] float32; of the joint head: given the true start
     unanswerable_logits: Tensor | None = None  # [B] float32, positive for "no answer in this window"
     candidates: SpanCandidates | None = None
 
 
 def build_span_head(kind: str, width: int, dropout: float, layer_norm_eps: float) -> nn.Module:
-    """A head of :data:`SPAN_HEADS` by name."""
+    """Build a head of :data:`SPAN_HEADS` by name."""
     if kind == "independent":
         return IndependentSpanHead(width)
     return JointSpanHead(width, dropout, layer_norm_eps)
 
 
 class IndependentSpanHead(nn.Module):
-    """BERT's: one linear layer to a start and an end logit a token. The score of "no answer" is that of ``<s>`` to ``<s>``.
+    """BERT's head: one linear layer to a start and an end logit per token. "No answer" has the score of the span at ``<s>``.
 
     The weights are those of ``qa_outputs`` in Hugging Face's question answering models: row 0 start, row 1 end.
     """
@@ -47,7 +49,7 @@ class IndependentSpanHead(nn.Module):
     kind = "independent"
 
     def __init__(self, width: int, beam: int = 20):
-        """``beam``: starts, and as many ends, that are combined at inference (BERT's n_best_size)."""
+        """``beam``: the number of starts, and of ends, that are combined at inference (BERT's n_best_size)."""
         super().__init__()
         self.output = nn.Linear(width, 2)
         self.beam = beam
@@ -57,7 +59,7 @@ class IndependentSpanHead(nn.Module):
         Args:
             states: [B,T,D] last hidden states.
             answer_mask: [B,T] bool, True at context tokens.
-            targets: start and end, [B] int64 each, 0 where the window holds no answer; None at inference.
+            targets: start and end, [B] int64 each, 0 where the window has no answer; None at inference.
         """
         start_logits, end_logits = self.output(states).float().unbind(-1)
         if targets is not None:
@@ -73,19 +75,20 @@ class IndependentSpanHead(nn.Module):
 
 
 class JointSpanHead(nn.Module):
-    """XLNet's question answering module, which ELECTRA fine-tunes with too (thesis 5.2.4).
+    """XLNet's question answering module, which ELECTRA also uses (thesis section 5.2.4).
 
-    The end is scored from its own state and that of the start: the true one in training, each of a beam at inference. A
-    classifier on ``<s>`` and the expected state of the start says whether there is an answer; its logit is the null score.
+    The end is scored from its own state and the state of the start: the true start in training, each start of a beam at
+    inference. A classifier on ``<s>`` and the expected state of the start predicts whether there is an answer; its logit is
+    the null score.
 
-    Departure: Hugging Face's port hands the classifier the true start in training, which tells it the label; here, as in
-    XLNet's own code, it sees the start distribution in training too.
+    Departures: Hugging Face's port gives the classifier the true start in training, which reveals the label; here, as in
+    XLNet's own code, its input is the start distribution in training too.
     """
 
     kind = "joint"
 
     def __init__(self, width: int, dropout: float, layer_norm_eps: float, num_starts: int = 5, num_ends: int = 5):
-        """``num_starts`` x ``num_ends``: the beam (XLNet's start_n_top and end_n_top; ELECTRA takes 20)."""
+        """``num_starts`` x ``num_ends``: the beam (XLNet's start_n_top and end_n_top; ELECTRA uses 20)."""
         super().__init__()
         self.start = nn.Linear(width, 1)
         self.end_dense = nn.Linear(2 * width, width)
@@ -102,21 +105,21 @@ class JointSpanHead(nn.Module):
         start_logits = masked(self.start(states).squeeze(-1).float(), allowed)  # [B,T]
         unanswerable = self._unanswerable(states, start_logits)
         if targets is not None:
-            true_start = states_at(states, targets[0].unsqueeze(1))  # [B,1,D]
+            true_start = gather_positions(states, targets[0].unsqueeze(1))  # [B,1,D]
             end_logits = masked(self._ends(states, true_start).squeeze(1), allowed)
             return SpanOutput(start_logits, end_logits, unanswerable)
         start_scores, starts = best(start_logits.log_softmax(-1), self.num_starts)  # [B,S]
-        end_logits = masked(self._ends(states, states_at(states, starts)), allowed.unsqueeze(1))  # [B,S,T]
+        end_logits = masked(self._ends(states, gather_positions(states, starts)), allowed.unsqueeze(1))  # [B,S,T]
         end_scores, ends = best(end_logits.log_softmax(-1), self.num_ends)  # [B,S,E]
         scores = start_scores.unsqueeze(2) + end_scores
         starts = starts.unsqueeze(2).expand_as(ends)
-        no_answer = starts.eq(0) | ends.eq(0)  # the classifier, not <s>, speaks for "no answer"
+        no_answer = starts.eq(0) | ends.eq(0)  # "no answer" is scored by the classifier, not by <s>
         scores = scores.masked_fill(no_answer, float("-inf"))
         candidates = SpanCandidates(starts.flatten(1), ends.flatten(1), scores.flatten(1), unanswerable)
         return SpanOutput(unanswerable_logits=unanswerable, candidates=candidates)
 
     def _ends(self, states: Tensor, starts: Tensor) -> Tensor:
-        """States [B,T,D] and those of S starts [B,S,D] -> end logits [B,S,T] float32."""
+        """Compute end logits from states [B,T,D] and the states of S starts [B,S,D]: [B,S,T] float32."""
         num_starts, length = starts.size(1), states.size(1)
         pairs = torch.cat(
             [states.unsqueeze(1).expand(-1, num_starts, -1, -1), starts.unsqueeze(2).expand(-1, -1, length, -1)], dim=-1
@@ -124,7 +127,7 @@ class JointSpanHead(nn.Module):
         return self.end(self.end_norm(torch.tanh(self.end_dense(pairs)))).squeeze(-1).float()
 
     def _unanswerable(self, states: Tensor, start_logits: Tensor) -> Tensor:
-        """[B] float32."""
+        """Compute the logit of "no answer": [B] float32."""
         start_weights = start_logits.softmax(-1).to(states.dtype)  # [B,T]
         expected_start = torch.einsum("bt,btd->bd", start_weights, states)
         summary = torch.tanh(self.answerable_dense(torch.cat([expected_start, states[:, 0]], dim=-1)))
@@ -132,7 +135,7 @@ class JointSpanHead(nn.Module):
 
 
 def with_null(answer_mask: Tensor) -> Tensor:
-    """[B,T] bool: the context tokens, and position 0."""
+    """Add position 0 to the context tokens: [B,T] bool."""
     first = torch.zeros_like(answer_mask)
     first[:, 0] = True
     return answer_mask | first
@@ -143,10 +146,5 @@ def masked(logits: Tensor, allowed: Tensor) -> Tensor:
 
 
 def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The ``number`` highest along the last dimension, or all where there are fewer: values and positions."""
+    """Return values and positions of the ``number`` highest scores along the last dimension, or of all if there are fewer."""
     return scores.topk(min(number, scores.size(-1)), dim=-1)
-
-
-def states_at(states: Tensor, positions: Tensor) -> Tensor:
-    """[B,T,D] and [B,S] int64 -> [B,S,D]."""
-    return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.size(-1)))

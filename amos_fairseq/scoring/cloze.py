@@ -34,8 +34,8 @@ class Cloze(abc.ABC):
         self.pad: int = pretrained.dictionary.pad()
         self.mask: int = pretrained.dictionary.index(MASK_SYMBOL)
         self.tokens_per_batch = tokens_per_batch
-        self.device = self.model.unsampled_rows.device
-        self._special = self.model.unsampled_rows.cpu()
+        self.device = self.model.never_sampled_mask.device
+        self._special = self.model.never_sampled_mask.cpu()
 
     @abc.abstractmethod
     def num_passes(self, tokens: Tensor) -> int:

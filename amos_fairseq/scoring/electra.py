@@ -6,7 +6,7 @@ from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
-from amos_fairseq.functional.replaced_detection import log_prob_of_original
+from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.scoring.cloze import MaskedCloze
 
@@ -19,7 +19,7 @@ class ElectraCloze(MaskedCloze):
 
     Args:
         formula: ``exact`` for the labels that ELECTRA learns here, or ``thesis``: see
-            :func:`amos_fairseq.functional.replaced_detection.log_prob_of_original`.
+            :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
 
     Raises:
         UserError: the variant trains no detector of all tokens, or its q is zero at the original.

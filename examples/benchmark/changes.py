@@ -25,11 +25,12 @@ from amos_fairseq.bench.timing import alternate, speed_ratio
 from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.functional import linear, output_layer
-from amos_fairseq.functional.attention import attention_by_definition
+from amos_fairseq.functional import output_layer
+from amos_fairseq.functional.attention import reference_attention
+from amos_fairseq.functional.cpu import linear
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.modules import dropout
+from amos_fairseq.modules import layers
 from amos_fairseq.modules.attention import SelfAttention
 from amos_fairseq.modules.encoder import TransformerEncoder
 
@@ -40,18 +41,18 @@ def attention(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     fast = [layer.attend for layer in layers]
     for layer in layers:
-        layer.attend = attention_by_definition
+        layer.attend = reference_attention
     yield
     for layer, attend in zip(layers, fast, strict=True):
         layer.attend = attend
 
 
 def hidden_dropout(model: nn.Module) -> contextlib.AbstractContextManager:
-    return mock.patch.object(dropout, "dropout", lambda x, probability: functional.dropout(x, probability))
+    return mock.patch.object(layers, "dropout", lambda x, probability: functional.dropout(x, probability))
 
 
 def linear_layers(model: nn.Module) -> contextlib.AbstractContextManager:
-    return mock.patch.object(linear, "LEAST_PRODUCTS", math.inf)
+    return mock.patch.object(linear, "MIN_MULTIPLICATIONS", math.inf)
 
 
 def output_layer_and_sampling(model: nn.Module) -> contextlib.AbstractContextManager:
@@ -59,7 +60,7 @@ def output_layer_and_sampling(model: nn.Module) -> contextlib.AbstractContextMan
 
 
 def kept_logits(model: nn.Module) -> contextlib.AbstractContextManager:
-    return mock.patch.object(output_layer, "KEPT_BYTES_OF_CPU", 0)
+    return mock.patch.object(output_layer, "CPU_CACHE_BYTES", 0)
 
 
 def masked_positions_of_the_last_layer(model: nn.Module) -> contextlib.AbstractContextManager:

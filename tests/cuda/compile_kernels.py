@@ -15,11 +15,11 @@ POINTERS = {
     **dict.fromkeys(("heads", "grad", "grad_query", "grad_heads", "out", "logits"), "*bf16"),
     **dict.fromkeys(("bias", "lse", "delta", "query_sums", "distance_sums", "scores_out"), "*fp32"),
     **dict.fromkeys(
-        ("mixture_weights", "part_best", "part_sum", "scores", "block_best", "block_sum", "best", "total"), "*fp32"
+        ("mixture_weights", "part_max", "part_sum", "scores", "block_max", "block_sum", "largest", "total"), "*fp32"
     ),
-    **dict.fromkeys(("picked_logits", "log_sum", "by_nll", "sums"), "*fp32"),
+    **dict.fromkeys(("picked_logits", "log_sum", "grad_nll", "sums"), "*fp32"),
     **dict.fromkeys(("seed", "positions", "excluded", "blocks", "picked", "targets"), "*i64"),
-    **dict.fromkeys(("padding", "is_unsampled"), "*i1"),
+    **dict.fromkeys(("padding", "never_sampled_mask"), "*i1"),
     "points": "*fp64",
 }
 OTHERS = {"scale": "fp32", "keep_scale": "fp32", "drop_below": "i64"}

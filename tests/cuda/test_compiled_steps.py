@@ -15,8 +15,7 @@ from torch._dynamo.utils import counters
 
 from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.compilation import LayerCall, compiled_call
-from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.encoder import LayerCall, TransformerEncoder, TransformerLayer, compiled_call
 
 
 class Calls:

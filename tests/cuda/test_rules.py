@@ -139,20 +139,20 @@ class TestDefects:
             by_distance = values.t().contiguous()  # [2T-1,H], as the table gives it
             return by_distance.t().unfold(-1, (values.size(-1) + 1) // 2, 1).flip(1)
 
-        def as_one_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
+        def as_attention_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
             parts = [part.to(dtype) for part in bias if part is not None]
             return sum(parts).unsqueeze(0) if parts[0].ndim == 3 else sum(parts)
 
         monkeypatch.setattr("amos_fairseq.modules.relative_position.toeplitz", toeplitz)
-        monkeypatch.setattr(attention, "as_one_mask", as_one_mask)
+        monkeypatch.setattr(attention, "as_attention_mask", as_attention_mask)
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "amos_base", ["model.encoder_layers=1"])
             with pytest.raises(CudaRuleError, match=r"mask.stride\(-1\) is"):
                 run.update(run.full)
 
     def test_a_mask_in_float32_beside_heads_in_bfloat16(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        as_one_mask = attention.as_one_mask
-        monkeypatch.setattr(attention, "as_one_mask", lambda bias, dtype: as_one_mask(bias, torch.float32))
+        as_attention_mask = attention.as_attention_mask
+        monkeypatch.setattr(attention, "as_attention_mask", lambda bias, dtype: as_attention_mask(bias, torch.float32))
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "amos_tiny")
             with pytest.raises(CudaRuleError, match=r"the mask is torch\.float32"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, library
 from triton_interpreter import interpreted
 
-from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, attention_by_definition
+from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, reference_attention
 from amos_fairseq.functional.relative_position import toeplitz
 
 if find_spec("triton") is None:
@@ -35,8 +35,8 @@ def by_definition(
     if side != "all":
         wrong_side = (ahead > 0 if side == "past" else ahead < 0)[None, None]
         forbidden = wrong_side if forbidden is None else wrong_side | (forbidden & (ahead != 0))
-    fixed = None if forbidden is None else forbidden.to(heads.dtype) * FORBIDDEN
-    mixed = attention_by_definition(heads, AttentionBias(None if bias is None else toeplitz(bias), fixed), 0.0)
+    fixed = None if forbidden is None else forbidden.to(heads.dtype) * MASKED_SCORE
+    mixed = reference_attention(heads, AttentionBias(None if bias is None else toeplitz(bias), fixed), 0.0)
     if positions is None:
         return mixed
     return mixed.gather(1, positions[:, :, None, None].expand(-1, -1, *mixed.shape[2:]))
@@ -171,7 +171,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(kernels, has_posi
     out = kernels.triton_attention(leaves[0], leaves[1], padding, "all", 0.4, positions)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     query, key, value = exact_leaves[0].permute(2, 0, 3, 1, 4)
-    hidden = padding[:, None, None, :].double() * FORBIDDEN
+    hidden = padding[:, None, None, :].double() * MASKED_SCORE
     weights = (query @ key.mT / math.sqrt(20) + toeplitz(exact_leaves[1]) + hidden).softmax(-1)
     exact = ((weights * kept / 0.6) @ value).transpose(1, 2)
     if has_positions:

@@ -17,7 +17,7 @@ from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from amos_fairseq.modules.two_tower import TwoTower
+from amos_fairseq.modules.generators import TwoTower
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -156,5 +156,5 @@ def test_the_table_of_backends() -> None:
         assert choose_backend(cuda, torch.bfloat16, 8, has_bias, True) != "triton"
         assert choose_backend(cuda, torch.bfloat16, 256, has_bias, True) != "triton"
         assert choose_backend(cuda, torch.float64, 64, has_bias, True) == "math"
-        assert choose_backend(cpu, torch.bfloat16, 64, has_bias, True) == "by_hand"
+        assert choose_backend(cpu, torch.bfloat16, 64, has_bias, True) == "cpu"
         assert choose_backend(cuda, torch.bfloat16, 64, has_bias) != "triton"

@@ -23,9 +23,13 @@ from torch.utils._pytree import tree_iter
 from triton_interpreter import interpreted
 
 from amos_fairseq.bench.memory import LiveBytes
-from amos_fairseq.functional import drawing, output_layer
-from amos_fairseq.functional.replacements import MixtureReplacements, Replacements, ReplacementsAndNegatives
-from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_in_chunks
+from amos_fairseq.functional import fast_sampling, output_layer
+from amos_fairseq.functional.samplers import (
+    MixtureReplacementSampler,
+    ReplacementAndNegativeSampler,
+    ReplacementSampler,
+)
+from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -100,7 +104,7 @@ def test_values_and_gradients(
     positions_at_once(monkeypatch, kernels, at_once, *leaves)
     sampler, unsampled = None, None
     if samples:
-        sampler = MixtureReplacements(torch.full((num_positions, num_depths), 1 / num_depths))
+        sampler = MixtureReplacementSampler(torch.full((num_positions, num_depths), 1 / num_depths))
         unsampled = torch.tensor([0, 1, num_rows - 1])
     guesses = output_layer.output_layer(*leaves, targets, unsampled, sampler, with_triton=True)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
@@ -140,7 +144,7 @@ def test_correct_is_a_target_with_the_largest_logit_of_all_rows(kernels) -> None
     targets = torch.tensor([4, 1, 0, 2])
     for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
         bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
-        for sampler in (None, Replacements()):
+        for sampler in (None, ReplacementSampler()):
             guesses = output_layer.output_layer(
                 hidden, weight, bias, targets, torch.tensor([3, 4]), sampler, with_triton=True
             )
@@ -149,12 +153,12 @@ def test_correct_is_a_target_with_the_largest_logit_of_all_rows(kernels) -> None
 
 def test_no_position_at_all_gives_nothing(kernels) -> None:
     hidden, weight, biases, targets = inputs(3, 1, 2, 40)
-    sampler = MixtureReplacements(torch.ones(0, 3), 5)
+    sampler = MixtureReplacementSampler(torch.ones(0, 3), 5)
     guesses = output_layer.output_layer(
         hidden[:, :0], weight, biases, targets[:0], torch.tensor([0]), sampler, with_triton=True
     )
     assert guesses.nll.shape == guesses.correct.shape == (3, 0)
-    assert [len(part) for part in guesses.drawn] == [0] * 5
+    assert [len(part) for part in guesses.samples] == [0] * 5
     guesses.nll.sum().backward()
     assert not weight.grad.any()
 
@@ -164,17 +168,17 @@ def test_log_probs_of_words(kernels) -> None:
     hidden, weight, biases, _ = (tensor.detach() for tensor in inputs(1, 1, 4, 150))
     biases[:, 0] = 300.0  # a special token that the generator is sure of
     arguments = hidden[0], weight, biases[0], torch.tensor([7, 8, 100, 9]), torch.tensor([0, 149])
-    got = output_layer.word_log_probs(*arguments, with_triton=True)
-    torch.testing.assert_close(got, output_layer.word_log_probs(*arguments), rtol=1e-5, atol=1e-5)
+    got = output_layer.sampling_log_probs(*arguments, with_triton=True)
+    torch.testing.assert_close(got, output_layer.sampling_log_probs(*arguments), rtol=1e-5, atol=1e-5)
 
 
 def mixture_of(kernels: ModuleType, logits: Tensor, depth_weights: Tensor, unsampled: list[int]) -> tuple[Any, Tensor]:
     """What samplers draw from, and the exact probabilities [n,V] float64."""
-    is_unsampled = kernels.row_mask(torch.tensor(unsampled, dtype=torch.int64), logits.size(-1))
-    of_blocks = kernels.summarize_logits(logits, depth_weights, is_unsampled)[2:]
+    never_sampled_mask = kernels.token_mask(torch.tensor(unsampled, dtype=torch.int64), logits.size(-1))
+    of_blocks = kernels.summarize_logits(logits, depth_weights, never_sampled_mask)[2:]
     mixed = (logits.double() * depth_weights.double().T.unsqueeze(-1)).sum(0)
-    exact = mixed.masked_fill(is_unsampled, -math.inf).softmax(-1)
-    return kernels.TritonMixture.of(logits, depth_weights, is_unsampled, of_blocks), exact
+    exact = mixed.masked_fill(never_sampled_mask, -math.inf).softmax(-1)
+    return kernels.TritonMixture.of(logits, depth_weights, never_sampled_mask, of_blocks), exact
 
 
 def check_draws(rows: Tensor, probabilities: Tensor) -> None:
@@ -197,7 +201,7 @@ def test_rows_follow_the_mixture_of_the_depths(kernels, num_depths: int, num_row
     logits[..., unsampled[1]] = 80.0  # a special token that all depths are sure of
     gamma = torch.rand(2, num_depths) + 0.2
     mixture, exact = mixture_of(kernels, logits, gamma, unsampled)
-    rows, of_depths = mixture.draw(10_000)
+    rows, of_depths = mixture.sample(10_000)
     check_draws(rows[1], exact[1])
     assert torch.equal(of_depths, logits.float()[:, torch.arange(2)[:, None], rows].permute(1, 2, 0))
     torch.testing.assert_close(mixture.weights(2) / mixture.total, exact.float(), rtol=1e-5, atol=1e-9)
@@ -205,23 +209,23 @@ def test_rows_follow_the_mixture_of_the_depths(kernels, num_depths: int, num_row
 
 def test_replacements_follow_their_temperature_and_never_are_the_forbidden_token(kernels) -> None:
     torch.manual_seed(1)
-    logits, sampler = torch.randn(1, 1, 150), Replacements(0.5, forbidden=torch.tensor([9, 70]))
+    logits, sampler = torch.randn(1, 1, 150), ReplacementSampler(0.5, excluded=torch.tensor([9, 70]))
     places = slice(1, 2)
     gamma = sampler.depth_weights(places, logits.device)
     assert gamma.tolist() == [[2.0]]
     mixture, exact = mixture_of(kernels, logits, gamma, [0, 149])
-    (token,) = sampler.draw(mixture, places)
+    (token,) = sampler.sample(mixture, places)
     assert token.shape == (1,)
     assert exact[:, 70] > 0
     exact[:, 70] = 0
-    check_draws(mixture.draw(10_000)[0][0], exact[0] / exact.sum())
+    check_draws(mixture.sample(10_000)[0][0], exact[0] / exact.sum())
 
 
 def test_blocks_that_lie_far_below_others_keep_their_sums(kernels) -> None:
     """Rows of a block relative to the block's best: with exp(-80) between neighbours all sums are exact to rounding."""
     logits = torch.linspace(0, 1, 300)[None, None] - 80.0 * (torch.arange(300) // 64)
     mixture, exact = mixture_of(kernels, logits, torch.ones(1, 1), [3])
-    log_sums = mixture.block_best.double() + mixture.block_sum.double().log()
+    log_sums = mixture.block_max.double() + mixture.block_sum.double().log()
     blocks = [part.logsumexp(-1) for part in exact.log().split(64, dim=1)]
     expected = torch.stack(blocks, dim=1)
     torch.testing.assert_close(log_sums - log_sums[:, :1], expected - expected[:, :1], rtol=1e-6, atol=1e-5)
@@ -236,9 +240,9 @@ def test_excluding_rows_is_as_if_they_were_never_sampled(kernels) -> None:
     for row in (30, 31, 99):
         mixture.exclude(torch.full((2,), row))
     expected, exact = mixture_of(kernels, logits, gamma, [0, 30, 31, 99])
-    torch.testing.assert_close(mixture.block_best, expected.block_best)
+    torch.testing.assert_close(mixture.block_max, expected.block_max)
     torch.testing.assert_close(mixture.block_sum, expected.block_sum)
-    check_draws(mixture.draw(5_000)[0][0], exact[0])
+    check_draws(mixture.sample(5_000)[0][0], exact[0])
 
 
 def points_and_picked(
@@ -247,7 +251,7 @@ def points_and_picked(
     """Rows picked of the only block [1,V] at ``points`` [S], and the exact weights that they are picked from, [V] float64."""
     mixture, exact = mixture_of(kernels, logits[None], torch.ones(1, 1), unsampled)
     rows, _ = logits_module.pick_rows(
-        mixture.logits, mixture.depth_weights, mixture.is_unsampled, mixture.excluded,
+        mixture.logits, mixture.depth_weights, mixture.never_sampled_mask, mixture.excluded,
         torch.zeros(1, len(points), dtype=torch.int64), points.double()[None],
     )  # fmt: skip
     return rows[0], exact[0]
@@ -272,7 +276,7 @@ def test_no_point_falls_on_a_row_of_weight_0(kernels, logits_module) -> None:
     assert set(rows.tolist()) == set(exact.nonzero().flatten().tolist())
     assert rows[0] == 1
     assert rows[1] == 47
-    assert torch.equal(rows, drawing.pick(exact, points))
+    assert torch.equal(rows, fast_sampling.pick(exact, points))
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of numpy, in the interpreter
@@ -284,9 +288,9 @@ def test_numbers_that_are_not_finite_reach_the_loss_and_draw_rows(kernels, value
     leaves = [leaf.requires_grad_() for leaf in leaves]
     targets = torch.tensor([65, 66])
     guesses = output_layer.output_layer(
-        *leaves, targets, torch.tensor([0, 69]), MixtureReplacements(torch.ones(2, 1), 3), with_triton=True
+        *leaves, targets, torch.tensor([0, 69]), MixtureReplacementSampler(torch.ones(2, 1), 3), with_triton=True
     )
-    rows = guesses.drawn[1]
+    rows = guesses.samples[1]
     assert rows.ge(0).all()
     assert rows.lt(70).all()
     assert not guesses.nll[0, 0].isfinite()
@@ -300,14 +304,14 @@ def test_negatives_are_other_words_drawn_one_after_another(kernels) -> None:
     """Words 100 apart are drawn in their order, but for the original: what is likelier is never drawn after something else."""
     logits = -100.0 * torch.tensor([[[5.0, 3, 9, 2, 4, 0, 1, 7, 6, 8]]])
     originals = torch.tensor([6])
-    sampler = ReplacementsAndNegatives(originals, 5, hardest=False)
+    sampler = ReplacementAndNegativeSampler(originals, 5, hardest=False)
     mixture, _ = mixture_of(kernels, logits, sampler.depth_weights(slice(0, 1), logits.device), [5])
-    sampled, negatives = sampler.draw(mixture, slice(0, 1))
+    sampled, negatives = sampler.sample(mixture, slice(0, 1))
     assert sampled.tolist() == [6]
     assert negatives.tolist() == [[3, 1, 4, 0, 8]]
-    hardest = ReplacementsAndNegatives(originals, 5, hardest=True)
+    hardest = ReplacementAndNegativeSampler(originals, 5, hardest=True)
     mixture, _ = mixture_of(kernels, logits.bfloat16(), torch.ones(1, 1), [5])
-    assert hardest.draw(mixture, slice(0, 1))[1].tolist() == [[3, 1, 4, 0, 8]]
+    assert hardest.sample(mixture, slice(0, 1))[1].tolist() == [[3, 1, 4, 0, 8]]
 
 
 def test_negatives_follow_the_softmax_without_the_original(kernels) -> None:
@@ -317,9 +321,9 @@ def test_negatives_follow_the_softmax_without_the_original(kernels) -> None:
     """
     torch.manual_seed(4)
     count, logits = 30, torch.tensor([0.0, 1.0, 9.0, -1.0, 0.5, 0.0, 2.0])
-    sampler = ReplacementsAndNegatives(torch.full((count,), 2), 2, hardest=False)
+    sampler = ReplacementAndNegativeSampler(torch.full((count,), 2), 2, hardest=False)
     mixture, _ = mixture_of(kernels, logits.repeat(1, count, 1), torch.ones(count, 1), [5])
-    _, negatives = sampler.draw(mixture, slice(0, count))
+    _, negatives = sampler.sample(mixture, slice(0, count))
     words = [0, 1, 3, 4, 6]
     weights = logits.double().exp()
     left = weights[words].sum()
@@ -344,11 +348,11 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     positions_at_once(monkeypatch, kernels, 30, hidden, weight)
     gamma = torch.tensor([[0.3, 0.7]]).repeat(count, 1)
     unsampled = torch.tensor([0, 99])
-    sampler = MixtureReplacements(gamma, 20, 0.3)
+    sampler = MixtureReplacementSampler(gamma, 20, 0.3)
     guesses = output_layer.output_layer(
         hidden, weight, biases, torch.zeros(count, dtype=torch.int64), unsampled, sampler, with_triton=True
     )
-    tokens, rows, scores, of_depths, lost = guesses.drawn
+    tokens, rows, scores, of_depths, lost = guesses.samples
     logits = hidden[:, 0] @ weight.T + biases
     mixed = (gamma[0, :, None] * logits).sum(0).index_fill(0, unsampled, -math.inf).double()
     assert torch.equal(tokens, rows[:, 0])
@@ -356,7 +360,7 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     torch.testing.assert_close(of_depths, logits.T[rows], rtol=1e-5, atol=1e-5)
     first = (-scores[:, 0].double()).exp() * (mixed - mixed.max()).exp().sum()
     assert stats.kstest(first.numpy(), stats.expon.cdf).pvalue > FALSE_ALARM
-    assert torch.equal(scores.isneginf(), drawing.is_repeated(rows))
+    assert torch.equal(scores.isneginf(), fast_sampling.is_repeated(rows))
     assert lost.shape == (4,)
     assert ((lost >= 0) & (lost < 0.5)).all()
 
@@ -364,26 +368,26 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
 def test_the_same_inputs_give_the_same_bits(kernels, monkeypatch) -> None:
     *leaves, targets = inputs(3, 3, 4, 130)
     positions_at_once(monkeypatch, kernels, 3, *leaves)
-    sampler = MixtureReplacements(torch.rand(4, 3), 6)
+    sampler = MixtureReplacementSampler(torch.rand(4, 3), 6)
     results = []
     for _ in range(2):
         torch.manual_seed(0)
         guesses = output_layer.output_layer(*leaves, targets, torch.tensor([0]), sampler, with_triton=True)
-        results.append([*with_gradients(leaves, guesses.nll), guesses.correct, *guesses.drawn])
+        results.append([*with_gradients(leaves, guesses.nll), guesses.correct, *guesses.samples])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_operators_are_what_pytorch_is_told_of_them(logits_module) -> None:
     """Shapes, strides and dtypes on tensors without numbers, and which arguments change."""
     logits, gamma = torch.randn(2, 3, 70).bfloat16(), torch.rand(3, 2)
-    is_unsampled, rows = torch.zeros(70, dtype=torch.bool), torch.zeros(3, 2, dtype=torch.int64)
+    never_sampled_mask, rows = torch.zeros(70, dtype=torch.bool), torch.zeros(3, 2, dtype=torch.int64)
     targets, factors = torch.tensor([1, 2, 3]), torch.randn(2, 3)
     ops = torch.ops.amos_fairseq
     for operator, arguments in (
-        (ops.summarize_logits, (logits, gamma, is_unsampled)),
+        (ops.summarize_logits, (logits, gamma, never_sampled_mask)),
         (ops.summarize_logits, (logits, None, None)),
-        (ops.summarize_blocks, (logits, gamma, is_unsampled, rows, rows)),
-        (ops.pick_rows, (logits, gamma, is_unsampled, rows, rows, torch.rand(3, 2).double())),
+        (ops.summarize_blocks, (logits, gamma, never_sampled_mask, rows, rows)),
+        (ops.pick_rows, (logits, gamma, never_sampled_mask, rows, rows, torch.rand(3, 2).double())),
         (ops.gradient_of_logits, (logits.clone(), factors, targets, factors)),
     ):
         library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
@@ -418,11 +422,11 @@ def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> 
 
         hidden, embedding, bias = [leaf(B, M, width) for _ in range(K)], leaf(V, width), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
-        is_unsampled, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
-        rows = OutputRows(embedding, bias, is_unsampled, unsampled, with_triton=True)
+        never_sampled_mask, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
+        rows = OutputLayerWeights(embedding, bias, never_sampled_mask, unsampled, with_triton=True)
         with LiveBytes() as live, Float32Tensors() as made:
-            guesses = guess_in_chunks(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
-            (guesses.nll.sum() + guesses.residual.float().sum()).backward()
+            guesses = predict_chunked(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
+            (guesses.nll.sum() + guesses.adversarial_term.float().sum()).backward()
     assert 0.9 * kernels.CHUNK_BYTES < live.largest <= kernels.CHUNK_BYTES
     # A chunk has 1,232 positions of 3 depths; not even one depth of it is there in float32.
     assert max(math.prod(shape) for shape in made.shapes) == V * width < 1_232 * V

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

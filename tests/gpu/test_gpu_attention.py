@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.functional.attention import (
-    FORBIDDEN,
+    MASKED_SCORE,
     AttentionBias,
-    attention_by_definition,
     choose_backend,
     fast_attention,
     prepare_bias,
+    reference_attention,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -26,7 +26,7 @@ def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, Attenti
     learned = torch.randn(H, length, length, device="cuda").to(dtype).requires_grad_()
     padding = torch.zeros(B, 1, 1, length, dtype=torch.bool, device="cuda")
     padding[1, ..., (length + 1) // 2 :] = True
-    fixed = padding.to(dtype) * FORBIDDEN
+    fixed = padding.to(dtype) * MASKED_SCORE
     return heads, AttentionBias(
         learned if kind in ("learned", "all") else None, fixed if kind in ("padding", "all") else None
     )
@@ -51,7 +51,7 @@ def test_equals_the_definition_in_float64(length: int, kind: str, dtype: torch.d
     parts = [None if part is None else part.detach().double() for part in bias]
     if parts[0] is not None:
         parts[0].requires_grad_()
-    exact = attention_by_definition(exact_heads, AttentionBias(*parts), 0.0)
+    exact = reference_attention(exact_heads, AttentionBias(*parts), 0.0)
     exact.backward(grad.double())
     assert relative_error(out, exact) < TOLERANCES[dtype]
     assert relative_error(heads.grad[:, :, 2], exact_heads.grad[:, :, 2]) < TOLERANCES[dtype]
@@ -80,7 +80,7 @@ def test_backward_drops_what_forward_dropped(length: int, kind: str, dtype: torc
 def test_a_sequence_of_padding_alone_is_finite() -> None:
     for dtype in TOLERANCES:
         heads, _ = made_up(192, "none", dtype)
-        fixed = torch.full((B, 1, 1, 192), FORBIDDEN, dtype=dtype, device="cuda")
+        fixed = torch.full((B, 1, 1, 192), MASKED_SCORE, dtype=dtype, device="cuda")
         out = fast_attention(heads, prepare_bias(AttentionBias(fixed=fixed), heads.device, dtype), 0.1)
         (grad,) = torch.autograd.grad(out.sum(), heads)
         assert out.isfinite().all()

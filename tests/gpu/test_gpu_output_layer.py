@@ -8,9 +8,13 @@ import torch
 from chi_square import FALSE_ALARM, chi_square_p
 from small_models import small_batch, small_criterion, small_model
 
-from amos_fairseq.functional.drawing import draw_distinct_rows, draw_rows, race
+from amos_fairseq.functional.fast_sampling import (
+    gumbel_top_k_sampling,
+    sample_with_replacement,
+    sample_without_replacement,
+)
 from amos_fairseq.functional.output_layer import output_layer, triton_kernels
-from amos_fairseq.functional.replacements import MixtureReplacements
+from amos_fairseq.functional.samplers import MixtureReplacementSampler
 
 NO_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -46,7 +50,11 @@ def test_samplers_follow_the_weights() -> None:
     weights[:, [0, 5, 1023]] = 0
     many = weights.repeat(100_000, 1)
     expected = weights[0].double().cpu() / weights.double().cpu().sum()
-    drawn = draw_rows(many, 1), race(many, 4).rows[:, :1], draw_distinct_rows(many, 3)[:, :1]
+    drawn = (
+        sample_with_replacement(many, 1),
+        gumbel_top_k_sampling(many, 4).tokens[:, :1],
+        sample_without_replacement(many, 3)[:, :1],
+    )
     for rows in drawn:
         counts = torch.bincount(rows.flatten().cpu(), minlength=1024)
         assert chi_square_p(counts, expected) > FALSE_ALARM
@@ -64,13 +72,13 @@ def test_entries_in_triton_follow_the_mixture() -> None:
     )
     gamma = torch.tensor([[0.2, 0.3, 0.5]], device="cuda").repeat(count, 1)
     unsampled = torch.tensor([0, 5, 1023], device="cuda")
-    sampler, targets = MixtureReplacements(gamma, 128, 0.3), torch.zeros(count, dtype=torch.int64, device="cuda")
+    sampler, targets = MixtureReplacementSampler(gamma, 128, 0.3), torch.zeros(count, dtype=torch.int64, device="cuda")
     results = []
     for _ in range(2):
         torch.manual_seed(2)
         results.append(output_layer(hidden, weight, biases, targets, unsampled, sampler, with_triton=True))
-    tokens, rows, _, of_depths, lost = results[0].drawn
-    assert all(torch.equal(one, other) for one, other in zip(results[0].drawn, results[1].drawn, strict=True))
+    tokens, rows, _, of_depths, lost = results[0].samples
+    assert all(torch.equal(one, other) for one, other in zip(results[0].samples, results[1].samples, strict=True))
     logits = torch.stack([(hidden_of_depth[:1] @ weight.T)[0] for hidden_of_depth in hidden])
     # Products of one row and of many may be rounded differently.
     torch.testing.assert_close(of_depths, logits.float().T[rows], rtol=2**-7, atol=2**-7)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amos_fairseq.functional.attention import FORBIDDEN, AttentionBias, ToeplitzBias, attention_by_definition
+from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, reference_attention
 from amos_fairseq.functional.relative_position import toeplitz
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
@@ -38,8 +38,8 @@ def by_definition(heads: Tensor, values: Tensor, padding: Tensor | None, side: s
     forbidden = torch.zeros_like(ahead, dtype=torch.bool)[None] if padding is None else padding[:, None, :]
     if side != "all":
         forbidden = (ahead > 0 if side == "past" else ahead < 0) | (forbidden & (ahead != 0))
-    fixed = forbidden[:, None].to(heads.dtype) * FORBIDDEN
-    return attention_by_definition(heads, AttentionBias(toeplitz(values), fixed), 0.0)
+    fixed = forbidden[:, None].to(heads.dtype) * MASKED_SCORE
+    return reference_attention(heads, AttentionBias(toeplitz(values), fixed), 0.0)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

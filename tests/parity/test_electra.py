@@ -122,9 +122,9 @@ def test_samples_follow_the_generators_softmax() -> None:
     many, originals = hidden.expand(1, draws, EMBEDDING), torch.zeros(1, draws).long()
     sampled = model.guess_and_sample_in_chunks(many, originals).sampled.flatten()
     logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias)
-    logits[model.unsampled_rows] = float("-inf")
+    logits[model.never_sampled_mask] = float("-inf")
     expected = logits.softmax(-1)
     seen = torch.bincount(sampled, minlength=len(expected)) / draws
     error = (expected * (1 - expected) / draws).sqrt()
     assert (seen - expected).abs().le(4 * error + 1e-9).all()
-    assert seen[model.unsampled_rows].eq(0).all()
+    assert seen[model.never_sampled_mask].eq(0).all()

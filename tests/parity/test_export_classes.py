@@ -62,7 +62,7 @@ def test_encoder(name, tmp_path):
     ],
 )
 def test_generator_at_each_depth(settings, depth, num_layers, class_name, tmp_path):
-    """Against ``propose``, which ``amos inspect`` shows: logits at every position, of the words that are kept."""
+    """Against ``predict_logits``, which ``amos inspect`` shows: logits at every position, of the words that are kept."""
     pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "generator", *(["--depth", depth] if depth else []))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -75,7 +75,7 @@ def test_generator_at_each_depth(settings, depth, num_layers, class_name, tmp_pa
         ours = linear(hidden, model.embed_tokens.weight, model.mlm_head.bias)
     else:
         index = model.depth_names.index(depth or "4")
-        ours = model.propose(tokens, tokens, everywhere, real.float())[0][index]
+        ours = model.predict_logits(tokens, tokens, everywhere, real.float())[0][index]
     theirs = outputs(tmp_path / "out", "AutoModelForMaskedLM", tokens).logits
     assert_close(ours[real][:, : len(pretrained.dictionary)], theirs[real])
 

@@ -50,7 +50,7 @@ def test_fill_mask(folders):
     )
     tokens = torch.tensor([[dictionary.bos(), *before, dictionary.index("<mask>"), *after, dictionary.eos()]])
     mask = 1 + len(before)
-    logits = model.propose(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1))[0][-1, 0, 0]
+    logits = model.predict_logits(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1))[0][-1, 0, 0]
     best = logits[: len(dictionary)].softmax(-1).topk(5)
     assert [guess["token"] for guess in found] == best.indices.tolist()
     assert [guess["score"] for guess in found] == pytest.approx(best.values.tolist(), rel=TOLERANCE)

@@ -181,6 +181,6 @@ def test_heads_on_released_positions(released, part, auto_class):
         ours, logits = model.detection_head(model.extract_features(tokens))[real], logits[:, 1] - logits[:, 0]
     else:
         everywhere = torch.arange(150).expand_as(tokens)
-        proposed = model.propose(tokens, tokens, everywhere, real.float())[0][-1]
+        proposed = model.predict_logits(tokens, tokens, everywhere, real.float())[0][-1]
         ours = proposed[real][:, : len(pretrained.dictionary)]
     assert (ours - logits).abs().max() < TOLERANCE * ours.abs().max()

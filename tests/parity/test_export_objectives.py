@@ -40,7 +40,7 @@ MLM_CLASSES = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", MLM_CLASSES)
 def test_an_mlm_is_a_masked_language_model(name, tmp_path):
-    """Against ``propose``, at every position; and its encoder out of the same folder, as AutoModel reads it."""
+    """Against ``predict_logits``, at every position; and its encoder out of the same folder, as AutoModel reads it."""
     settings, class_name = MLM_CLASSES[name]
     pretrained = load_pretrained(write_run(tmp_path / "run", "mlm", **settings))
     export(tmp_path / "run", tmp_path / "out", check=True)
@@ -48,7 +48,7 @@ def test_an_mlm_is_a_masked_language_model(name, tmp_path):
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
     everywhere = torch.arange(LONGEST).expand_as(tokens)
-    (ours,) = pretrained.model.propose(tokens, tokens, everywhere, real.float())[0]
+    (ours,) = pretrained.model.predict_logits(tokens, tokens, everywhere, real.float())[0]
     theirs = outputs(tmp_path / "out", "AutoModelForMaskedLM", tokens).logits
     assert_close(ours[real][:, : len(pretrained.dictionary)], theirs[real])
     states = outputs(tmp_path / "out", "AutoModel", tokens).last_hidden_state
@@ -128,13 +128,13 @@ GENERATORS = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", GENERATORS)
 def test_generators_of_the_family(name, tmp_path):
-    """Against ``propose`` at every position."""
+    """Against ``predict_logits`` at every position."""
     objective, settings = GENERATORS[name]
     pretrained = load_pretrained(write_run(tmp_path / "run", objective, **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "generator")
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
-    (ours,) = pretrained.model.propose(tokens, tokens, torch.arange(LONGEST).expand_as(tokens), real.float())[0]
+    (ours,) = pretrained.model.predict_logits(tokens, tokens, torch.arange(LONGEST).expand_as(tokens), real.float())[0]
     theirs = outputs(tmp_path / "out", "AutoModelForMaskedLM", tokens).logits
     assert_close(ours[real][:, : len(pretrained.dictionary)], theirs[real])
 
@@ -147,7 +147,7 @@ def test_electric_and_its_classifier(variant, tmp_path):
     export(tmp_path / "run", tmp_path / "out", "--part", "discriminator", check=True)
     assert class_in(tmp_path / "out") == "ElectraForPreTraining"
     model, tokens = pretrained.model, padded_tokens(pretrained)
-    scored = tokens.ne(1) & ~model.unsampled_rows[tokens]
+    scored = tokens.ne(1) & ~model.never_sampled_mask[tokens]
     logits = outputs(tmp_path / "out", "AutoModelForPreTraining", tokens).logits
     ours = (
         model.token_log_probs(tokens) if variant == "electric" else model.detection_head(model.extract_features(tokens))

@@ -151,7 +151,9 @@ def test_both_encoders_and_both_heads_compute_what_the_names_say(released, impor
     detected = model.detection_head(model.discriminator(model.embed_tokens(tokens)[None])[-1])[0]
     torch.testing.assert_close(detected, -original[:, 0], rtol=0, atol=1e-4)  # of logits up to 3
     features = [released_states(weights, "auxiliary", tokens)[depth - 1] for depth in (1, 4)]
-    logits, gamma = model.propose(tokens[None], tokens[None], torch.arange(POSITIONS)[None], torch.ones(1, POSITIONS))
+    logits, gamma = model.predict_logits(
+        tokens[None], tokens[None], torch.arange(POSITIONS)[None], torch.ones(1, POSITIONS)
+    )
     mixed = torch.stack([linear(f, weights["auxiliary.lm_head.layer_mixture.weight"])[:, 0] for f in features], -1)
     torch.testing.assert_close(gamma[0], mixed.softmax(-1), rtol=0, atol=1e-5)
     for depth, feature in enumerate(features):

@@ -51,7 +51,7 @@ def test_guesses_are_those_of_the_folder(family, folders):
     model, ids, rows = pretrained.model, row_map(pretrained.tokenizer), padded_rows(pretrained)
     assert read_state(pretrained.file)["cfg"]["model"]["_name"] == "mlm_base"
     everywhere = torch.arange(rows.size(1)).expand_as(rows)
-    logits, weights = model.propose(rows, rows, everywhere, torch.ones(rows.shape))
+    logits, weights = model.predict_logits(rows, rows, everywhere, torch.ones(rows.shape))
     real = rows.ne(pretrained.dictionary.pad())
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folders / family).eval()
     expected = theirs(ids[rows], attention_mask=real.long()).logits[..., ids].log_softmax(-1)[real]

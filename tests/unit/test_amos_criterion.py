@@ -115,7 +115,7 @@ def test_the_mass_beyond_the_entries_is_the_mean_over_all_where_it_was_measured(
     batch, logs = small_batch(), []
     for measured in ([1e-5, 3e-5], [2e-5, 2e-5, 7e-5, 1e-5]):
         model = GivenOutput(batch, seed=2)
-        model.output = model.output._replace(gumbel_residual=torch.tensor(measured))
+        model.output = model.output._replace(truncated_mass=torch.tensor(measured))
         logs.append(small_criterion()(model, batch)[2])
     assert logged(*logs)["gumbel_residual"] == pytest.approx(16e-5 / 6, abs=1e-8)
     assert "gumbel_residual" not in logged(small_criterion()(GivenOutput(batch, seed=2), batch)[2])

@@ -10,7 +10,7 @@ from small_models import SETTINGS, gumbel, small_batch, small_criterion, small_m
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosOutput
-from amos_fairseq.modules import mixture_guesses
+from amos_fairseq.modules import mixture as mixtures
 
 PAD = 1
 
@@ -20,7 +20,7 @@ def fixed_noise(monkeypatch):
     """Noise that a position keeps whatever the batch's shape: position (b, m) of a batch gets row (b, m)."""
     noise = gumbel(8, 8, 64, seed=3)
     monkeypatch.setitem(SETTINGS, "kernels", "reference")  # the fast way does not tell whose noise it asks for
-    monkeypatch.setattr(mixture_guesses, "gumbel_noise", lambda like: noise[: like.size(0), : like.size(1)])
+    monkeypatch.setattr(mixtures, "gumbel_noise", lambda like: noise[: like.size(0), : like.size(1)])
 
 
 def test_shapes_types_and_what_was_replaced():
@@ -35,7 +35,7 @@ def test_shapes_types_and_what_was_replaced():
         "corrupted_tokens": ((4, 12), torch.int64),
         "replaced": ((4, 12), torch.bool),
         "rtd_logits": ((4, 12), torch.float32),
-        "gumbel_residual": ((4,), torch.float32),
+        "truncated_mass": ((4,), torch.float32),
     }
     assert {name: (tuple(v.shape), v.dtype) for name, v in output._asdict().items()} == shapes
     corrupted = net_input["tokens"].clone()
@@ -151,7 +151,7 @@ def test_propose_and_features_are_what_forward_uses():
     model, batch = small_model().eval(), small_batch()
     net_input = batch["net_input"]
     output = model(**net_input)
-    logits, gamma = model.propose(**net_input)
+    logits, gamma = model.predict_logits(**net_input)
     originals = net_input["tokens"].gather(1, net_input["masked_positions"])
     nll = -logits.log_softmax(-1).gather(-1, originals.expand(3, -1, -1).unsqueeze(-1)).squeeze(-1)
     assert torch.allclose(nll, output.mlm_nll, atol=1e-5)

@@ -100,7 +100,7 @@ def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_words, num_
     dictionary = small_dictionary(num_words)
     rows = EmbeddingRows.of(dictionary)
     assert (len(dictionary), rows.num_tokens, rows.num_rows) == (num_words + 5, num_words + 5, num_rows)
-    assert (~rows.unsampled()).nonzero().flatten().tolist() == list(range(4, 4 + num_words))
+    assert (~rows.never_sampled_mask()).nonzero().flatten().tolist() == list(range(4, 4 + num_words))
 
 
 def test_initial_values():

@@ -8,18 +8,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amos_fairseq.bench.fake_cuda import fake_cuda
-from amos_fairseq.functional import attention, cpu_attention
+from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import (
-    FORBIDDEN,
+    MASKED_SCORE,
     NO_BIAS,
     AttentionBias,
-    as_one_mask,
-    attention_by_definition,
+    as_attention_mask,
     choose_backend,
     fast_attention,
     prepare_bias,
+    reference_attention,
 )
-from amos_fairseq.functional.dropout import draw_kept, scale_of_kept
+from amos_fairseq.functional.cpu import attention as cpu_attention
+from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
@@ -42,7 +43,8 @@ def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, Attenti
     ahead = (places > places[:, None])[None, None]
     forbidden = {"padding": padding, "tower": ahead, "all": ahead | padding}.get(kind)
     return heads, AttentionBias(
-        learned if kind in ("learned", "all") else None, None if forbidden is None else forbidden.to(dtype) * FORBIDDEN
+        learned if kind in ("learned", "all") else None,
+        None if forbidden is None else forbidden.to(dtype) * MASKED_SCORE,
     )
 
 
@@ -54,7 +56,7 @@ def values_and_gradients(attend: Any, heads: Tensor, bias: AttentionBias, dropou
     out = attend(heads, bias, dropout)
     assert out.isfinite().all()
     if bias.fixed is not None:
-        sees = (bias.fixed > FORBIDDEN / 2).any(-1).squeeze(1)[..., None, None]  # [B or 1, T or 1, 1, 1]
+        sees = (bias.fixed > MASKED_SCORE / 2).any(-1).squeeze(1)[..., None, None]  # [B or 1, T or 1, 1, 1]
         out = out * sees
     torch.manual_seed(1)
     inputs = [heads] if bias.learned is None else [heads, bias.learned]
@@ -76,7 +78,7 @@ def test_equals_the_definition(length: int, kind: str, group_bytes: int, monkeyp
     monkeypatch.setattr(cpu_attention, "GROUP_BYTES", group_bytes)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
         heads, bias = made_up(length, kind, dtype)
-        expected = values_and_gradients(attention_by_definition, *in_double(heads, bias))
+        expected = values_and_gradients(reference_attention, *in_double(heads, bias))
         for got, exact in zip(values_and_gradients(fast_attention, heads, bias), expected, strict=True):
             assert got.dtype == dtype
             assert got.isfinite().all()
@@ -88,9 +90,9 @@ def test_equals_the_definition(length: int, kind: str, group_bytes: int, monkeyp
 def test_bfloat16_is_as_near_to_the_exact_result_as_the_definition(length: int, kind: str) -> None:
     """Both round scores, weights and gradients to 8 bits; in another order, so up to twice the error of the other."""
     heads, bias = made_up(length, kind, torch.bfloat16)
-    exact = values_and_gradients(attention_by_definition, *in_double(heads, bias))
+    exact = values_and_gradients(reference_attention, *in_double(heads, bias))
     ours = values_and_gradients(fast_attention, heads, bias)
-    theirs = values_and_gradients(attention_by_definition, heads, bias)
+    theirs = values_and_gradients(reference_attention, heads, bias)
     for of_ours, of_theirs, of_exact in zip(ours, theirs, exact, strict=True):
         assert of_ours.dtype == torch.bfloat16
         error, allowed = ((of.double() - of_exact).norm() for of in (of_ours, of_theirs))
@@ -119,8 +121,8 @@ def test_dropout_is_that_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None
     def by_mask(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         weights = (query @ key.transpose(-2, -1) / D**0.5 + bias.learned + bias.fixed).softmax(-1)
-        kept = draw_kept((B, H, 9, 9), dropout)
-        return (torch.where(kept, weights * scale_of_kept(dropout), 0) @ value).transpose(1, 2)
+        kept = sample_keep_mask((B, H, 9, 9), dropout)
+        return (torch.where(kept, weights * keep_scale(dropout), 0) @ value).transpose(1, 2)
 
     results = []
     for attend in (fast_attention, by_mask):
@@ -158,20 +160,20 @@ def test_no_gradient_of_every_sequence_is_made_for_the_bias(monkeypatch: pytest.
     monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 1)
     heads, bias = made_up(64, "learned", torch.float32)
     sizes = {}
-    for attend in (fast_attention, attention_by_definition):
+    for attend in (fast_attention, reference_attention):
         out = attend(heads, bias, 0.0)
         with Sizes() as backward:
             out.sum().backward()
         sizes[attend] = backward.largest
     assert sizes[fast_attention] == max(H * 64 * 64, B * 64 * 3 * H * D)
-    assert sizes[attention_by_definition] == B * H * 64 * 64
+    assert sizes[reference_attention] == B * H * 64 * 64
 
 
 @pytest.mark.parametrize(
     ("device", "dtype", "head_width", "has_bias", "expected"),
     [
-        (CPU, torch.float32, 64, True, "by_hand"),
-        (CPU, torch.bfloat16, 5, False, "by_hand"),
+        (CPU, torch.float32, 64, True, "cpu"),
+        (CPU, torch.bfloat16, 5, False, "cpu"),
         (CUDA, torch.bfloat16, 64, False, "flash"),
         (CUDA, torch.float16, 256, False, "flash"),
         (CUDA, torch.float16, 264, False, "efficient"),
@@ -179,7 +181,7 @@ def test_no_gradient_of_every_sequence_is_made_for_the_bias(monkeypatch: pytest.
         (CUDA, torch.float32, 64, False, "efficient"),
         (CUDA, torch.float64, 64, False, "math"),
         (CUDA, torch.bfloat16, 12, True, "math"),
-        (torch.device("meta"), torch.float32, 64, True, "definition"),
+        (torch.device("meta"), torch.float32, 64, True, "reference"),
     ],
 )
 def test_who_computes_where(device, dtype, head_width, has_bias, expected) -> None:
@@ -191,10 +193,10 @@ def test_who_computes_where(device, dtype, head_width, has_bias, expected) -> No
 def test_way_through_a_fused_kernel(length: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the one kernel of PyTorch that a CPU has for everything."""
     heads, bias = made_up(length, kind, torch.float64)
-    expected = values_and_gradients(attention_by_definition, heads, bias)
+    expected = values_and_gradients(reference_attention, heads, bias)
     monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
     prepared = prepare_bias(bias, CUDA, torch.float64)
-    assert as_one_mask(prepared, torch.float64) is prepared.fixed  # once for all layers
+    assert as_attention_mask(prepared, torch.float64) is prepared.fixed  # once for all layers
     if prepared.fixed is not None:
         assert prepared.learned is None
         assert prepared.fixed.ndim == 4

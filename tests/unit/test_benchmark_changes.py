@@ -9,9 +9,10 @@ from small_models import small_batch, small_model
 from tiny_runs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
-from amos_fairseq.functional import linear, output_layer
-from amos_fairseq.functional.attention import attention_by_definition
-from amos_fairseq.modules import dropout
+from amos_fairseq.functional import output_layer
+from amos_fairseq.functional.attention import reference_attention
+from amos_fairseq.functional.cpu import linear
+from amos_fairseq.modules import layers
 from amos_fairseq.modules.attention import SelfAttention
 
 sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
@@ -26,11 +27,11 @@ def state(model: torch.nn.Module) -> dict[str, bool | float]:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**BATCH)
     return {
-        "attention": attends == {attention_by_definition},
-        "hidden_dropout": dropout.dropout.__name__ == "<lambda>",
+        "attention": attends == {reference_attention},
+        "hidden_dropout": layers.dropout.__name__ == "<lambda>",
         "output_layer_and_sampling": not model.is_fast,
-        "kept_logits": output_layer.KEPT_BYTES_OF_CPU == 0,
-        "linear_layers": math.inf == linear.LEAST_PRODUCTS,
+        "kept_logits": output_layer.CPU_CACHE_BYTES == 0,
+        "linear_layers": math.inf == linear.MIN_MULTIPLICATIONS,
         "flops": counter.get_total_flops(),
     }
 

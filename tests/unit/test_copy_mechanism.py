@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from amos_fairseq.functional.copy_mechanism import copy_cross_entropy
+from amos_fairseq.functional.cross_entropy import copy_cross_entropy
 
 WORDS = 7
 

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
 
 from amos_fairseq.criterions.detection import detection_sums, log_detection
-from amos_fairseq.functional.detection import auc_from_histograms, logit_histogram
+from amos_fairseq.functional.replaced_token_detection import auc_from_histograms, logit_histogram
 
 
 def auc(logits: torch.Tensor, replaced: torch.Tensor) -> float:

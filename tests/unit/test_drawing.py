@@ -7,8 +7,15 @@ import torch
 from chi_square import FALSE_ALARM, chi_square_p
 from scipy import stats
 
-from amos_fairseq.functional import drawing
-from amos_fairseq.functional.drawing import draw_distinct_rows, draw_rows, is_repeated, pick, race, unseen_scores
+from amos_fairseq.functional import fast_sampling
+from amos_fairseq.functional.fast_sampling import (
+    gumbel_top_k_sampling,
+    is_repeated,
+    pick,
+    sample_with_replacement,
+    sample_without_replacement,
+    scores_outside_top_k,
+)
 
 LAST = 1 - 2**-53  # the largest number that torch.rand gives in float64
 
@@ -27,7 +34,7 @@ def test_rows_follow_their_weights(num_rows: int, spread: float) -> None:
     """60,000 draws, many of a position and one of many; 53 rows are a single block."""
     torch.manual_seed(0)
     weights = some_weights(num_rows, spread)
-    for drawn in (draw_rows(weights, 60_000), draw_rows(weights.repeat(60_000, 1), 1)):
+    for drawn in (sample_with_replacement(weights, 60_000), sample_with_replacement(weights.repeat(60_000, 1), 1)):
         counts = torch.bincount(drawn.flatten(), minlength=num_rows)
         assert len(counts) == num_rows
         assert chi_square_p(counts, weights[0].double() / weights.double().sum()) > FALSE_ALARM
@@ -37,7 +44,7 @@ def test_rows_follow_their_weights(num_rows: int, spread: float) -> None:
 
 def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
     """Steps of 2^-24 would make blocks of a probability below 6e-8 twice as likely, or impossible."""
-    numbers = drawing.uniform(torch.empty(10, 3), 200, 5)
+    numbers = fast_sampling.uniform(torch.empty(10, 3), 200, 5)
     assert numbers.shape == (10, 200, 5)
     assert 0 <= numbers.min() < numbers.max() < 1
     assert (numbers * 2**24).frac().ne(0).float().mean() > 0.99
@@ -46,7 +53,7 @@ def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
 def test_positions_and_draws_are_independent() -> None:
     """Two words of probability 1/2: neighbours agree in half of 100,000 pairs, within 5 standard deviations."""
     torch.manual_seed(1)
-    rows = draw_rows(torch.ones(1000, 4) * torch.tensor([0.0, 1.0, 0.0, 1.0]), 100).eq(1)
+    rows = sample_with_replacement(torch.ones(1000, 4) * torch.tensor([0.0, 1.0, 0.0, 1.0]), 100).eq(1)
     spread = 5 * math.sqrt(100_000) / 2
     assert abs(int((rows[1:] == rows[:-1]).sum()) - 99_900 / 2) < spread
     assert abs(int((rows[:, 1:] == rows[:, :-1]).sum()) - 99_000 / 2) < spread
@@ -56,11 +63,14 @@ def test_positions_and_draws_are_independent() -> None:
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1 / 3, 1e30])
 def test_no_point_falls_on_a_row_of_weight_0(point: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the first one at the point 0, nor one behind the last word, or beyond all, at the largest point."""
-    monkeypatch.setattr(drawing, "uniform", lambda like, *shape: torch.full((len(like), *shape), point).double())
+    monkeypatch.setattr(fast_sampling, "uniform", lambda like, *shape: torch.full((len(like), *shape), point).double())
     for num_rows in (64, 53, 1000):
         weights = some_weights(num_rows, 3.0) * scale
         words = weights[0].nonzero().flatten()
-        drawn = {int(draw_rows(weights, 1)), *draw_distinct_rows(weights.clone(), len(words)).flatten().tolist()}
+        drawn = {
+            int(sample_with_replacement(weights, 1)),
+            *sample_without_replacement(weights.clone(), len(words)).flatten().tolist(),
+        }
         assert drawn == set(words.tolist())  # all of them, one after another
 
 
@@ -75,7 +85,7 @@ def test_rare_words_beside_a_sure_one_are_drawn_as_often_as_they_should() -> Non
     torch.manual_seed(2)
     weights = torch.full((1, 1024), 2e-7)
     weights[:, 300] = 1.0
-    drawn = torch.cat([draw_rows(weights, 250_000) for _ in range(8)], dim=1)
+    drawn = torch.cat([sample_with_replacement(weights, 250_000) for _ in range(8)], dim=1)
     others = drawn[drawn.ne(300)]
     assert abs(len(others) - 409) < 5 * math.sqrt(409)
     assert len(others.unique()) > 300  # 409 draws of 1,023 words: some 338 different ones
@@ -85,7 +95,11 @@ def test_nothing_to_draw_from_and_nan_still_give_rows() -> None:
     """An overflow must reach the loss, which stops or skips the update; it must not end in an index out of range."""
     for value in (0.0, math.nan, math.inf):
         weights = torch.full((3, 64), value)
-        for drawn in (draw_rows(weights, 5), draw_distinct_rows(weights.clone(), 5), race(weights, 5).rows):
+        for drawn in (
+            sample_with_replacement(weights, 5),
+            sample_without_replacement(weights.clone(), 5),
+            gumbel_top_k_sampling(weights, 5).tokens,
+        ):
             assert drawn.ge(0).all()
             assert drawn.lt(64).all()
 
@@ -96,19 +110,19 @@ def test_repeated_rows_are_all_but_the_first_of_their_kind() -> None:
     assert is_repeated(rows).tolist() == expected
 
 
-def perturbed(weights: torch.Tensor, num_arrivals: int) -> tuple[torch.Tensor, torch.Tensor]:
+def perturbed(weights: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """log w + Gumbel noise of every row, put together from those that arrived and those that did not; and the first row."""
-    finished = race(weights, num_arrivals)
-    unseen = unseen_scores(weights, finished)
-    seen = torch.full_like(unseen, -math.inf).scatter_reduce(1, finished.rows, finished.scores, "amax")
+    top_k = gumbel_top_k_sampling(weights, k)
+    unseen = scores_outside_top_k(weights, top_k)
+    seen = torch.full_like(unseen, -math.inf).scatter_reduce(1, top_k.tokens, top_k.scores, "amax")
     assert (unseen.isneginf() | seen.isneginf()).all()
     # The entries are the largest: nothing that did not arrive lies above any that did.
     # No row is twice among them.
-    num_rows = [len(set(rows)) for rows in finished.rows.tolist()]
-    assert finished.scores.isfinite().sum(1).tolist() == num_rows
-    lowest = finished.scores.masked_fill(finished.scores.isneginf(), math.inf).amin(1)
+    num_rows = [len(set(rows)) for rows in top_k.tokens.tolist()]
+    assert top_k.scores.isfinite().sum(1).tolist() == num_rows
+    lowest = top_k.scores.masked_fill(top_k.scores.isneginf(), math.inf).amin(1)
     assert unseen.amax(1).le(lowest).all()
-    return torch.maximum(seen, unseen), finished.rows[:, 0]
+    return torch.maximum(seen, unseen), top_k.tokens[:, 0]
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
@@ -134,8 +148,8 @@ def test_a_race_is_gumbel_noise_on_every_row(spread: float) -> None:
 def test_a_race_does_not_depend_on_the_scale_of_the_weights_but_by_a_constant() -> None:
     weights = some_weights(64, 2.0).repeat(3, 1)
     torch.manual_seed(4)
-    one = race(weights, 20)
+    one = gumbel_top_k_sampling(weights, 20)
     torch.manual_seed(4)
-    other = race(weights * 2**-40, 20)
-    assert torch.equal(one.rows, other.rows)
+    other = gumbel_top_k_sampling(weights * 2**-40, 20)
+    assert torch.equal(one.tokens, other.tokens)
     torch.testing.assert_close(one.scores - 40 * math.log(2), other.scores, rtol=0, atol=1e-5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from amos_fairseq.functional.dropout import draw_kept, dropout, dropped_levels, scale_of_kept
-from amos_fairseq.modules.dropout import make_dropout
+from amos_fairseq.functional.cpu.dropout import dropout, dropped_levels, keep_scale, sample_keep_mask
+from amos_fairseq.modules.layers import make_dropout
 
 COUNT = 2**20
 
@@ -22,7 +22,7 @@ def assert_share(values: torch.Tensor, probability: float) -> None:
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.75])
 def test_every_lane_of_a_random_number_drops_with_the_probability(probability: float) -> None:
     torch.manual_seed(0)
-    kept = draw_kept((COUNT // 4, 4), probability)
+    kept = sample_keep_mask((COUNT // 4, 4), probability)
     assert kept.dtype == torch.bool
     for lane in kept.t():
         assert_share(lane, 1 - dropped_levels(probability) / 2**16)
@@ -31,7 +31,7 @@ def test_every_lane_of_a_random_number_drops_with_the_probability(probability: f
 def test_neighbours_are_independent() -> None:
     """Both of two neighbours are kept in a quarter of the cases: within a random number, and from one to the next."""
     torch.manual_seed(1)
-    kept = draw_kept((COUNT,), 0.5)
+    kept = sample_keep_mask((COUNT,), 0.5)
     for distance in (1, 2, 3, 4, 5):
         assert_share((kept & kept.roll(distance))[:: distance + 1], 0.25)
 
@@ -41,7 +41,7 @@ def test_probability_in_effect_is_near_and_the_scale_fits_it(probability: float)
     effective = dropped_levels(probability) / 2**16
     assert abs(effective - probability) < 2**-16
     assert effective < 1
-    assert scale_of_kept(probability) * (1 - effective) == pytest.approx(1, rel=1e-15)
+    assert keep_scale(probability) * (1 - effective) == pytest.approx(1, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -20,7 +20,7 @@ def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int)
         sampled = model.guess_and_sample_in_chunks(hidden.expand(1, DRAWS, -1), originals).sampled
     else:
         sampled = model.sample(model.noise_logits(hidden.expand(1, DRAWS, -1), originals))
-    return torch.bincount(sampled.flatten(), minlength=len(model.unsampled_rows)) / DRAWS
+    return torch.bincount(sampled.flatten(), minlength=len(model.never_sampled_mask)) / DRAWS
 
 
 def assert_frequencies(seen: torch.Tensor, expected: torch.Tensor) -> None:
@@ -40,7 +40,7 @@ def test_samples_follow_temperature_and_forbidden_originals(temperature: float, 
     hidden, original = torch.randn(1, 1, 8) * 2.0, 9
     logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias).double()
     expected = logits.exp() ** (1 / temperature)
-    expected[model.unsampled_rows] = 0
+    expected[model.never_sampled_mask] = 0
     if disallows:
         expected[original] = 0
     seen = frequencies(model, hidden, original)
@@ -53,7 +53,7 @@ def test_unigram_samples_follow_the_counts_of_the_text() -> None:
     assert model.awaits_token_counts
     model.set_token_counts(counts)
     assert not model.awaits_token_counts
-    expected = torch.zeros(len(model.unsampled_rows), dtype=torch.float64)
+    expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
     expected[WORDS] = counts[WORDS].double()  # special tokens occur and are not sampled
     assert_frequencies(frequencies(model, None, 9), expected / expected.sum())
     # They are part of the checkpoint: another model of the same settings needs no text.
@@ -65,11 +65,11 @@ def test_unigram_samples_follow_the_counts_of_the_text() -> None:
 
 def test_uniform_samples_are_all_words_alike() -> None:
     model = small_electra(generator="uniform")
-    expected = torch.zeros(len(model.unsampled_rows), dtype=torch.float64)
+    expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
     expected[WORDS] = 1 / NUM_WORDS
     assert_frequencies(frequencies(model, None, 9), expected)
     assert not model.awaits_token_counts
     assert model.depth_names == ["uniform"]
-    logits, weights = model.propose(**small_batch()["net_input"])
+    logits, weights = model.predict_logits(**small_batch()["net_input"])
     assert logits.shape == (1, 4, 3, len(expected))
     assert weights.shape == (4, 3, 1)

@@ -96,7 +96,7 @@ def test_samples_follow_the_distribution_that_the_classifier_is_told() -> None:
     assert told.sum().item() == pytest.approx(1.0, abs=1e-5)
     torch.manual_seed(0)
     sampled = model.sample(hidden.expand(1, draws, -1)).flatten()
-    seen = torch.bincount(sampled, minlength=len(model.unsampled_rows)) / draws
+    seen = torch.bincount(sampled, minlength=len(model.never_sampled_mask)) / draws
     error = (told * (1 - told) / draws).sqrt()
     assert (seen[words] - told).abs().le(4.5 * error + 1e-9).all()
     assert torch.isin(sampled, words).all()
@@ -115,7 +115,7 @@ def test_log_probabilities_in_parts_are_those_of_the_whole(monkeypatch: pytest.M
 @torch.no_grad()
 def test_proposals_are_the_logits_at_the_sampled_places() -> None:
     model, inputs = small_electric(), small_batch()["net_input"]
-    logits, weights = model.propose(**inputs)
+    logits, weights = model.predict_logits(**inputs)
     nll = (
         -logits[0].log_softmax(-1).gather(-1, inputs["tokens"].gather(1, inputs["masked_positions"])[..., None])[..., 0]
     )

@@ -8,7 +8,7 @@ from fairseq.modules import layer_norm
 from small_models import small_batch, small_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from amos_fairseq.functional.attention import FORBIDDEN, NO_BIAS, AttentionBias
+from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
 from amos_fairseq.modules.attention import SelfAttention
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
@@ -62,7 +62,7 @@ def test_attention_against_a_loop(kernels):
     torch.manual_seed(0)
     module = SelfAttention(8, 2, 0.0, kernels)
     states, learned, fixed = random(2, 5, 8), random(2, 5, 5, seed=2), torch.zeros(2, 1, 1, 5)
-    fixed[1, :, :, 3:] = FORBIDDEN
+    fixed[1, :, :, 3:] = MASKED_SCORE
     for bias in (AttentionBias(learned, fixed), AttentionBias(learned), AttentionBias(fixed=fixed), NO_BIAS):
         added = sum((part for part in bias if part is not None), torch.zeros(2, 2, 5, 5))
         got = module.float()(states, bias)

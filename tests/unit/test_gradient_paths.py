@@ -8,8 +8,8 @@ import torch
 from given_draws import give_noise
 from small_models import SETTINGS, gumbel, small_batch, small_criterion, small_model
 
-from amos_fairseq.functional import gumbel_entries, sampling
-from amos_fairseq.modules import mixture_guesses
+from amos_fairseq.functional import sampling, truncated_gumbel_softmax
+from amos_fairseq.modules import mixture as mixtures
 
 DEPTHS = [1, 2, 4]
 ENTRY = {"generators.0.embed_positions", "generators.0.embedding_norm"}
@@ -89,8 +89,8 @@ def test_detection_loss_reaches_v_and_features_but_no_mlm_head():
 )
 def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings, monkeypatch):
     """And the vocabulary-wide products of the adversarial path are not computed."""
-    for residual in ("adversarial_residual", "entries_residual"):
-        monkeypatch.setattr(mixture_guesses, residual, None)
+    for residual in ("adversarial_term", "truncated_adversarial_term"):
+        monkeypatch.setattr(mixtures, residual, None)
     model = small_model(**settings)
     output = model(**small_batch()["net_input"])
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
@@ -115,7 +115,7 @@ def test_embedding_gets_only_the_ordinary_gradient_of_the_tokens_that_were_read(
 def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discriminator(monkeypatch):
     model, batch = small_model(), small_batch()
     reversed_ = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
-    for functions in (sampling, gumbel_entries):
+    for functions in (sampling, truncated_gumbel_softmax):
         monkeypatch.setattr(functions, "reverse_gradient", lambda x: x * 1)
     straight = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
     assert reversed_.keys() == straight.keys()

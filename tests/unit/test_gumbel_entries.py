@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.functional import gumbel_entries
-from amos_fairseq.functional.drawing import race, unseen_scores
-from amos_fairseq.functional.gumbel_entries import Entries, entries_residual, lost_mass
+from amos_fairseq.functional import truncated_gumbel_softmax
+from amos_fairseq.functional.fast_sampling import gumbel_top_k_sampling, scores_outside_top_k
 from amos_fairseq.functional.mixture import mix_logits
-from amos_fairseq.functional.sampling import adversarial_residual
+from amos_fairseq.functional.sampling import adversarial_term
+from amos_fairseq.functional.truncated_gumbel_softmax import TopEntries, truncated_adversarial_term, truncated_mass
 
 TAU = 0.3
 
@@ -35,17 +35,17 @@ class Mixture:
     def logits(self, hidden_gradient: float) -> torch.Tensor:
         return mix_in_double(self.hidden, self.bias, self.weights, self.embedding, hidden_gradient)
 
-    def entries(self, num_arrivals: int) -> tuple[Entries, torch.Tensor]:
+    def entries(self, k: int) -> tuple[TopEntries, torch.Tensor]:
         """As the fast way draws them, and the noise [N,V] of all rows that goes with them."""
         logits = self.logits(0.0).detach()
         weights = (logits - logits.amax(-1, keepdim=True)).exp().float()
-        finished = race(weights, num_arrivals)
-        others = unseen_scores(weights, finished)
-        scores = others.scatter_reduce(1, finished.rows, finished.scores, "amax").double()
-        rows = finished.rows
+        top_k = gumbel_top_k_sampling(weights, k)
+        others = scores_outside_top_k(weights, top_k)
+        scores = others.scatter_reduce(1, top_k.tokens, top_k.scores, "amax").double()
+        rows = top_k.tokens
         of_depth = self.hidden.detach() @ self.embedding.T + self.bias
         kept = of_depth.gather(-1, rows.expand(len(of_depth), -1, -1)).permute(1, 2, 0)
-        return Entries(rows, finished.scores.double(), kept), scores - logits
+        return TopEntries(rows, top_k.scores.double(), kept), scores - logits
 
     def gradients(self, residual: torch.Tensor) -> list[torch.Tensor]:
         found = torch.autograd.grad(residual, [self.scores, self.hidden], self.upstream, allow_unused=True)
@@ -68,15 +68,15 @@ def test_mix_in_double_is_mix_logits() -> None:
 def test_with_every_row_among_the_entries_the_gradient_is_exact(multiplier: float, monkeypatch) -> None:
     """2,000 arrivals meet all of 12 rows, most of them often; gathered two positions at a time."""
     monkeypatch.setattr(
-        gumbel_entries, "chunks", lambda count, size, device: [slice(i, i + 2) for i in range(0, count, 2)]
+        truncated_gumbel_softmax, "chunks", lambda count, size, device: [slice(i, i + 2) for i in range(0, count, 2)]
     )
     torch.manual_seed(1)
     mixture = Mixture(5, 12, 6, 1.0)
     entries, noise = mixture.entries(2000)
-    assert all(set(rows) == set(range(12)) for rows in entries.rows.tolist())
-    residual = entries_residual(entries, mixture.hidden, mixture.weights, mixture.embedding, TAU, multiplier)
+    assert all(set(rows) == set(range(12)) for rows in entries.tokens.tolist())
+    residual = truncated_adversarial_term(entries, mixture.hidden, mixture.weights, mixture.embedding, TAU, multiplier)
     assert torch.equal(residual, torch.zeros(5, 6, dtype=torch.float64))
-    expected = adversarial_residual(mixture.logits(multiplier), noise, TAU, mixture.embedding)
+    expected = adversarial_term(mixture.logits(multiplier), noise, TAU, mixture.embedding)
     got, wanted = mixture.gradients(residual), mixture.gradients(expected)
     assert len(got) == (2 if multiplier else 1)
     for ours, theirs in zip(got, wanted, strict=False):
@@ -91,12 +91,16 @@ def test_with_128_entries_of_32768_rows_the_gradient_is_off_by_little(spread: fl
     torch.manual_seed(2)
     mixture = Mixture(32, 32_768, 16, spread)
     entries, noise = mixture.entries(128)
-    got = mixture.gradients(entries_residual(entries, mixture.hidden, mixture.weights, mixture.embedding, TAU, 1.0))
-    expected = mixture.gradients(adversarial_residual(mixture.logits(1.0), noise, TAU, mixture.embedding))
+    got = mixture.gradients(
+        truncated_adversarial_term(entries, mixture.hidden, mixture.weights, mixture.embedding, TAU, 1.0)
+    )
+    expected = mixture.gradients(adversarial_term(mixture.logits(1.0), noise, TAU, mixture.embedding))
     for ours, theirs in zip(got, expected, strict=True):
         assert (ours - theirs).norm() < bound * theirs.norm()
-    few = Entries(entries.rows[:, :4], entries.scores[:, :4], entries.logits[:, :4])
-    four = mixture.gradients(entries_residual(few, mixture.hidden, mixture.weights, mixture.embedding, TAU, 1.0))
+    few = TopEntries(entries.tokens[:, :4], entries.scores[:, :4], entries.logits[:, :4])
+    four = mixture.gradients(
+        truncated_adversarial_term(few, mixture.hidden, mixture.weights, mixture.embedding, TAU, 1.0)
+    )
     assert (four[0] - expected[0]).norm() > 10 * (got[0] - expected[0]).norm()
 
 
@@ -105,11 +109,11 @@ def test_lost_mass_is_what_the_softmax_has_beyond_the_entries() -> None:
     mixture = Mixture(6, 500, 8, 1.0)
     logits = mixture.logits(0.0).detach()
     weights = (logits - logits.amax(-1, keepdim=True)).exp().float()
-    finished = race(weights, 10)
-    others = unseen_scores(weights, finished)
-    lost = lost_mass(finished.scores, others, TAU)
+    top_k = gumbel_top_k_sampling(weights, 10)
+    others = scores_outside_top_k(weights, top_k)
+    lost = truncated_mass(top_k.scores, others, TAU)
     for position in range(6):
-        seen = [math.exp(score / TAU) for score in finished.scores[position].tolist()]
+        seen = [math.exp(score / TAU) for score in top_k.scores[position].tolist()]
         unseen = [math.exp(score / TAU) for score in others[position].tolist()]
         assert lost[position].item() == pytest.approx(sum(unseen) / (sum(seen) + sum(unseen)), rel=1e-4)
     assert (lost > 1e-6).all()
@@ -121,12 +125,12 @@ def test_bfloat16_embeddings_keep_the_softmax_in_float32() -> None:
     mixture = Mixture(16, 300, 8, 1.0)
     entries, _ = mixture.entries(40)
     rounded, upstream = mixture.embedding.bfloat16(), mixture.upstream.bfloat16()
-    exact = entries_residual(entries, mixture.hidden, mixture.weights, rounded.double(), TAU)
+    exact = truncated_adversarial_term(entries, mixture.hidden, mixture.weights, rounded.double(), TAU)
     mixture.upstream = upstream.double()
     (expected,) = mixture.gradients(exact)
     weights = mixture.scores.detach().float().requires_grad_()
-    entries = Entries(entries.rows, entries.scores.float(), entries.logits.float())
-    residual = entries_residual(entries, mixture.hidden.bfloat16(), weights.softmax(-1), rounded, TAU)
+    entries = TopEntries(entries.tokens, entries.scores.float(), entries.logits.float())
+    residual = truncated_adversarial_term(entries, mixture.hidden.bfloat16(), weights.softmax(-1), rounded, TAU)
     assert residual.dtype == torch.bfloat16
     residual.backward(upstream)
     assert (weights.grad.double() - expected).norm() < 2**-7 * expected.norm()

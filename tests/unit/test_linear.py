@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from amos_fairseq.functional import linear as module
-from amos_fairseq.functional.linear import linear, takes_convolution
-from amos_fairseq.modules.linear import make_linear
+from amos_fairseq.functional.cpu import linear as module
+from amos_fairseq.functional.cpu.linear import linear, uses_convolution
+from amos_fairseq.modules.layers import make_linear
 
 
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(module, "MIN_MULTIPLICATIONS", 0)
 
 
 def leaves(*leading: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -25,7 +25,7 @@ def leaves(*leading: int, dtype: torch.dtype = torch.float32) -> list[torch.Tens
 def test_values_and_gradients_are_those_of_float64(leading: tuple[int, ...]) -> None:
     """Sums of at most 24 products of size 1 in float32: 1e-5."""
     x, weight, bias = leaves(*leading)
-    assert takes_convolution(x, weight)
+    assert uses_convolution(x, weight)
     result = linear(x, weight, bias)
     assert result.shape == (*leading, 7)
     assert result.is_contiguous()
@@ -48,11 +48,11 @@ def test_a_view_with_gaps_is_read_as_it_is() -> None:
 def test_only_large_float32_products_of_a_cpu_become_convolutions() -> None:
     """2^27 multiplications: 2,048 tokens x 256 x 256."""
     weight = torch.empty(256, 256)
-    assert takes_convolution(torch.empty(2048, 256), weight)
-    assert not takes_convolution(torch.empty(2047, 256), weight)
-    assert not takes_convolution(torch.empty(2048, 256, dtype=torch.bfloat16), weight.bfloat16())
-    assert not takes_convolution(torch.empty(2048, 256, dtype=torch.float64), weight.double())
-    assert not takes_convolution(torch.empty(2048, 256, device="meta"), weight.to("meta"))
+    assert uses_convolution(torch.empty(2048, 256), weight)
+    assert not uses_convolution(torch.empty(2047, 256), weight)
+    assert not uses_convolution(torch.empty(2048, 256, dtype=torch.bfloat16), weight.bfloat16())
+    assert not uses_convolution(torch.empty(2048, 256, dtype=torch.float64), weight.double())
+    assert not uses_convolution(torch.empty(2048, 256, device="meta"), weight.to("meta"))
 
 
 def test_the_reference_is_pytorchs_own_layer() -> None:

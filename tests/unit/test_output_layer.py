@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from amos_fairseq.functional import output_layer as module
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.output_layer import FORBIDDEN, chunked_cross_entropy, chunks, output_layer
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.output_layer import NEVER_SAMPLED_LOGIT, chunked_cross_entropy, chunks, output_layer
 
 N, E, V = 13, 8, 40
 UNSAMPLED = torch.tensor([0, 1, 38, 39])
@@ -45,7 +45,7 @@ def some_at_once(request, monkeypatch) -> int:
 @pytest.fixture(params=[0, 2**20], ids=["computed again", "kept"])
 def kept_bytes(request, monkeypatch) -> int:
     """Backward has to make the softmax again, or finds it."""
-    monkeypatch.setattr(module, "KEPT_BYTES_OF_CPU", request.param)
+    monkeypatch.setattr(module, "CPU_CACHE_BYTES", request.param)
     return request.param
 
 
@@ -90,10 +90,10 @@ def test_a_sampler_sees_logits_and_weights_of_the_words(some_at_once: int) -> No
 
     def sampler(logits: torch.Tensor, weights: torch.Tensor, places: slice) -> tuple[torch.Tensor, torch.Tensor]:
         seen.extend(range(places.start, places.stop))
-        assert logits[..., UNSAMPLED].eq(FORBIDDEN).all()
+        assert logits[..., UNSAMPLED].eq(NEVER_SAMPLED_LOGIT).all()
         return logits.transpose(0, 1).clone(), weights.transpose(0, 1).clone()
 
-    logits, weights = output_layer(hidden, weight, biases, targets, UNSAMPLED, sampler).drawn
+    logits, weights = output_layer(hidden, weight, biases, targets, UNSAMPLED, sampler).samples
     expected = (hidden @ weight.T + biases.unsqueeze(1)).transpose(0, 1)
     assert seen == list(range(N))
     expected -= expected[..., words].amax(-1, keepdim=True)
@@ -147,7 +147,7 @@ def test_what_forward_keeps_is_what_the_limit_allows(kept_bytes: int) -> None:
 
 def test_nothing_is_kept_where_no_gradient_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(module, "can_be_kept", lambda *given: asked.append(given) or True)
+    monkeypatch.setattr(module, "can_be_cached", lambda *given: asked.append(given) or True)
     *leaves, targets = inputs(1, 1)
     with torch.no_grad():
         output_layer(*leaves, targets)

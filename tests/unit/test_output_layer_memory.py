@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amos_fairseq.bench.memory import LiveBytes
 from amos_fairseq.functional import output_layer
-from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_by_definition, guess_in_chunks
+from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 # 32 blocks of 512 tokens, 77 of them masked; AMOS-base.
 B, M, K, E, V = 32, 77, 3, 768, 32_768
@@ -23,11 +23,11 @@ def forward_and_backward(guess: Callable, dtype: torch.dtype, num_entries: int) 
 
         hidden, embedding, bias = [leaf(B, M, E) for _ in range(K)], leaf(V, E), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
-        is_unsampled, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
-        rows = OutputRows(embedding, bias, is_unsampled, unsampled)
+        never_sampled_mask, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
+        rows = OutputLayerWeights(embedding, bias, never_sampled_mask, unsampled)
         with LiveBytes() as live:
             guesses = guess(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
-            (guesses.nll.sum() + guesses.residual.float().sum()).backward()
+            (guesses.nll.sum() + guesses.adversarial_term.float().sum()).backward()
     assert embedding.grad is not None
     assert gamma.grad is not None
     return live
@@ -46,8 +46,8 @@ def test_at_most_a_quarter_of_the_reference(
 ) -> None:
     """0.22 and 0.49 GiB against 2.13 GiB in float32, the gradient of the embeddings (0.09) among both."""
     monkeypatch.setattr(output_layer, "CHUNK_BYTES_ELSEWHERE", chunk_bytes)
-    fast = forward_and_backward(guess_in_chunks, dtype, num_entries)
-    reference = forward_and_backward(guess_by_definition, dtype, num_entries)
+    fast = forward_and_backward(predict_chunked, dtype, num_entries)
+    reference = forward_and_backward(predict_reference, dtype, num_entries)
     assert reference.peak > K * B * M * V * 4  # it holds the float32 softmax of every depth until its backward pass
     assert fast.peak < reference.peak / 4
     assert fast.largest <= max(chunk_bytes, V * E * 4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from amos_fairseq.functional.attention import AttentionBias, as_one_mask
+from amos_fairseq.functional.attention import AttentionBias, as_attention_mask
 from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket, toeplitz
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
@@ -146,7 +146,7 @@ def test_the_gradient_through_the_one_mask_of_a_gpu(mean: float) -> None:
     go in both directions and average out over a diagonal; what is left is the last rounding, 2^-8."""
     torch.manual_seed(0)
     module = RelativePositionBias("t5", 32, 128, num_heads=4).to(torch.bfloat16)
-    mask = as_one_mask(AttentionBias(learned=module(512)), torch.bfloat16)
+    mask = as_attention_mask(AttentionBias(learned=module(512)), torch.bfloat16)
     gradients = [(torch.randn(4, 512, 512) + mean).to(torch.bfloat16) for _ in range(12)]
     torch.autograd.backward([mask * 1 for _ in gradients], [gradient[None] for gradient in gradients])
     exact = table_gradient_by_hand(module, torch.stack([gradient.double() for gradient in gradients]).sum(0))

@@ -9,9 +9,9 @@ from chi_square import FALSE_ALARM, chi_square_p
 from scipy import stats
 from small_models import gumbel, small_batch, small_model
 
-from amos_fairseq.functional.drawing import draw_distinct_rows
+from amos_fairseq.functional.fast_sampling import sample_without_replacement
 from amos_fairseq.functional.sampling import (
-    adversarial_residual,
+    adversarial_term,
     forbid_tokens,
     gumbel_max,
     gumbel_noise,
@@ -47,7 +47,7 @@ def test_model_samples_the_mixture_of_its_depths(dtype, settings):
     model = small_model(seed=2, **settings).to(dtype).eval()
     copies, batch = 20_000, small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
-        logits, gamma = model.propose(**batch)
+        logits, gamma = model.predict_logits(**batch)
         hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[1]
     torch.manual_seed(3)
     originals = torch.zeros(copies, 3, dtype=torch.int64)
@@ -89,7 +89,7 @@ def test_gradient_is_the_reversed_one_of_torch_gumbel_softmax(temperature, monke
 
     logits.requires_grad_()
     embedding.requires_grad_()
-    residual = adversarial_residual(logits, noise, temperature, embedding)
+    residual = adversarial_term(logits, noise, temperature, embedding)
     assert torch.equal(residual, torch.zeros(6, 8, dtype=torch.float64))
     residual.backward(upstream)
     assert torch.allclose(logits.grad, -expected, rtol=1e-9, atol=1e-12)
@@ -107,7 +107,7 @@ def test_value_of_the_residual_is_exactly_zero(dtype):
     """In any precision, however peaked: the discriminator reads the embedding of the hard sample and nothing else."""
     embedding = (torch.randn(40, 8, generator=torch.Generator().manual_seed(6)) * 100).to(dtype)
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(7)) * 30
-    residual = adversarial_residual(logits.requires_grad_(), gumbel(6, 40, seed=8), 0.3, embedding)
+    residual = adversarial_term(logits.requires_grad_(), gumbel(6, 40, seed=8), 0.3, embedding)
     assert residual.dtype == dtype
     assert torch.equal(residual, torch.zeros_like(residual))
 
@@ -121,7 +121,7 @@ def test_bfloat16_gradient_stays_near_the_float64_one():
     for dtype in (torch.float64, torch.bfloat16):
         leaf = logits.to(torch.float64 if dtype == torch.float64 else torch.float32).requires_grad_()
         rounded = embedding.to(torch.bfloat16).to(dtype)
-        adversarial_residual(leaf, noise, 0.3, rounded).backward(upstream.to(torch.bfloat16).to(dtype))
+        adversarial_term(leaf, noise, 0.3, rounded).backward(upstream.to(torch.bfloat16).to(dtype))
         gradients.append(leaf.grad.double())
     exact, rounded = gradients
     assert (rounded - exact).norm() / exact.norm() < 2**-7
@@ -145,7 +145,7 @@ def gumbel_rows(weights: torch.Tensor, k: int) -> torch.Tensor:
     return gumbel_top_k(logits, gumbel_noise(logits), k)
 
 
-@pytest.mark.parametrize("draw", [gumbel_rows, draw_distinct_rows], ids=["reference", "fast"])
+@pytest.mark.parametrize("draw", [gumbel_rows, sample_without_replacement], ids=["reference", "fast"])
 @pytest.mark.parametrize("k", [2, 3])
 def test_different_rows_are_drawn_one_after_another_from_what_is_left(k, draw):
     """100,000 draws of k of 6 words against all their orders, within 5 standard errors."""

@@ -8,7 +8,7 @@ from tiny_words import SIZES, pretrained, sequences
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
-from amos_fairseq.functional.replaced_detection import log_prob_of_original
+from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.scoring.choice import cloze_of
 

@@ -29,7 +29,7 @@ def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, to
     """Replacements [count] and candidates [count, 1+K] of one position, the generator's softmax over words, the original."""
     batch = small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
-        logits, _ = model.propose(**batch)
+        logits, _ = model.predict_logits(**batch)
         hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[:, :1]
         original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
         torch.manual_seed(4)

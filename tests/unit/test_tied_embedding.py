@@ -31,18 +31,18 @@ def assert_one_embedding(model: AmosModel) -> None:
     assert len(matrices) == 1
     assert matrices[0] is model.embed_tokens.weight
     batch = small_batch()["net_input"]
-    before, features = model.propose(**batch)[0], model.extract_features(batch["tokens"])
+    before, features = model.predict_logits(**batch)[0], model.extract_features(batch["tokens"])
     word = int(batch["tokens"][0, 1])
     absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != word)
     unread = next(w for w in range(4, MASK) if not batch["tokens"].eq(w).any())
     with torch.no_grad():
         model.embed_tokens.weight[absent] *= -1
-    after = model.propose(**batch)[0]
+    after = model.predict_logits(**batch)[0]
     changed = (after - before).abs().amax((0, 1, 2)).nonzero().flatten().tolist()
     assert changed == [absent]  # the output layer alone: nobody reads that word
     with torch.no_grad():
         model.embed_tokens.weight[word] *= -1
-    assert not torch.allclose(model.propose(**batch)[0][:, 0, :, unread], after[:, 0, :, unread])
+    assert not torch.allclose(model.predict_logits(**batch)[0][:, 0, :, unread], after[:, 0, :, unread])
     assert not torch.allclose(model.extract_features(batch["tokens"])[0], features[0])
 
 

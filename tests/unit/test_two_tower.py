@@ -6,7 +6,7 @@ from small_electric import naive_cloze, small_electric
 from small_models import small_batch
 
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from amos_fairseq.modules.two_tower import TwoTower
+from amos_fairseq.modules.generators import TwoTower
 
 SHAPE = EncoderShape(
     num_layers=2, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.0, attention_dropout=0.0,
@@ -88,7 +88,7 @@ def test_padding_changes_nothing_for_real_tokens(scheme: str) -> None:
 def test_padded_rows_are_numbers_forward_and_backward() -> None:
     module, embeddings = towers(), random(3, 9, 6).requires_grad_()
     for tower in (module.past, module.future):  # not every kernel of attention has an answer for a row without a key
-        assert not tower.forbidden_pairs(9, padding(), embeddings.device).all(-1).any()
+        assert not tower.masked_pairs(9, padding(), embeddings.device).all(-1).any()
     out = module(embeddings, padding())
     assert out.isfinite().all()
     out.square().sum().backward()

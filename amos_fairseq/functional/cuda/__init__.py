@@ -1,7 +1,7 @@
-"""Kernels in Triton for CUDA; imported where ``model.kernels=triton`` needs them, because Triton is no dependency.
+"""Triton kernels for CUDA. Imported only if ``model.kernels=triton`` needs them, because Triton is an optional dependency.
 
 Raises:
-    ValueError: at import, where Triton is not installed.
+    ValueError: at import, if Triton is not installed.
 """
 
 from importlib.util import find_spec

@@ -20,27 +20,27 @@ import math
 import triton
 import triton.language as tl
 
-# Score of a pair that must not be seen; see FORBIDDEN in functional/attention.py.
-FORBIDDEN = tl.constexpr(-30_000.0)
+# Score of a masked pair, as in functional/attention.py.
+MASKED_SCORE = tl.constexpr(-30_000.0)
 LOG2_E = tl.constexpr(math.log2(math.e))
-# Which keys a query sees.
+# Which keys a query attends to.
 ALL, PAST, FUTURE = 0, 1, 2
 
-# Triton's interpreter multiplies bfloat16 matrices wrongly (version 3.6), so that it has to multiply them in float32.
+# Triton's interpreter computes wrong products of bfloat16 matrices (version 3.6), so they are multiplied in float32 there.
 IS_INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
 
 
 @triton.jit
 def hash_32_bits(x):
-    """A bijection of 32 bits whose output bits each depend on all input bits (two rounds of multiply and xor-shift)."""
+    """Compute a bijection of 32 bits whose output bits each depend on all input bits (two rounds of multiply and xor-shift)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
 @triton.jit
-def kept(seed, head, queries, keys, drop_below):
-    """[BLOCK_M,BLOCK_N]: whether a weight is kept. A function of the seed, the head of the batch, query and key alone."""
+def keep_mask(seed, head, queries, keys, drop_below):
+    """Return False where a weight is dropped: [BLOCK_M,BLOCK_N]. It depends on seed, head of the batch, query and key only."""
     of_head = hash_32_bits(seed.to(tl.uint32) ^ hash_32_bits(head.to(tl.uint32) + 0x9E3779B9))
     of_query = hash_32_bits(queries.to(tl.uint32) ^ of_head)
     bits = hash_32_bits(of_query[:, None] + keys.to(tl.uint32)[None, :] * 0x9E3779B1)
@@ -49,7 +49,7 @@ def kept(seed, head, queries, keys, drop_below):
 
 @triton.jit
 def product(a, b, UPCAST: tl.constexpr):
-    """a b, summed in float32."""
+    """Compute a b, summed in float32."""
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
@@ -57,26 +57,26 @@ def product(a, b, UPCAST: tl.constexpr):
 
 @triton.jit
 def load_rows(base, rows, num_rows, row_stride, columns, D: tl.constexpr):
-    """[len(rows),len(columns)], 0 beyond ``num_rows`` rows and D columns. Offsets within a sequence fit 32 bits."""
+    """Load [len(rows),len(columns)], 0 beyond ``num_rows`` rows and D columns. Offsets within a sequence fit 32 bits."""
     inside = (rows < num_rows)[:, None] & (columns < D)[None, :]
     return tl.load(base + (rows[:, None] * row_stride + columns[None, :]), mask=inside, other=0.0)
 
 
 @triton.jit
-def seen_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr):
-    """Where a query sees a key: [BLOCK_M,BLOCK_N]."""
+def attended_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr):
+    """Return True where a query attends to a key: [BLOCK_M,BLOCK_N]."""
     ahead = keys[None, :] - queries[:, None]
-    seen = (keys < T)[None, :] & (queries < T)[:, None]
+    attended = (keys < T)[None, :] & (queries < T)[:, None]
     if SIDE == 1:
-        seen = seen & (ahead <= 0)
+        attended = attended & (ahead <= 0)
     if SIDE == 2:
-        seen = seen & (ahead >= 0)
+        attended = attended & (ahead >= 0)
     if HAS_PADDING:
         is_padding = (tl.load(padding + keys, mask=keys < T, other=1) != 0)[None, :]
-        if SIDE != 0:  # a padding token of a one-sided encoder still sees itself, so that no row is empty
+        if SIDE != 0:  # a padding token of a one-sided encoder still attends to itself, so that no row is empty
             is_padding = is_padding & (ahead != 0)
-        seen = seen & (is_padding == 0)
-    return seen
+        attended = attended & (is_padding == 0)
+    return attended
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def scores_of(
     query, key, queries, keys, bias, padding, scale, T,
     HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, MASKS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Scores [BLOCK_M,BLOCK_N] float32 as base-2 logarithms. Without MASKS every pair of the tile exists and is seen."""
+    """Compute scores times log2(e), [BLOCK_M,BLOCK_N] float32. Without MASKS no pair of the tile is masked or out of range."""
     scores = product(query, tl.trans(key), UPCAST) * (scale * LOG2_E)
     if HAS_BIAS:
         at = bias + (keys[None, :] - queries[:, None] + (T - 1))
@@ -93,7 +93,7 @@ def scores_of(
         else:
             scores += LOG2_E * tl.load(at)
     if MASKS:
-        scores = tl.where(seen_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), scores, FORBIDDEN * LOG2_E)
+        scores = tl.where(attended_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), scores, MASKED_SCORE * LOG2_E)
         scores = tl.where((keys < T)[None, :], scores, -float("inf"))
     return scores
 
@@ -102,7 +102,7 @@ def scores_of(
 def key_range(
     first_query, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, T, SIDE: tl.constexpr, HAS_POSITIONS: tl.constexpr
 ):
-    """The range of keys that a block of consecutive queries can see; with positions all keys."""
+    """Return the range of keys that a block of consecutive queries attends to; with positions all keys."""
     low, high = 0, T
     if not HAS_POSITIONS:
         if SIDE == 1:
@@ -119,7 +119,7 @@ def forward_kernel(
     DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head: programs (B H times blocks of M), all blocks of a head together."""
+    """Attention of a block of queries of one head: programs (B H times blocks of M), all blocks of a head in sequence."""
     blocks = tl.cdiv(M, BLOCK_M)
     first_query, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M, tl.program_id(0) // blocks
     row = first_query + tl.arange(0, BLOCK_M)
@@ -150,7 +150,7 @@ def forward_kernel(
         shrink = tl.exp2(largest - new_largest)
         total = total * shrink + tl.sum(weights, 1)
         if DROPS:
-            weights = tl.where(kept(seed_of_call, head_of_batch, queries, keys, drop_below), weights, 0.0)
+            weights = tl.where(keep_mask(seed_of_call, head_of_batch, queries, keys, drop_below), weights, 0.0)
         mixed = mixed * shrink[:, None] + product(weights.to(value.dtype), value, UPCAST)
         largest = new_largest
     mixed = mixed * (keep_scale / total)[:, None]
@@ -166,20 +166,20 @@ def gradient_of_scores(
     HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, DROPS: tl.constexpr, MASKS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """dS [BLOCK_M,BLOCK_N] float32, and the weights that were used, D P."""
+    """Compute dS [BLOCK_M,BLOCK_N] float32, and the weights after dropout, D P."""
     scores = scores_of(
         query, key, queries, keys, bias, padding, scale, T, HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST
     )  # fmt: skip
     weights = tl.exp2(scores - lse[:, None])
-    by_weights, used = product(grad, tl.trans(value), UPCAST), weights
+    grad_weights, dropped = product(grad, tl.trans(value), UPCAST), weights
     if DROPS:
-        keep = kept(seed, head_of_batch, queries, keys, drop_below)
-        by_weights = tl.where(keep, by_weights * keep_scale, 0.0)
-        used = tl.where(keep, used * keep_scale, 0.0)
-    by_scores = weights * (by_weights - delta[:, None])
+        keep = keep_mask(seed, head_of_batch, queries, keys, drop_below)
+        grad_weights = tl.where(keep, grad_weights * keep_scale, 0.0)
+        dropped = tl.where(keep, dropped * keep_scale, 0.0)
+    grad_scores = weights * (grad_weights - delta[:, None])
     if MASKS:
-        by_scores = tl.where(seen_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), by_scores, 0.0)
-    return by_scores, used
+        grad_scores = tl.where(attended_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), grad_scores, 0.0)
+    return grad_scores, dropped
 
 
 @triton.jit
@@ -189,11 +189,12 @@ def backward_kernel(
     HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
     DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, dv and dc of one head of one sequence, tile by tile: programs (B H).
+    """Compute dq, dk, dv and dc of one head of one sequence, tile by tile: programs (B H).
 
-    One program owns all tiles of a head, so that dq and dc are sums in a fixed order without atomic additions. While the keys
-    pass, dq is in ``query_sums`` [B,H,M,d] float32, and dc in ``distance_sums`` [B,H,2G BLOCK] float32 with G blocks of keys,
-    zeros at first, where distance w is at G BLOCK + w. At given positions, dS [B,H,M,T] goes to ``scores_out`` in place of dc.
+    One program computes all tiles of a head, so that dq and dc are sums in a fixed order without atomic additions. During the
+    loop over the keys, dq is in ``query_sums`` [B,H,M,d] float32, and dc in ``distance_sums`` [B,H,2G BLOCK] float32 with G
+    blocks of keys, initially zeros, where distance w is at G BLOCK + w. With positions, dS [B,H,M,T] is written to
+    ``scores_out`` instead of dc.
     """
     head_of_batch = tl.program_id(0)
     b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
@@ -204,13 +205,13 @@ def backward_kernel(
     seed_of_call = tl.load(seed)
     key_blocks, query_blocks = tl.cdiv(T, BLOCK), tl.cdiv(M, BLOCK)
     sums_of_head = distance_sums + (b * H + h) * (2 * key_blocks * BLOCK)
-    turned = lanes[:, None] + lanes[None, :]
+    rotated = lanes[:, None] + lanes[None, :]
     for key_block in range(key_blocks):
         keys = key_block * BLOCK + lanes
         key = load_rows(base + H * D, keys, T, row_stride, columns, D)
         value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
-        by_key = tl.zeros([BLOCK, BLOCK_D], tl.float32)
-        by_value = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+        key_grad = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+        value_grad = tl.zeros([BLOCK, BLOCK_D], tl.float32)
         low, high = 0, query_blocks
         if not HAS_POSITIONS:
             if SIDE == 1:
@@ -224,19 +225,19 @@ def backward_kernel(
             if HAS_POSITIONS:
                 queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
             query = load_rows(base, tl.where(row < M, queries, T), T, row_stride, columns, D)
-            by_out = load_rows(grad + b * M * H * D + h * D, row, M, H * D, columns, D)
+            out_grad = load_rows(grad + b * M * H * D + h * D, row, M, H * D, columns, D)
             lse_of = tl.load(lse + first_row + row, mask=row < M, other=float("inf"))
             delta_of = tl.load(delta + first_row + row, mask=row < M, other=0.0)
-            by_scores, used = gradient_of_scores(
-                query, key, value, by_out, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1), padding + b * T,
+            grad_scores, dropped = gradient_of_scores(
+                query, key, value, out_grad, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1), padding + b * T,
                 seed_of_call, head_of_batch, scale, keep_scale, drop_below, T,
                 HAS_BIAS, HAS_PADDING, SIDE, DROPS, MASKS, UPCAST,
             )  # fmt: skip
-            by_value += product(tl.trans(used.to(by_out.dtype)), by_out, UPCAST)
-            rounded = by_scores.to(query.dtype)
-            by_key += product(tl.trans(rounded), query, UPCAST)
+            value_grad += product(tl.trans(dropped.to(out_grad.dtype)), out_grad, UPCAST)
+            rounded = grad_scores.to(query.dtype)
+            key_grad += product(tl.trans(rounded), query, UPCAST)
 
-            # The first and the last block of keys that a query sees.
+            # The first and the last block of keys that a query attends to.
             first, last = row * 0, row * 0 + key_blocks - 1
             if not HAS_POSITIONS:
                 if SIDE == 1:
@@ -245,22 +246,22 @@ def backward_kernel(
                     first = row // BLOCK
             inside = (row < M)[:, None] & (columns < D)[None, :]
             at = query_sums + (first_row + row)[:, None] * D + columns[None, :]
-            by_query = tl.load(at, mask=inside & (first < key_block)[:, None], other=0.0)
-            by_query += product(rounded, key, UPCAST)
-            tl.store(at, by_query, mask=inside & (last > key_block)[:, None])
+            query_grad = tl.load(at, mask=inside & (first < key_block)[:, None], other=0.0)
+            query_grad += product(rounded, key, UPCAST)
+            tl.store(at, query_grad, mask=inside & (last > key_block)[:, None])
             at = grad_query + (b * M + row)[:, None] * query_stride + h * D + columns[None, :]
             is_whole = inside & (last == key_block)[:, None]
-            tl.store(at, (by_query * scale).to(grad_query.dtype.element_ty), mask=is_whole)
+            tl.store(at, (query_grad * scale).to(grad_query.dtype.element_ty), mask=is_whole)
 
             if HAS_BIAS and HAS_POSITIONS:
                 at = scores_out + (first_row + row)[:, None] * T + keys[None, :]
-                tl.store(at, by_scores, mask=(row < M)[:, None] & (keys < T)[None, :])
+                tl.store(at, grad_scores, mask=(row < M)[:, None] & (keys < T)[None, :])
             if HAS_BIAS and not HAS_POSITIONS:
-                # Turn every row to the left by its number: a column then holds one distance, and behind the end of a row the
-                # one that is BLOCK smaller, which the next block of queries has, too.
-                shifted = tl.gather(by_scores, turned % BLOCK, 1)
-                ahead = behind + tl.sum(tl.where(turned < BLOCK, shifted, 0.0), 0)
-                behind = tl.sum(tl.where(turned >= BLOCK, shifted, 0.0), 0)
+                # Rotate every row to the left by its index: a column then holds one distance, and after the wrap-around the
+                # distance that is BLOCK smaller, which the next block of queries also has.
+                rotated_grad = tl.gather(grad_scores, rotated % BLOCK, 1)
+                ahead = behind + tl.sum(tl.where(rotated < BLOCK, rotated_grad, 0.0), 0)
+                behind = tl.sum(tl.where(rotated >= BLOCK, rotated_grad, 0.0), 0)
                 at = sums_of_head + (key_block - query_block + key_blocks) * BLOCK + lanes
                 tl.store(at, tl.load(at) + ahead)
         if HAS_BIAS and not HAS_POSITIONS:
@@ -268,14 +269,14 @@ def backward_kernel(
             tl.store(at, tl.load(at) + behind)
         at = grad_heads + (b * T + keys)[:, None] * row_stride + h * D + columns[None, :]
         inside = (keys < T)[:, None] & (columns < D)[None, :]
-        tl.store(at + H * D, (by_key * scale).to(grad_heads.dtype.element_ty), mask=inside)
-        tl.store(at + 2 * H * D, by_value.to(grad_heads.dtype.element_ty), mask=inside)
-        tl.debug_barrier()  # what one thread has added to dc, another one may read for the next block of keys
+        tl.store(at + H * D, (key_grad * scale).to(grad_heads.dtype.element_ty), mask=inside)
+        tl.store(at + 2 * H * D, value_grad.to(grad_heads.dtype.element_ty), mask=inside)
+        tl.debug_barrier()  # another thread may load these sums of dc for the next block of keys
 
 
 @triton.jit
 def window_kernel(scores, positions, sums, B, M, T, H, rows_each, BLOCK: tl.constexpr):
-    """dS [B,H,M,T] of queries at given positions, summed by distance: programs (blocks of 2T-1, H, groups of rows)."""
+    """Sum dS [B,H,M,T] of queries at given positions by distance: programs (blocks of 2T-1, H, groups of rows)."""
     distance, h, group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) - (T - 1), tl.program_id(1), tl.program_id(2)
     total = tl.zeros([BLOCK], tl.float32)
     for row in range(group * rows_each, tl.minimum(B * M, (group + 1) * rows_each)):
@@ -289,7 +290,7 @@ def window_kernel(scores, positions, sums, B, M, T, H, rows_each, BLOCK: tl.cons
 
 @triton.jit
 def delta_kernel(out, grad, delta, M, H, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """dO_i . O_i of every query: [B,M,H,d] twice -> [B,H,M] float32."""
+    """Compute dO_i . O_i of every query: [B,M,H,d] twice -> [B,H,M] float32."""
     blocks = tl.cdiv(M, BLOCK_M)
     row, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(0) // blocks
     b, h = head_of_batch // H, head_of_batch % H

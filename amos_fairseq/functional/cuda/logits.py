@@ -1,14 +1,15 @@
-"""Triton kernels over a chunk of logits: summary, drawing of rows, and gradient, each as a custom operator of PyTorch.
+"""Triton kernels over a chunk of logits: summary, sampling of tokens, and gradient, each as a custom operator of PyTorch.
 
-A chunk of logits has the dtype of the output layer. Each kernel converts what it reads to float32 in registers. The only tensor
+A chunk of logits has the dtype of the output layer. Each kernel converts its input to float32 in registers. The only tensor
 of the size of the chunk that a kernel writes is the gradient, in place of the logits. Every sum runs in a fixed order, without
 atomic additions, so that the same inputs give the same bits.
 
-Rows are drawn from the mixture of the depths, softmax(sum_d gamma^(d) logits^(d)), in two steps, as in
-:mod:`amos_fairseq.functional.drawing`: first a block of BLOCK_ROWS rows by the blocks' sums, then a row of the block.
+Tokens are sampled from the mixture of the depths, softmax(sum_d gamma^(d) logits^(d)), in two steps, as in
+:mod:`amos_fairseq.functional.fast_sampling`: first a block of BLOCK_ROWS rows by the sums of the blocks, then a row of the
+block. A row is a token of the padded vocabulary.
 
-Shapes: K depths, n positions of a chunk, V rows of the vocabulary, G blocks of BLOCK_ROWS rows, P parts of PART_BLOCKS blocks,
-S draws, X rows of each position that are excluded from drawing.
+Shapes: K depths, n positions of a chunk, V padded vocabulary size, G blocks of BLOCK_ROWS rows, P parts of PART_BLOCKS blocks,
+S samples, X rows of each position that are excluded from sampling.
 """
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor, library
 
 from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
 
-# Rows of a block. Drawing reads 8 bytes per block of a position, and 64 logits of each depth per draw. With V = 32,768, K = 3
-# and the 128 draws of AMOS this is 4 KB and 49 KB; all bfloat16 logits of a position are 196 KB. Blocks of 128 rows would save
-# 2 KB of the former and double the latter. 64 logits of 16 bits fill a cache line of 128 bytes.
+# Rows of a block. Sampling loads 8 bytes per block of a position, and 64 logits of each depth per sample. With V = 32,768,
+# K = 3 and the 128 samples of AMOS this is 4 KB and 49 KB; all bfloat16 logits of a position are 196 KB. Blocks of 128 rows
+# would save 2 KB of the former and double the latter. 64 logits of 16 bits fill a cache line of 128 bytes.
 BLOCK_ROWS = 64
 # Blocks per program of the summary: 2,048 rows of one position, for all depths.
 PART_BLOCKS = 32
@@ -34,10 +35,10 @@ def summary_sizes() -> dict[str, int]:
     return {"BLOCKS": PART_BLOCKS, "ROWS": BLOCK_ROWS, "num_warps": 4}
 
 
-def drawing_sizes(num_draws: int) -> dict[str, int]:
-    """Launch constants of :func:`block_summary_kernel` and :func:`pick_kernel` for S draws of each position."""
-    draws = min(triton.next_power_of_2(max(1, num_draws)), 512 if IS_INTERPRETED else 16)
-    return {"DRAWS": draws, "ROWS": BLOCK_ROWS, "num_warps": 4 if draws >= 16 else 1}
+def sampling_sizes(num_samples: int) -> dict[str, int]:
+    """Launch constants of :func:`block_summary_kernel` and :func:`pick_kernel` for S samples of each position."""
+    samples = min(triton.next_power_of_2(max(1, num_samples)), 512 if IS_INTERPRETED else 16)
+    return {"SAMPLES_PER_PROGRAM": samples, "ROWS": BLOCK_ROWS, "num_warps": 4 if samples >= 16 else 1}
 
 
 def gradient_sizes() -> dict[str, int]:
@@ -47,7 +48,7 @@ def gradient_sizes() -> dict[str, int]:
 
 @triton.jit
 def load_logits(logits, depth, position, rows, n, V):
-    """float32 logits of one depth and position, -inf beyond V rows."""
+    """float32 logits of one depth and position, -inf beyond row V."""
     start = (depth * n + position).to(tl.int64) * V
     return tl.load(logits + start + rows, mask=rows < V, other=-float("inf")).to(tl.float32)
 
@@ -55,33 +56,33 @@ def load_logits(logits, depth, position, rows, n, V):
 @triton.jit
 def max_and_weights(logits):
     """The maximum of each line of a tile, and exp(logits - maximum), 0 in a line of -inf alone."""
-    best = tl.max(logits, 1)
-    return best, tl.exp(logits - tl.where(best == -float("inf"), 0.0, best)[:, None])
+    largest = tl.max(logits, 1)
+    return largest, tl.exp(logits - tl.where(largest == -float("inf"), 0.0, largest)[:, None])
 
 
 @triton.jit
 def mixed_logits(
-    logits, mixture_weights, is_unsampled, excluded, position, blocks, n, V,
+    logits, mixture_weights, never_sampled_mask, excluded, position, blocks, n, V,
     K: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The mixture's logits [len(blocks),ROWS] float32, -inf at rows that cannot be drawn, and which rows they are."""
+    """The mixture's logits [len(blocks),ROWS] float32, -inf at rows that cannot be sampled, and the rows [len(blocks),ROWS]."""
     rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     mixed = tl.zeros(rows.shape, tl.float32)
     for depth in tl.static_range(K):
         gamma = tl.load(mixture_weights + position * K + depth)
         mixed += gamma * load_logits(logits, depth, position, rows, n, V)
-    drawable = tl.load(is_unsampled + rows, mask=rows < V, other=1) == 0
-    for place in tl.static_range(X):
-        drawable = drawable & (rows != tl.load(excluded + position * X + place))
-    return tl.where(drawable, mixed, -float("inf")), rows
+    can_be_sampled = tl.load(never_sampled_mask + rows, mask=rows < V, other=1) == 0
+    for number in tl.static_range(X):
+        can_be_sampled = can_be_sampled & (rows != tl.load(excluded + position * X + number))
+    return tl.where(can_be_sampled, mixed, -float("inf")), rows
 
 
 @triton.jit
 def summary_kernel(
-    logits, mixture_weights, is_unsampled, part_best, part_sum, block_best, block_sum, n, V, G, P,
+    logits, mixture_weights, never_sampled_mask, part_max, part_sum, block_max, block_sum, n, V, G, P,
     K: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Maxima and sums of exp(logits - maximum): of each depth for a part of the rows, of the mixture for each block.
+    """Maxima and sums of exp(logits - maximum): of each depth for each part of the rows, of the mixture for each block.
 
     Programs (n, P). A block's sum is relative to the block's own maximum, so that it does not underflow.
     """
@@ -90,49 +91,49 @@ def summary_kernel(
     rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     mixed = tl.zeros([BLOCKS, ROWS], tl.float32)
     for depth in tl.static_range(K):
-        of_depth = load_logits(logits, depth, position, rows, n, V)
-        best, weights = max_and_weights(of_depth)
-        best_of_part = tl.max(best, 0)
-        shrink = tl.exp(best - tl.where(best_of_part == -float("inf"), 0.0, best_of_part))
+        depth_logits = load_logits(logits, depth, position, rows, n, V)
+        largest, weights = max_and_weights(depth_logits)
+        max_of_part = tl.max(largest, 0)
+        shrink = tl.exp(largest - tl.where(max_of_part == -float("inf"), 0.0, max_of_part))
         at = (depth * n + position).to(tl.int64) * P + part
-        tl.store(part_best + at, best_of_part)
+        tl.store(part_max + at, max_of_part)
         tl.store(part_sum + at, tl.sum(tl.sum(weights, 1) * shrink, 0))
         if SAMPLES:
-            mixed += tl.load(mixture_weights + position * K + depth) * of_depth
+            mixed += tl.load(mixture_weights + position * K + depth) * depth_logits
     if SAMPLES:
-        drawable = tl.load(is_unsampled + rows, mask=rows < V, other=1) == 0
-        best, weights = max_and_weights(tl.where(drawable, mixed, -float("inf")))
+        can_be_sampled = tl.load(never_sampled_mask + rows, mask=rows < V, other=1) == 0
+        largest, weights = max_and_weights(tl.where(can_be_sampled, mixed, -float("inf")))
         at = position.to(tl.int64) * G + blocks
-        tl.store(block_best + at, best, mask=blocks < G)
+        tl.store(block_max + at, largest, mask=blocks < G)
         tl.store(block_sum + at, tl.sum(weights, 1), mask=blocks < G)
 
 
 @triton.jit
 def block_summary_kernel(
-    logits, mixture_weights, is_unsampled, excluded, blocks, best, total, n, V, S,
-    K: tl.constexpr, X: tl.constexpr, DRAWS: tl.constexpr, ROWS: tl.constexpr,
+    logits, mixture_weights, never_sampled_mask, excluded, blocks, largest, total, n, V, S,
+    K: tl.constexpr, X: tl.constexpr, SAMPLES_PER_PROGRAM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """As :func:`summary_kernel`, for given blocks of each position and without the excluded rows: programs (n, groups of S)."""
-    position, draws = tl.program_id(0), tl.program_id(1) * DRAWS + tl.arange(0, DRAWS)
-    at = position.to(tl.int64) * S + draws
-    block = tl.load(blocks + at, mask=draws < S, other=0).to(tl.int32)
-    mixed, _ = mixed_logits(logits, mixture_weights, is_unsampled, excluded, position, block, n, V, K, X, ROWS)
-    best_of_block, weights = max_and_weights(mixed)
-    tl.store(best + at, best_of_block, mask=draws < S)
-    tl.store(total + at, tl.sum(weights, 1), mask=draws < S)
+    position, samples = tl.program_id(0), tl.program_id(1) * SAMPLES_PER_PROGRAM + tl.arange(0, SAMPLES_PER_PROGRAM)
+    at = position.to(tl.int64) * S + samples
+    block = tl.load(blocks + at, mask=samples < S, other=0).to(tl.int32)
+    mixed, _ = mixed_logits(logits, mixture_weights, never_sampled_mask, excluded, position, block, n, V, K, X, ROWS)
+    max_of_block, weights = max_and_weights(mixed)
+    tl.store(largest + at, max_of_block, mask=samples < S)
+    tl.store(total + at, tl.sum(weights, 1), mask=samples < S)
 
 
 @triton.jit
 def pick_kernel(
-    logits, mixture_weights, is_unsampled, excluded, blocks, points, picked, picked_logits, n, V, S,
-    K: tl.constexpr, X: tl.constexpr, DRAWS: tl.constexpr, ROWS: tl.constexpr,
+    logits, mixture_weights, never_sampled_mask, excluded, blocks, points, picked, picked_logits, n, V, S,
+    K: tl.constexpr, X: tl.constexpr, SAMPLES_PER_PROGRAM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The row of each given block that its point selects, and the logits of that row: programs (n, groups of S)."""
-    position, draws = tl.program_id(0), tl.program_id(1) * DRAWS + tl.arange(0, DRAWS)
-    at = position.to(tl.int64) * S + draws
-    block = tl.load(blocks + at, mask=draws < S, other=0).to(tl.int32)
-    point = tl.load(points + at, mask=draws < S, other=0.0)
-    mixed, _ = mixed_logits(logits, mixture_weights, is_unsampled, excluded, position, block, n, V, K, X, ROWS)
+    position, samples = tl.program_id(0), tl.program_id(1) * SAMPLES_PER_PROGRAM + tl.arange(0, SAMPLES_PER_PROGRAM)
+    at = position.to(tl.int64) * S + samples
+    block = tl.load(blocks + at, mask=samples < S, other=0).to(tl.int32)
+    point = tl.load(points + at, mask=samples < S, other=0.0)
+    mixed, _ = mixed_logits(logits, mixture_weights, never_sampled_mask, excluded, position, block, n, V, K, X, ROWS)
     _, weights = max_and_weights(mixed)
     ends = tl.cumsum(weights.to(tl.float64), 1)
     # A parallel cumulative sum may change by a rounding error at a row of weight 0; such a row must not be selected.
@@ -142,14 +143,14 @@ def pick_kernel(
     first = tl.min(tl.where(reached, columns, ROWS), 1)
     last = tl.max(tl.where(has_weight, columns, 0), 1)  # row 0 of the block where all weights are nan
     row = block * ROWS + tl.minimum(first, last)
-    tl.store(picked + at, row.to(tl.int64), mask=draws < S)
+    tl.store(picked + at, row.to(tl.int64), mask=samples < S)
     for depth in tl.static_range(K):
-        tl.store(picked_logits + at * K + depth, load_logits(logits, depth, position, row, n, V), mask=draws < S)
+        tl.store(picked_logits + at * K + depth, load_logits(logits, depth, position, row, n, V), mask=samples < S)
 
 
 @triton.jit
 def gradient_kernel(
-    logits, log_sum, targets, by_nll, sums, n, V, K,
+    logits, log_sum, targets, grad_nll, sums, n, V, K,
     POSITIONS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """(softmax - onehot(target)) times the gradient of the loss, in place of the logits, and its sum over some positions.
@@ -163,56 +164,57 @@ def gradient_kernel(
         positions = start + tl.arange(0, TILE)
         inside = positions < n
         log_sums = tl.load(log_sum + depth * n + positions, mask=inside, other=0.0)
-        factors = tl.load(by_nll + depth * n + positions, mask=inside, other=0.0)
+        factors = tl.load(grad_nll + depth * n + positions, mask=inside, other=0.0)
         target = tl.load(targets + positions, mask=inside, other=-1).to(tl.int32)
         at = logits + (depth * n + positions).to(tl.int64)[:, None] * V + rows[None, :]
         mask = inside[:, None] & (rows < V)[None, :]
-        of_tile = tl.load(at, mask=mask, other=-float("inf")).to(tl.float32)
-        probs = tl.exp(of_tile - log_sums[:, None])
-        by_logits = (probs - (rows[None, :] == target[:, None]).to(tl.float32)) * factors[:, None]
-        tl.store(at, by_logits.to(logits.dtype.element_ty), mask=mask)
-        total += by_logits
+        tile_logits = tl.load(at, mask=mask, other=-float("inf")).to(tl.float32)
+        probs = tl.exp(tile_logits - log_sums[:, None])
+        grad_logits = (probs - (rows[None, :] == target[:, None]).to(tl.float32)) * factors[:, None]
+        tl.store(at, grad_logits.to(logits.dtype.element_ty), mask=mask)
+        total += grad_logits
     tl.store(sums + (group * K + depth).to(tl.int64) * V + rows, tl.sum(total, 0), mask=rows < V)
 
 
 @library.custom_op("amos_fairseq::summarize_logits", mutates_args=())
 def summarize_logits(
-    logits: Tensor, mixture_weights: Tensor | None, is_unsampled: Tensor | None
+    logits: Tensor, mixture_weights: Tensor | None, never_sampled_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Maxima and sums of exp(logits - maximum), in one pass over the logits.
+    """Compute maxima and sums of exp(logits - maximum), in one pass over the logits.
 
     Args:
         logits: [K,n,V], contiguous; float16, bfloat16 or float32.
-        mixture_weights: gamma [n,K] float32, contiguous; None where nothing will be drawn.
-        is_unsampled: [V] bool, rows that are never drawn; None with ``mixture_weights``.
+        mixture_weights: gamma [n,K] float32, contiguous; None if nothing will be sampled.
+        never_sampled_mask: [V] bool, rows that are never sampled; None with ``mixture_weights``.
 
     Returns:
         Maximum and sum of each depth and part, [K,n,P] float32, over every row; maximum and sum of the mixture's blocks,
-        [n,G] float32 (G = 0 where nothing will be drawn), over the rows that are not unsampled: -inf and 0 where there are
-        none.
+        [n,G] float32 (G = 0 if nothing will be sampled), over the rows that may be sampled: -inf and 0 in a block without
+        any.
     """
     K, n, V = logits.shape
     outputs = empty_summary(logits, mixture_weights is not None)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         summary_kernel[(n, outputs[0].size(-1))](
-            logits, logits if mixture_weights is None else mixture_weights, logits if is_unsampled is None else is_unsampled,
-            *outputs, n, V, outputs[2].size(-1), outputs[0].size(-1), K=K, SAMPLES=mixture_weights is not None,
-            **summary_sizes(),
+            logits, logits if mixture_weights is None else mixture_weights,
+            logits if never_sampled_mask is None else never_sampled_mask, *outputs, n, V, outputs[2].size(-1),
+            outputs[0].size(-1), K=K, SAMPLES=mixture_weights is not None, **summary_sizes(),
         )  # fmt: skip
     return outputs
 
 
 @summarize_logits.register_fake
-def _(logits, mixture_weights, is_unsampled):
+def _(logits, mixture_weights, never_sampled_mask):
     return empty_summary(logits, mixture_weights is not None)
 
 
 def empty_summary(logits: Tensor, samples: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     K, n, V = logits.shape
     num_blocks = num_parts(V, BLOCK_ROWS)
-    of_part, of_block = (K, n, num_parts(num_blocks, PART_BLOCKS)), (n, num_blocks if samples else 0)
-    return tuple(logits.new_empty(shape, dtype=torch.float32) for shape in (of_part, of_part, of_block, of_block))
+    part_shape, block_shape = (K, n, num_parts(num_blocks, PART_BLOCKS)), (n, num_blocks if samples else 0)
+    shapes = (part_shape, part_shape, block_shape, block_shape)
+    return tuple(logits.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def num_parts(count: int, size: int) -> int:
@@ -221,16 +223,14 @@ def num_parts(count: int, size: int) -> int:
 
 @library.custom_op("amos_fairseq::summarize_blocks", mutates_args=())
 def summarize_blocks(
-    logits: Tensor, mixture_weights: Tensor, is_unsampled: Tensor, excluded: Tensor, blocks: Tensor
+    logits: Tensor, mixture_weights: Tensor, never_sampled_mask: Tensor, excluded: Tensor, blocks: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`summarize_logits`, for given blocks of each position and without the rows that are excluded.
+    """As :func:`summarize_logits`, for given blocks of each position and without the excluded rows.
 
-    Reads BLOCK_ROWS logits of K depths for each of the n S blocks, not the whole chunk.
+    Loads BLOCK_ROWS logits of K depths for each of the n S blocks, not the whole chunk.
 
     Args:
-        logits: [K,n,V], contiguous.
-        mixture_weights: [n,K] float32, contiguous.
-        is_unsampled: [V] bool.
+        logits, mixture_weights, never_sampled_mask: as for :func:`summarize_logits`.
         excluded: [n,X] int64 rows, contiguous; X is at least 1.
         blocks: [n,S] int64, contiguous.
 
@@ -238,35 +238,38 @@ def summarize_blocks(
         Maximum and sum, [n,S] float32.
     """
     K, n, V = logits.shape
-    best, total = (torch.empty(blocks.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
-    sizes = drawing_sizes(blocks.size(1))
+    largest, total = (torch.empty(blocks.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
+    sizes = sampling_sizes(blocks.size(1))
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
-        block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
-            logits, mixture_weights, is_unsampled, excluded, blocks, best, total, n, V, blocks.size(1),
+        block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
+            logits, mixture_weights, never_sampled_mask, excluded, blocks, largest, total, n, V, blocks.size(1),
             K=K, X=excluded.size(1), **sizes,
         )  # fmt: skip
-    return best, total
+    return largest, total
 
 
 @summarize_blocks.register_fake
-def _(logits, mixture_weights, is_unsampled, excluded, blocks):
+def _(logits, mixture_weights, never_sampled_mask, excluded, blocks):
     return tuple(logits.new_empty(blocks.shape, dtype=torch.float32) for _ in range(2))
 
 
 @library.custom_op("amos_fairseq::pick_rows", mutates_args=())
 def pick_rows(
-    logits: Tensor, mixture_weights: Tensor, is_unsampled: Tensor, excluded: Tensor, blocks: Tensor, points: Tensor
+    logits: Tensor,
+    mixture_weights: Tensor,
+    never_sampled_mask: Tensor,
+    excluded: Tensor,
+    blocks: Tensor,
+    points: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The first row of each block whose cumulative weight exceeds a point, summed in float64; never a row of weight 0.
+    """Return the first row of each block whose cumulative weight exceeds a point, summed in float64; never a row of weight 0.
 
-    Reads BLOCK_ROWS logits of K depths for each of the n S draws, not the whole chunk. Where no row of the block has a weight
-    above 0, or weights are nan, the result is a valid row without meaning.
+    Loads BLOCK_ROWS logits of K depths for each of the n S samples, not the whole chunk. Where no row of the block has a weight
+    above 0, or weights are nan, the result is a valid but meaningless row.
 
     Args:
-        logits: [K,n,V], contiguous.
-        mixture_weights: [n,K] float32, contiguous.
-        is_unsampled: [V] bool.
+        logits, mixture_weights, never_sampled_mask: as for :func:`summarize_logits`.
         excluded: [n,X] int64 rows that are not picked at the position, contiguous; X may be 0.
         blocks: [n,S] int64, contiguous.
         points: [n,S] float64 in [0, 1), contiguous; shares of the block's sum.
@@ -275,19 +278,19 @@ def pick_rows(
         Rows [n,S] int64 and the logits of each depth there, [n,S,K] float32.
     """
     K, n, V = logits.shape
-    rows, of_rows = empty_picked(logits, blocks)
-    sizes = drawing_sizes(blocks.size(1))
+    rows, depth_logits = empty_picked(logits, blocks)
+    sizes = sampling_sizes(blocks.size(1))
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
-        pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["DRAWS"]))](
-            logits, mixture_weights, is_unsampled, excluded, blocks, points, rows, of_rows, n, V, blocks.size(1),
+        pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
+            logits, mixture_weights, never_sampled_mask, excluded, blocks, points, rows, depth_logits, n, V, blocks.size(1),
             K=K, X=excluded.size(1), **sizes,
         )  # fmt: skip
-    return rows, of_rows
+    return rows, depth_logits
 
 
 @pick_rows.register_fake
-def _(logits, mixture_weights, is_unsampled, excluded, blocks, points):
+def _(logits, mixture_weights, never_sampled_mask, excluded, blocks, points):
     return empty_picked(logits, blocks)
 
 
@@ -296,16 +299,16 @@ def empty_picked(logits: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @library.custom_op("amos_fairseq::gradient_of_logits", mutates_args=("logits",))
-def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, by_nll: Tensor) -> Tensor:
-    """d nll / d logits times ``by_nll``, (softmax(logits) - onehot(target)) by_nll, in place of the logits.
+def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, grad_nll: Tensor) -> Tensor:
+    """Compute d nll / d logits times ``grad_nll``, (softmax(logits) - onehot(target)) grad_nll, in place of the logits.
 
-    One pass: every logit is read, and its gradient written, rounded once from float32.
+    One pass: it loads every logit and writes its gradient, rounded once from float32.
 
     Args:
         logits: [K,n,V], contiguous; becomes the gradient.
-        log_sum: [K,n] float32, contiguous, the log of each softmax' denominator.
+        log_sum: [K,n] float32, contiguous, the log of each softmax's denominator.
         targets: [n] int64, contiguous.
-        by_nll: [K,n] float32, contiguous.
+        grad_nll: [K,n] float32, contiguous.
 
     Returns:
         The gradient before it was rounded, summed over the positions of each group: [groups,K,V] float32. All groups
@@ -316,13 +319,13 @@ def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, by_nll:
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         gradient_kernel[(len(sums), triton.cdiv(V, GRADIENT_ROWS), K)](
-            logits, log_sum, targets, by_nll, sums, n, V, K, **gradient_sizes()
+            logits, log_sum, targets, grad_nll, sums, n, V, K, **gradient_sizes()
         )
     return sums
 
 
 @gradient_of_logits.register_fake
-def _(logits, log_sum, targets, by_nll):
+def _(logits, log_sum, targets, grad_nll):
     return empty_sums(logits)
 
 

@@ -22,15 +22,15 @@ from amos_fairseq.functional import output_layer as chunked
 from amos_fairseq.functional.attention import (
     AttentionBias,
     ToeplitzBias,
-    as_one_mask,
-    attention_by_definition,
+    as_attention_mask,
     fast_attention,
     fused_attention,
+    reference_attention,
     toeplitz_attention,
 )
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.relative_position import toeplitz
-from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_by_definition, guess_in_chunks
+from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 DROPOUT = 0.1
 MIB = 2**20
@@ -98,13 +98,13 @@ def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
                 yield Variant(
                     "efficient",
                     lambda s=source, p=dropout: fused(
-                        "efficient", as_one_mask(AttentionBias(learned=toeplitz(s)), dtype), p
+                        "efficient", as_attention_mask(AttentionBias(learned=toeplitz(s)), dtype), p
                     ),
                     leaves,
                     dropout,
                     source is learned,
                 )
-        compiled = torch.compile(attention_by_definition)
+        compiled = torch.compile(reference_attention)
         yield Variant(
             "compiled definition", lambda: with_bias(compiled, learned, DROPOUT), (heads, learned), DROPOUT, True
         )
@@ -115,7 +115,7 @@ def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
         )
     yield Variant(
         "definition",
-        lambda: with_bias(attention_by_definition, learned, DROPOUT),
+        lambda: with_bias(reference_attention, learned, DROPOUT),
         (heads, learned),
         DROPOUT,
         True,
@@ -203,8 +203,8 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
     gamma = torch.full((*positions, sizes.depths), 1 / sizes.depths, device=device).requires_grad_()
     originals = torch.randint(5, sizes.rows, positions, device=device)
     unsampled = torch.arange(5, device=device)
-    is_unsampled = torch.arange(sizes.rows, device=device) < 5
-    rows = OutputRows(embedding, biases, is_unsampled, unsampled)
+    never_sampled_mask = torch.arange(sizes.rows, device=device) < 5
+    rows = OutputLayerWeights(embedding, biases, never_sampled_mask, unsampled)
     adversary = Adversary(temperature=0.3, hidden_gradient=0.0, num_entries=min(128, sizes.rows))
     leaves = (*hidden, embedding, biases)
     all_leaves = (*leaves, gamma)
@@ -220,15 +220,15 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
     def mixture(guess: Callable, with_triton: bool = False) -> Tensor:
         own = dataclasses.replace(rows, with_triton=with_triton)
         guesses = guess(hidden, gamma, originals, own, adversary)
-        return guesses.nll.sum() + guesses.residual.float().sum()
+        return guesses.nll.sum() + guesses.adversarial_term.float().sum()
 
     ways: list[tuple[str, int | None, Callable[[], Tensor], Callable[[], Tensor]]] = [
-        ("in chunks", size, lambda: cross_entropy(False), lambda: mixture(guess_in_chunks)) for size in CHUNKS
+        ("in chunks", size, lambda: cross_entropy(False), lambda: mixture(predict_chunked)) for size in CHUNKS
     ]
-    ways.append(("definition", None, by_definition, lambda: mixture(guess_by_definition)))
+    ways.append(("definition", None, by_definition, lambda: mixture(predict_reference)))
     if device.type == "cuda":
         ways += [
-            ("ours in Triton", size, lambda: cross_entropy(True), lambda: mixture(guess_in_chunks, True))
+            ("ours in Triton", size, lambda: cross_entropy(True), lambda: mixture(predict_chunked, True))
             for size in CHUNKS[1:]
         ]
     product = 2 * sizes.depths * targets.numel() * embedding.numel()

@@ -1,0 +1,1 @@
+"""Attention, dropout and linear layers for CPUs."""

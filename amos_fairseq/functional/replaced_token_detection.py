@@ -1,0 +1,71 @@
+"""Replaced token detection: statistics of its logits, and the token probabilities that they imply."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softsign
+
+# Bins are equally wide in softsign(logit / 4): 0.02 around 0, 0.05 around the logits of an untrained detector (about -2), 0.25
+# at +-10; the outermost ones are unbounded. With 100 equal bins over [-10, 10] the area was wrong by 0.014 once logits left
+# that range, and for logits that differ by less than a bin.
+NUM_BINS = 400
+LOGIT_SCALE = 4.0
+
+
+def logit_histogram(logits: Tensor, weights: Tensor) -> Tensor:
+    """Count the logits in each of 400 bins over all real numbers, narrow around 0.
+
+    Histograms add up over batches, ranks and updates.
+
+    Args:
+        logits: [...] float. nan counts as 0: after an overflow the loss must stop or skip the update, not the statistics.
+        weights: [...] 0 or 1 of any dtype; entries of weight 0 are not counted.
+
+    Returns:
+        [400] float64, exact whole numbers (a float can be summed with all other statistics).
+    """
+    position = (softsign(logits.detach().float().nan_to_num() / LOGIT_SCALE) + 1) * (NUM_BINS / 2)
+    bins = position.clamp(0, NUM_BINS - 1).long().flatten()
+    counts = torch.zeros(NUM_BINS, dtype=torch.float64, device=logits.device)
+    return counts.index_add(0, bins, weights.flatten().to(torch.float64))
+
+
+def auc_from_histograms(positive: Tensor, negative: Tensor) -> float:
+    """Return the area under the ROC curve from two histograms [bins] over the same bins; ties within a bin count one half.
+
+    Return nan if either class is empty: the area is not defined then.
+    """
+    positive, negative = positive.double(), negative.double()
+    below = negative.cumsum(0) - negative
+    wins = (positive * (below + negative / 2)).sum()
+    pairs = positive.sum() * negative.sum()
+    return float(wins / pairs) if pairs > 0 else float("nan")
+
+
+def log_prob_of_original(logits: Tensor, noise_log_probs: Tensor, noise_share: float) -> Tensor:
+    """Compute log P(x_t | rest) from an optimal detector of replaced tokens and the noise distribution q of its training.
+
+    A share p of the tokens is sampled from q; the label is "replaced" where such a token differs from the original. Of all
+    tokens that equal x, p q(x) (1 - P(x)) then are replaced and P(x) (1 - p + p q(x)) original, so with the odds
+    o = D / (1 - D) of "replaced"
+
+        P(x) = p q(x) / (o (1 - p + p q(x)) + p q(x)),
+
+    which never exceeds 1.
+
+    Departures: the thesis (section 5.4.5) solves for Electric's labels instead, where every sampled token counts as noise:
+    P(x) = p q(x) / (o (1 - p)), see :func:`amos_fairseq.functional.nce.energies_of`. Both agree where q(x) and P(x) are
+    small; for a token that is nearly certain, the thesis's value grows without bound with our labels.
+
+    Args:
+        logits: [...] float32, log o, positive for "replaced".
+        noise_log_probs: log q(x) [...] float32, nats.
+        noise_share: p, above 0 and below 1.
+
+    Returns:
+        [...] float32, nats, at most 0.
+    """
+    log_sampled = math.log(noise_share) + noise_log_probs
+    log_unchanged = torch.log1p(noise_share * noise_log_probs.expm1())  # log(1 - p + p q)
+    return log_sampled - torch.logaddexp(logits + log_unchanged, log_sampled)
