@@ -19,7 +19,7 @@ from amos_fairseq.modules.relative_position import RelativePositionBias
 
 
 @dataclass(frozen=True)
-class EncoderShape:
+class TransformerConfig:
     """Sizes of one encoder; dropouts are probabilities, ``position_scheme`` is none, t5 or amos.
 
     ``embedding_width`` E is that of the token embeddings, 0 for the encoder's own D; ``num_token_types`` 0 is none.
@@ -51,7 +51,7 @@ class EncoderShape:
 class TransformerLayer(nn.Module):
     """Attention and feed-forward network, each followed by dropout, residual and LayerNorm (post-LayerNorm)."""
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
         self.attention_norm = LayerNorm(shape.width, shape.layer_norm_eps)
@@ -81,7 +81,7 @@ class TransformerEncoder(nn.Module):
         is_compiled: whether layers run through torch.compile where a gradient is wanted, that is, while training.
     """
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.shape = shape
         self.is_compiled = False

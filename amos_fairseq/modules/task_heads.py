@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from amos_fairseq.modules.dropout import make_dropout
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
 
 
 class FeedForwardHead(nn.Module):
     """A Transformer layer without attention: each token on its own (TEAMS Figure 2, left)."""
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)

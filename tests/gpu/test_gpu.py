@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def tiny_encoder() -> TransformerEncoder:
     torch.manual_seed(0)
     return TransformerEncoder(
-        EncoderShape(
+        TransformerConfig(
             num_layers=2,
             width=32,
             ffn_width=64,

@@ -33,7 +33,7 @@ def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, to
         hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[:, :1]
         original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
         torch.manual_seed(4)
-        _, _, sampled, candidates = model.guess_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
+        _, _, sampled, candidates = model.predict_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
     return sampled[0], candidates[0], logits[0, 0, 0, WORDS].double().softmax(-1), int(original)
 
 
