@@ -234,11 +234,7 @@ class ElectraModel(SingleMlmModel):
             return GeneratorOutput(None, None, self.sample(self.noise_logits(None, originals)))
         hidden = self.mlm_head(features)
         if self.is_fast and not self.cfg.adversarial:
-            forbidden = originals.flatten() if self.cfg.disallow_true_token else None
-            sampler = Replacements(self.cfg.generator_temperature, forbidden)
-            with self.mlm_gradient():
-                nll, correct, (sampled,) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
-            return GeneratorOutput(nll, correct, sampled)
+            return self.predict_and_sample_in_chunks(hidden, originals)
         logits = self.noise_logits(hidden, originals)
         with self.mlm_gradient():
             nll, correct = self.guess(hidden, self.mlm_head.bias, originals)
@@ -246,6 +242,13 @@ class ElectraModel(SingleMlmModel):
         if not self.cfg.adversarial:
             return GeneratorOutput(nll, correct, sampled)
         return GeneratorOutput(nll, correct, sampled, *self.estimate_reward(features, logits, sampled))
+
+    def predict_and_sample_in_chunks(self, hidden: Tensor, originals: Tensor) -> GeneratorOutput:
+        forbidden = originals.flatten() if self.cfg.disallow_true_token else None
+        sampler = Replacements(self.cfg.generator_temperature, forbidden)
+        with self.mlm_gradient():
+            nll, correct, (sampled,) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+        return GeneratorOutput(nll, correct, sampled)
 
     def mlm_gradient(self) -> torch.set_grad_enabled:
         """Return a context in which the MLM loss has a gradient only if the generator is trained by it."""

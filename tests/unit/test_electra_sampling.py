@@ -17,7 +17,7 @@ def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int)
     if hidden is None:
         sampled = model.predict_and_sample(None, originals).sampled
     elif model.is_fast:
-        sampled = model.guess_and_sample_in_chunks(hidden.expand(1, DRAWS, -1), originals).sampled
+        sampled = model.predict_and_sample_in_chunks(hidden.expand(1, DRAWS, -1), originals).sampled
     else:
         sampled = model.sample(model.noise_logits(hidden.expand(1, DRAWS, -1), originals))
     return torch.bincount(sampled.flatten(), minlength=len(model.unsampled_rows)) / DRAWS

@@ -218,7 +218,7 @@ def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, represen
         (ONLY_MWS | {"task_heads": "ffn"}, "--task-heads ffn has no meaning with a single task"),
         ({"task_heads": "ffn", "representation": "rtd"}, "--representation rtd has no meaning"),
         ({"negative_samples": 0}, "--negative-samples 0"),
-        ({"negative_samples": 40}, "below the 40 words"),
+        ({"negative_samples": 40}, "below the 40 tokens"),
         ({"generator_layers": -1}, "--generator-layers -1"),
         ({"encoder_layers": 1}, "--generator-layers 0"),
         ({"encoder_layers": 2}, "--generator-layers 2 or more"),
