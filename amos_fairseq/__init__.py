@@ -3,6 +3,7 @@
 This is the one place that registers everything; fairseq imports it before it parses the flags.
 """
 
+import importlib
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,13 @@ if TYPE_CHECKING:
 
 compat.apply()
 
-from amos_fairseq import criterions, models, optim, tasks  # noqa: E402, F401
+# models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
+OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
+for _objective in OBJECTIVES:
+    importlib.import_module(f"amos_fairseq.models.{_objective}")
+    importlib.import_module(f"amos_fairseq.criterions.{_objective}")
+for _module in ("criterions.squad", "optim.grouped_adam", "tasks.squad", "tasks.text_pretraining"):
+    importlib.import_module(f"amos_fairseq.{_module}")
 
 
 def load(

@@ -6,8 +6,7 @@ import torch
 from small_models import small_dictionary
 from torch import nn
 
-from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
@@ -21,7 +20,7 @@ def fine_tuned_model(num_layers: int) -> FineTunedModel:
         encoder_layers=num_layers, encoder_embed_dim=8, encoder_ffn_embed_dim=12, encoder_attention_heads=2,
         max_positions=10, relative_position_scheme="t5", embedding_dim=4, token_types=2,
     )  # fmt: skip
-    model = FineTunedModel(cfg, EmbeddingRows.of(small_dictionary()))
+    model = FineTunedModel(cfg, PaddedVocabulary.of(small_dictionary()))
     model.register_classification_head("sentence", num_classes=3)
     return model
 

@@ -38,7 +38,7 @@ class ReferenceAmos:
     def __init__(self, model):
         self.cfg = model.cfg
         self.depths = model.depths
-        self.num_words = model.rows.num_tokens - 1  # <mask> is the last token
+        self.num_words = model.vocabulary.num_tokens - 1  # <mask> is the last token
         self.p = {name: value.detach().double().requires_grad_() for name, value in model.named_parameters()}
 
     def linear(self, name: str, x: Tensor) -> Tensor:

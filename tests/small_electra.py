@@ -4,8 +4,7 @@ import torch
 from small_models import NUM_WORDS, SETTINGS, small_task
 
 from amos_fairseq.criterions.electra import ElectraCriterion
-from amos_fairseq.models.electra import ElectraModel
-from amos_fairseq.models.electra_config import ElectraConfig
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 
 EQUAL_SIZES = {"generator_size": 1.0}
 # One of each kind that section 5.3, 5.4.3 or 5.5 of the thesis names; the last word is free.

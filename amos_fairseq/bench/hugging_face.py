@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from amos_fairseq.models.configuration import encoder_shape
-from amos_fairseq.models.electra_config import generator_shape
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.models.configuration import generator_config, transformer_config
+from amos_fairseq.modules.encoder import TransformerConfig
 
 
 class HuggingFaceObjective(nn.Module):
@@ -106,14 +105,16 @@ def with_fused_attention(network: nn.Module) -> BertEncoder:
 def build_objective(cfg: DictConfig, num_rows: int, pad: int, naive: bool) -> HuggingFaceObjective:
     """Networks of the sizes of ``cfg``, an ``electra`` or ``mlm`` recipe; ``num_rows`` V and ``pad`` of its embeddings."""
     eps_and_rows = {"layer_norm_eps": cfg.model.layer_norm_eps, "vocab_size": num_rows, "pad_token_id": pad}
-    main = network_config(encoder_shape(cfg.model), **eps_and_rows)
+    main = network_config(transformer_config(cfg.model), **eps_and_rows)
     if cfg.criterion._name == "mlm":
         return HuggingFaceObjective(ElectraForMaskedLM(main), None, 0.0, naive)
-    guesser = ElectraForMaskedLM(network_config(generator_shape(cfg.model, cfg.model.generator_layers), **eps_and_rows))
+    guesser = ElectraForMaskedLM(
+        network_config(generator_config(cfg.model, cfg.model.generator_layers), **eps_and_rows)
+    )
     return HuggingFaceObjective(guesser, ElectraForPreTraining(main), cfg.criterion.discriminator_loss_weight, naive)
 
 
-def network_config(shape: EncoderShape, **settings: Any) -> ElectraConfig:
+def network_config(shape: TransformerConfig, **settings: Any) -> ElectraConfig:
     return ElectraConfig(
         num_hidden_layers=shape.num_layers,
         hidden_size=shape.width,

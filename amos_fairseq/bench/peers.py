@@ -11,8 +11,7 @@ from amos_fairseq.bench.settings import Setup
 from amos_fairseq.bench.timing import Contestant
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import SIZES
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import SIZES, PaddedVocabulary
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 HUGGING_FACE = {
@@ -110,9 +109,9 @@ def hugging_face_entry(setup: Setup, task: TextPretrainingTask, name: str, label
     from amos_fairseq.bench.hugging_face_step import HuggingFaceStep
 
     peer_setup, difference = comparable(setup)
-    rows = EmbeddingRows.of(task.source_dictionary)
+    rows = PaddedVocabulary.of(task.source_dictionary)
     torch.manual_seed(setup.cfg.common.seed)
-    module = build_objective(peer_setup.cfg, rows.num_rows, rows.pad, naive=name == "hf_naive")
+    module = build_objective(peer_setup.cfg, rows.padded_size, rows.pad, naive=name == "hf_naive")
     step = HuggingFaceStep(peer_setup, module, label, HUGGING_FACE[name])
     return Entry(step, peer_setup, difference, compiled=compiled)
 

@@ -22,8 +22,7 @@ from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import output_layer
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
-from amos_fairseq.models.configuration import embedding_width, encoder_shape
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import PaddedVocabulary, embedding_width, transformer_config
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 from amos_fairseq.optim.grouped_adam import first, parse_betas
@@ -63,7 +62,7 @@ def time_piece(
 def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterator[Piece]:
     """Of one step of the recipe, built when their turn comes: the next may need the memory of the one before."""
     num_sequences, num_masked = batch["net_input"]["masked_positions"].shape
-    rows = EmbeddingRows.of(task.source_dictionary)
+    rows = PaddedVocabulary.of(task.source_dictionary)
     layer = MadeUpOutputLayer.of(setup, rows, num_sequences, num_masked)
     yield attention(setup, num_sequences)
     yield output_layer_alone(layer)
@@ -76,7 +75,7 @@ def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterato
 
 def attention(setup: Setup, num_sequences: int) -> Piece:
     """Self-attention of a layer of the main encoder, projections included, with the bias that the encoder gives it."""
-    shape, length = encoder_shape(setup.cfg.model), setup.cfg.task.tokens_per_sample
+    shape, length = transformer_config(setup.cfg.model), setup.cfg.task.tokens_per_sample
     ways = {way: attention_step(setup, way, num_sequences) for way in WAYS}
     width, heads, size = shape.width, shape.num_heads, setup.dtype.itemsize
     products = 8 * num_sequences * length * width**2 + 4 * num_sequences * length**2 * width
@@ -92,7 +91,7 @@ def attention(setup: Setup, num_sequences: int) -> Piece:
 
 def attention_step(setup: Setup, way: str, num_sequences: int) -> Callable[[], None]:
     """Forward and backward of the first layer's attention, with the arguments that the encoder calls it with."""
-    shape = dataclasses.replace(encoder_shape(setup.cfg.model), num_layers=1, kernels=way)
+    shape = dataclasses.replace(transformer_config(setup.cfg.model), num_layers=1, kernels=way)
     encoder = TransformerEncoder(shape).to(setup.device, setup.dtype).train()
     module = encoder.layers[0].attention
     arguments: list[object] = []
@@ -135,7 +134,7 @@ class MadeUpOutputLayer:
     rows: OutputLayerWeights
 
     @classmethod
-    def of(cls, setup: Setup, rows: EmbeddingRows, num_sequences: int, num_masked: int) -> "MadeUpOutputLayer":
+    def of(cls, setup: Setup, rows: PaddedVocabulary, num_sequences: int, num_masked: int) -> "MadeUpOutputLayer":
         model, device, dtype = setup.cfg.model, setup.device, setup.dtype
         depths = model.generator_depths.split(",") if setup.cfg.criterion._name == "amos" else [""]
         width, places = embedding_width(model), (num_sequences, num_masked)

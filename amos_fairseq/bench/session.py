@@ -18,7 +18,7 @@ from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.flops.training import training_flops
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 PROFILED_STEPS = 2
@@ -136,7 +136,7 @@ def row_of(entry: Entry, seconds: list[float], setup: Setup, text: MadeUpText) -
 
 
 def num_rows(task: TextPretrainingTask) -> int:
-    return EmbeddingRows.of(task.source_dictionary).num_rows
+    return PaddedVocabulary.of(task.source_dictionary).padded_size
 
 
 def print_progress(text: str) -> None:

@@ -13,6 +13,8 @@ from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.models.pretraining import PretrainingModel
 
 
 @torch.no_grad()
@@ -60,7 +62,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         num_left_out=len(tokens) - len(kept),
         positive="" if part_of(output, "rtd_logits") is None else "replaced" if is_noise is None else "noise",
         is_corrupted=part_of(output, "corrupted_tokens") is not None,
-        is_masked=not hasattr(model, "token_log_probs"),  # a model that tells all tokens at once must see their neighbours
+        is_masked=not isinstance(model, ElectricModel),  # a model that tells all tokens at once must see their neighbours
     )  # fmt: skip
 
 
@@ -98,7 +100,7 @@ def read_tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, out
     is_special = [i in special for i in original.tolist()]
     masked = set(positions.tolist())
     asked = [True] * len(original) if is_scored is None else is_scored.tolist()
-    tells_all = getattr(pretrained.model, "token_log_probs", None)
+    tells_all = pretrained.model.token_log_probs if isinstance(pretrained.model, ElectricModel) else None
     columns = (
         original_pieces,
         read_pieces,

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":
     """Raises :class:`UserError` for lengths that cannot be."""
-    from amos_fairseq.data.squad_windows import WindowLimits
+    from amos_fairseq.data.squad import WindowLimits
     from amos_fairseq.finetuning.squad_benchmark import SquadSettings
     from amos_fairseq.squad.decoding import DecodingLimits
 

@@ -7,7 +7,7 @@ from fairseq.criterions import register_criterion
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
-from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names, mean
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean
 from amos_fairseq.functional.mixture import mixture_entropy
 
 
@@ -18,15 +18,15 @@ class AmosCriterion(PretrainingCriterion):
         L_GEN  = 1/|M| sum_{i in M} sum_{d in D} -log p_MLM(x_i | h_i^(d))                                       (Eq. 2)
         L_DISC = 1/n sum_i -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i,  r_i = sigmoid(logit_i)     (Eq. 1)
 
-    over the masked positions M and the n real tokens of a batch. Eq. 4's "- lambda L_DISC" for the mixture weights is the
-    gradient reversal inside the model, so lambda enters once, here.
+    over the masked positions M and the n real tokens of a batch. The term "- lambda L_DISC" of Eq. 4 for the mixture
+    weights is the gradient reversal inside the model, so lambda is applied once, here.
 
-    Shapes: B sequences, T tokens, M masked positions a sequence, K depths.
+    Shapes: B sequences, T tokens, M masked positions per sequence, K depths.
 
-    Departures: the logits are positive for "replaced", Eq. 1 writes the probability of "original". fairseq divides the
+    Departures: the logits are positive for "replaced"; Eq. 1 writes the probability of "original". fairseq divides the
     summed gradient by the summed sample size, the number of masked positions; therefore the detection sum is multiplied
     by the constant ceil(mask_prob T) / T instead of a batch's own |M| / n, and sums over ranks and accumulated batches
-    are exact (a block that is not full weighs in by its own tokens).
+    are exact (the weight of a block that is not full is its own number of tokens).
     """
 
     def __init__(self, task, discriminator_loss_weight: float):
@@ -34,9 +34,9 @@ class AmosCriterion(PretrainingCriterion):
         self.discriminator_loss_weight = discriminator_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
         tokens = sample["net_input"]["tokens"]  # [B,T]
-        # Two Python numbers, so that nothing waits for the device.
+        # Both are Python ints, so the host does not wait for the device.
         output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
         is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
         is_real = tokens.ne(self.padding_idx)  # [B,T]
@@ -49,15 +49,15 @@ class AmosCriterion(PretrainingCriterion):
             "loss": loss.detach(),
             "rtd_loss": rtd_loss.detach(),
             **batch_counts(sample),
-            **mixture_sums(depth_names(model), output, mlm_losses.detach(), is_masked),
-            **truncated_mass_sums(output.truncated_mass),
+            **mixture_sums(model.depth_names, output, mlm_losses.detach(), is_masked),
+            **lost_mass_sums(output.gumbel_residual),
             **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
         }
         return loss, sample["num_masked"], logging_output
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """The contract's keys and, with more digits, ``gumbel_residual``: the mass of y that the gradient did not see."""
+        """Log the keys of the objective and ``gumbel_residual``, the mass of y outside the entries that carry its gradient."""
         super().reduce_metrics(logging_outputs)
         if "gumbel_residual" in logging_outputs[0]:
             total, count = (sum(log[key] for log in logging_outputs) for key in ("gumbel_residual", "_measured"))
@@ -65,7 +65,7 @@ class AmosCriterion(PretrainingCriterion):
 
 
 def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor) -> dict[str, Tensor]:
-    """Sums over masked positions: loss and accuracy of each depth, its mixture weight, and the entropy of the mixture."""
+    """Compute sums over masked positions: loss, accuracy and mixture weight of each depth, and the mixture's entropy."""
     gamma = output.mixture_weights.detach()  # [B,M,K]
     correct = (output.mlm_correct * is_masked).sum((1, 2))  # [K]
     weights = (gamma * is_masked.unsqueeze(-1)).sum((0, 1))  # [K]
@@ -77,8 +77,8 @@ def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor
     return sums
 
 
-def truncated_mass_sums(gumbel_residual: Tensor | None) -> dict[str, Any]:
-    """Of the positions where it was measured; nothing where the gradient is exact, or there is none."""
+def lost_mass_sums(gumbel_residual: Tensor | None) -> dict[str, Any]:
+    """Sum over the positions where it was measured; return {} if the gradient is exact, or there is none."""
     if gumbel_residual is None:
         return {}
     return {"gumbel_residual": gumbel_residual.sum(), "_measured": len(gumbel_residual)}

@@ -8,7 +8,7 @@ from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_losses, detection_sums
-from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
@@ -20,14 +20,14 @@ class ElectraCriterionConfig(DetectionLossConfig):
     detection_positions: ChoiceEnum(["all", "masked", "random"]) = field(
         default="all",
         metadata={
-            "help": "which tokens the detection loss is a mean of: all, those at masked positions, or as many drawn at "
-            "random (ELECTRA 15 %%, thesis section 5.4.3)"
+            "help": "tokens that the detection loss averages over: all, those at masked positions, or as many random ones "
+            "(ELECTRA 15 %%, thesis section 5.4.3)"
         },
     )
-    # 1: both are means of nats over guessed tokens, and train the same token embeddings; no paper names a number.
+    # 1: both losses are means in nats over predicted tokens, and train the same token embeddings; no paper gives a value.
     main_loss_weight: float = field(
         default=1.0,
-        metadata={"help": "weight of the main network's loss with --main-objective replace_mlm or all_tokens_mlm"},
+        metadata={"help": "weight of the main network's loss, with --main-objective replace_mlm or all_tokens_mlm"},
     )
 
 
@@ -41,20 +41,20 @@ class ElectraCriterion(PretrainingCriterion):
     over the masked positions M and the n real tokens of a batch. Labels, signs and the constant that puts the detection sum
     on the scale of masked positions are those of :class:`AmosCriterion`. Shapes: B sequences, T tokens, M masked positions.
 
-    The variants change one of both terms:
+    The variants change one of the two terms:
 
-        L_GEN  = 0 for a frozen generator, and for one that reads nothing (5.3.2, 5.3.3)
+        L_GEN  = 0 for a frozen generator, and for one without context (5.3.2, 5.3.3)
         L_GEN  = 1/|M| sum_{i in M} -(R_i - b_i) log q(sample_i) + BCE(sigmoid(w h_i), exp(-R_i))                  (5.3.4)
                  with R_i = -log(1 - D'_i) if sample_i is the original, else -log D'_i, and b_i = -log sigmoid(w h_i)
-        L_DISC = the mean over M, or over |M| tokens drawn at random (ELECTRA 15 %, 5.4.3)
+        L_DISC = the mean over M, or over |M| random tokens (ELECTRA 15 %, 5.4.3)
         L_MAIN = 1/|M| sum_{i in M} -log p(x_i | x_replaced) instead of L_DISC (Replace MLM, 5.4.3), or
                  1/n sum_t -log(C_t [x_t = x_t^replaced] + (1 - C_t) p(x_t | x_replaced)) over all tokens that are not
                  special (All-Tokens MLM), C the probability of copying; its weight is ``--main-loss-weight``
 
     Departures: a sampled token that equals the original counts as original, as in ELECTRA's released code; Algorithm 2 of
-    the thesis would call it noise. 5.3.4 writes D for the probability of "original", here it is 1 - D'; it does not say
-    how the baseline's loss is weighed, which matters to no other parameter. All-Tokens MLM divides by special tokens
-    too, so it weighs a little less. Where embeddings are shared, the reward trains the token embeddings as well: they are
+    the thesis labels it as noise. 5.3.4 writes D for the probability of "original", which is 1 - D' here; it gives no
+    weight for the baseline's loss, which trains no other parameter. The divisor of All-Tokens MLM counts special tokens
+    too, so its weight is slightly smaller. With shared embeddings the reward also trains the token embeddings: they are
     the generator's output layer.
     """
 
@@ -65,7 +65,7 @@ class ElectraCriterion(PretrainingCriterion):
         "main_loss": "_predicted",
         "main_acc": "_predicted",
         "copy_prob": "_predicted",
-        "replaced": "sample_size",  # where no detector logs it
+        "replaced": "sample_size",  # without detection, which logs it otherwise
     }
 
     def __init__(
@@ -77,18 +77,18 @@ class ElectraCriterion(PretrainingCriterion):
     ):
         super().__init__(task)
         self.discriminator_loss_weight = discriminator_loss_weight
-        self.detection_positions = str(detection_positions)
+        self.detection_positions = detection_positions
         self.main_loss_weight = main_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of masked positions, and the sums to log.
+        """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log.
 
         Raises:
-            UserError: ``--detection-positions`` for a model that detects nothing.
+            UserError: ``--detection-positions`` with a model that has no detection loss.
         """
         tokens = sample["net_input"]["tokens"]  # [B,T]
         output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
-        (depth,) = depth_names(model)
+        (depth,) = model.depth_names
         generator_loss, generator_log = self.generator_loss(output, sample, depth)
         main_loss, main_log = self.main_loss(output, sample)
         loss = generator_loss + main_loss
@@ -101,7 +101,7 @@ class ElectraCriterion(PretrainingCriterion):
         return loss, sample["num_masked"], logging_output
 
     def generator_loss(self, output: ElectraOutput, sample: dict, depth: str) -> tuple[Tensor | float, dict[str, Any]]:
-        """|M| L_GEN and what is logged of it; ``depth`` names the generator."""
+        """Compute |M| L_GEN and its sums to log; ``depth`` is the suffix of the log keys."""
         if output.mlm_nll is None:
             return 0.0, {}
         is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
@@ -119,26 +119,26 @@ class ElectraCriterion(PretrainingCriterion):
 
     @staticmethod
     def rewards(output: ElectraOutput, sample: dict) -> Tensor:
-        """R: the detection loss at each masked position, which the generator tries to raise: [B,M] float32."""
+        """Compute R, the detection loss at each masked position, which the generator maximizes: [B,M] float32."""
         positions = sample["net_input"]["masked_positions"]
         logits, replaced = output.rtd_logits.detach().gather(1, positions), output.replaced.gather(1, positions)
         return detection_losses(logits, replaced)
 
     def main_loss(self, output: ElectraOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
-        """|M| lambda L_DISC, or the weighed |M| L_MAIN, and what is logged of it."""
+        """Compute |M| lambda L_DISC, or the weighted |M| L_MAIN, and its sums to log."""
         if output.predictions is not None:
             return self.prediction_loss(output, sample)
         is_real = sample["net_input"]["tokens"].ne(self.padding_idx)  # [B,T]
-        judged = self.choose_positions(sample["net_input"], is_real)
-        rtd_loss = detection_loss(output.rtd_logits, output.replaced, judged)
+        is_scored = self.choose_positions(sample["net_input"], is_real)
+        rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_scored)
         log = {"rtd_loss": rtd_loss.detach(), "_changed": (output.replaced & is_real).sum()}
-        log |= detection_sums(output.rtd_logits.detach(), output.replaced, judged)
-        # As many tokens as are masked are already on the scale of sums over masked positions.
+        log |= detection_sums(output.rtd_logits.detach(), output.replaced, is_scored)
+        # A sum over as many tokens as are masked is already on the scale of sums over masked positions.
         share = self.task.masked_share if self.detection_positions == "all" else 1.0
         return self.discriminator_loss_weight * share * rtd_loss, log
 
     def choose_positions(self, net_input: dict[str, Tensor], is_real: Tensor) -> Tensor:
-        """The tokens that the detection loss is a mean of: [B,T] bool; all, or as many of a sequence as are masked."""
+        """Return the tokens that the detection loss averages over: [B,T] bool, all or as many per sequence as are masked."""
         if self.detection_positions == "all":
             return is_real
         positions, weights = net_input["masked_positions"], net_input["masked_weights"]
@@ -161,7 +161,7 @@ class ElectraCriterion(PretrainingCriterion):
             "_predicted": predictions.weights.sum(),
             "replaced": replaced.sum(),
         }
-        if predictions.copy_probs is None:  # over masked positions, as sample_size is
+        if predictions.copy_probs is None:  # a sum over masked positions, whose number is sample_size
             return self.main_loss_weight * main_loss, log
         log["copy_prob"] = (predictions.copy_probs * predictions.weights).sum()
         return self.main_loss_weight * self.task.masked_share * main_loss, log

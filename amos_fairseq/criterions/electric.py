@@ -8,12 +8,12 @@ from omegaconf import II
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
-from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names, log_sums
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, log_sums
 
 
 @dataclass
 class ElectricLossConfig(DetectionLossConfig):
-    """The weight of the noise classifier, and the model's choice of tokens for the generator."""
+    """The weight of the noise classifier, and the model's choice of tokens that train the generator."""
 
     generator_loss_tokens: str = II("model.generator_loss_tokens")
 
@@ -26,30 +26,30 @@ class ElectricCriterion(PretrainingCriterion):
         L_NCE = 1/n sum_t -log D(x_noised)_t where t in R, -log(1 - D(x_noised)_t) elsewhere
         D(x)_t = sigmoid(E(x)_t + log q(x_t | x without t) + log(p / (1 - p)))       (5.1.5, with k / n as in Algorithm 2)
 
-    over the sampled positions R and the n tokens of a batch; p is the task's mask_prob, and q has no gradient here.
-    ELECTRA-TT has D(x)_t = sigmoid(E(x)_t); TwoTower has L_GEN alone, over all tokens. Special tokens are in no sum.
+    over the sampled positions R and the n tokens of a batch; p is the task's mask_prob, and q is detached in D.
+    ELECTRA-TT has D(x)_t = sigmoid(E(x)_t); TwoTower has L_GEN alone, over all tokens. The sums exclude special tokens.
     The constant ceil(mask_prob T) / T puts sums over all tokens on the scale of sums over sampled positions, as in
-    :class:`AmosCriterion`. Shapes: B sequences, T tokens, M sampled positions a sequence.
+    :class:`AmosCriterion`. Shapes: B sequences, T tokens, M sampled positions per sequence.
 
-    Departures: Algorithm 2, step 4, prints its two cases exchanged. The odds k / (n - k) of a text are taken for
-    p / (1 - p); k counts special tokens and is rounded up, so that p is a little below the share of noise among the tokens
-    that are no special ones. A sampled token that equals the original is noise, here and in ELECTRA-TT, whose scores
-    (5.4.5) hold for these labels only. The sums leave special tokens out, their divisor does not.
+    Departures: Algorithm 2, step 4, prints its two cases exchanged. p / (1 - p) replaces the odds k / (n - k) of a text;
+    k counts special tokens and is rounded up, so p is slightly below the share of noise among the tokens that are not
+    special. A sampled token that equals the original is noise, here and in ELECTRA-TT, whose scores (5.4.5) hold for these
+    labels only. The sums exclude special tokens, their divisor includes them.
     """
 
     def __init__(self, task, discriminator_loss_weight: float, generator_loss_tokens: str):
         super().__init__(task)
         self.discriminator_loss_weight = discriminator_loss_weight
-        self.all_tokens_train_generator = str(generator_loss_tokens) == "all"
+        self.all_tokens_train_generator = generator_loss_tokens == "all"
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of sampled positions, and the sums to log."""
+        """Return the summed loss (float32 scalar), the number of sampled positions, and the sums to log."""
         tokens = sample["net_input"]["tokens"]  # [B,T]
         output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
         masked_weights = sample["net_input"]["masked_weights"]  # [B,M]
-        is_guessed = (output.is_scored if self.all_tokens_train_generator else masked_weights).float()  # [B,M] or [B,T]
+        is_target = (output.is_scored if self.all_tokens_train_generator else masked_weights).float()  # [B,M] or [B,T]
 
-        mlm_loss = (output.mlm_nll * is_guessed).sum()
+        mlm_loss = (output.mlm_nll * is_target).sum()
         loss = mlm_loss * self.task.masked_share if self.all_tokens_train_generator else mlm_loss
         detection: dict[str, Tensor] = {}
         if output.rtd_logits is not None:
@@ -61,12 +61,12 @@ class ElectricCriterion(PretrainingCriterion):
                 "_changed": output.replaced.sum(),
             }
 
-        (depth,) = depth_names(model)
+        (depth,) = model.depth_names
         logging_output = {
             "loss": loss.detach(),
             f"mlm_loss_{depth}": mlm_loss.detach(),
-            f"mlm_acc_{depth}": (output.mlm_correct * is_guessed).sum(),
-            "_guessed": is_guessed.sum(),
+            f"mlm_acc_{depth}": (output.mlm_correct * is_target).sum(),
+            "_targets": is_target.sum(),
             **batch_counts(sample),
             **detection,
         }
@@ -74,5 +74,5 @@ class ElectricCriterion(PretrainingCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys; the generator's are means over the tokens that it learns from."""
-        log_sums(logging_outputs, {key: "_guessed" for key in logging_outputs[0] if key.startswith("mlm_")})
+        """Log the keys of the objective; the generator's are means over the tokens that train it."""
+        log_sums(logging_outputs, {key: "_targets" for key in logging_outputs[0] if key.startswith("mlm_")})

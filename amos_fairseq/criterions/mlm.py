@@ -6,28 +6,28 @@ from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
-from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 
 
 @register_criterion("mlm", dataclass=FairseqDataclass)
 class MlmCriterion(PretrainingCriterion):
     """L_MLM = 1/|M| sum_{i in M} -log p(x_i | x_masked)   (BERT's; thesis section 5.1.1, TEAMS Eq. 1)
 
-    over the masked positions M of a batch, which is also what fairseq divides by. Shapes: B sequences, T tokens, M masked
-    positions a sequence.
+    over the masked positions M of a batch, with p as in TEAMS Eq. 2; fairseq divides by the number of masked positions.
+    Shapes: B sequences, T tokens, M masked positions per sequence.
 
-    Departures: none. Which tokens stand at masked positions (80 % ``<mask>``, 10 % random, 10 % unchanged by default) is
-    the task's ``--mask-treatment``.
+    Departures: none. The task's ``--mask-treatment`` sets the input at masked positions (80 % ``<mask>``, 10 % random, 10 %
+    unchanged by default).
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
         net_input = sample["net_input"]
         output = model(**net_input, has_padding=sample["ntokens"] < net_input["tokens"].numel())
         is_masked = net_input["masked_weights"].float()  # [B,M]
         loss = (output.mlm_nll * is_masked).sum()
 
-        (depth,) = depth_names(model)
+        (depth,) = model.depth_names
         logging_output = {
             "loss": loss.detach(),
             f"mlm_loss_{depth}": loss.detach(),

@@ -9,7 +9,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from amos_fairseq.criterions.logging import mean
+from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.modules.span_heads import SpanOutput
 
 
@@ -25,10 +25,10 @@ class SquadCriterion(FairseqCriterion):
     """L = 1/B sum_b [ -1/2 (log p(s_b) + log p(e_b)) + w BCE(u_b, [window b holds no answer]) ], nats.
 
     s and e are the answer's first and last position, both 0 (``<s>``) in a window without it; p is a softmax over the
-    context tokens and ``<s>``, of the end given the true start in the joint head. u is the joint head's classifier; the
-    independent head has none, and no such term. B windows of a batch; fairseq divides by the sum over all of an update.
+    context tokens and ``<s>``; the joint head predicts the end given the true start. u is the joint head's classifier; the
+    independent head has no such term. B is the number of windows in a batch; fairseq divides by that of an update.
 
-    Departure: ELECTRA's released code labels the classifier by the question; here it is by the window, as XLNet's.
+    Departure: ELECTRA's released code gives the classifier one label per question; here it is one per window, as in XLNet.
     """
 
     def __init__(self, task, answerable_loss_weight: float):
@@ -36,20 +36,20 @@ class SquadCriterion(FairseqCriterion):
         self.answerable_loss_weight = answerable_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of windows, and the sums to log."""
+        """Return the summed loss (float32 scalar), the number of windows, and the sums to log."""
         output: SpanOutput = model(**sample["net_input"])
         starts, ends = sample["net_input"]["span_targets"]  # [B]
         start_loss = cross_entropy(output.start_logits, starts, reduction="sum")
         end_loss = cross_entropy(output.end_logits, ends, reduction="sum")
         loss = (start_loss + end_loss) / 2
-        start_right = output.start_logits.argmax(-1).eq(starts)
-        end_right = output.end_logits.argmax(-1).eq(ends)
+        start_correct = output.start_logits.argmax(-1).eq(starts)
+        end_correct = output.end_logits.argmax(-1).eq(ends)
         num_windows = sample["nsentences"]
         logging_output = {
             "span_loss": loss.detach(),
-            "start_acc": start_right.sum(),
-            "end_acc": end_right.sum(),
-            "span_acc": (start_right & end_right).sum(),
+            "start_acc": start_correct.sum(),
+            "end_acc": end_correct.sum(),
+            "span_acc": (start_correct & end_correct).sum(),
             "ntokens": sample["ntokens"],
             "nsentences": num_windows,
             "sample_size": num_windows,
@@ -66,7 +66,7 @@ class SquadCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Means over windows of all ranks and accumulated batches."""
+        """Log means over the windows of all ranks and accumulated batches."""
         totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
         count = float(totals["sample_size"])
         for key in totals:

@@ -9,13 +9,13 @@ from omegaconf import II
 from torch import Tensor
 
 from amos_fairseq.criterions.detection import detection_loss, detection_sums
-from amos_fairseq.criterions.logging import PretrainingCriterion, batch_counts, depth_names
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 
 
 @dataclass
 class TeamsCriterionConfig(FairseqDataclass):
-    """The model knows the other two weights, since 0 leaves a branch out."""
+    """The other two weights are the model's, which has no branch for a weight of 0."""
 
     mlm_loss_weight: float = field(default=1.0, metadata={"help": "weight of the generator's loss (1: TEAMS Eq. 9)"})
     rtd_loss_weight: float = II("model.rtd_loss_weight")
@@ -27,20 +27,21 @@ class TeamsCriterion(PretrainingCriterion):
     """L_MLM + lambda_1 L_RTD + lambda_2 L_MWS (TEAMS Eq. 9).
 
         L_MLM = 1/|M| sum_{i in M} -log P_G(x_i | x^M)                                                            (Eq. 1)
+                with P_G(x_i | x^M) = softmax over the vocabulary of e(x') . h_G(x^M)_i at x' = x_i               (Eq. 2)
         L_RTD = 1/n sum_{i: x_i^R = x_i} -log P_D(x_i^R = x_i) + 1/n sum_{i: x_i^R != x_i} -log(1 - P_D(x_i^R = x_i))
-                with P_D(x_i^R = x_i) = sigmoid(-logit_i)                                                   (Eq. 4 and 6)
+                with P_D(x_i^R = x_i) = sigmoid(-logit_i)                                                (Eq. 3, 4 and 6)
         L_MWS = 1/|M| sum_{i in M} -log P_D(x_i | x^R, S_i)                                                       (Eq. 8)
-                with P_D(x_i | x^R, S_i) = softmax over S_i of e(x') . h_MWS(x^R)_i at x' = x_i                   (Eq. 7)
+                with P_D(x_i | x^R, S_i) = softmax over S_i of e(x') . h_MWS(x^R)_i at x' = x_i             (Eq. 5 and 7)
 
-    over the masked positions M and the n real tokens of a batch; S_i holds x_i and K other words. Shapes: B sequences, T
-    tokens, M masked positions a sequence, K negatives.
+    over the masked positions M and the n real tokens of a batch; S_i contains x_i and K other tokens. Shapes: B sequences,
+    T tokens, M masked positions per sequence, K negatives.
 
-    Departures: Eq. 1, 4 and 8 are sums over a text; here each is the mean over its own positions, under which the weights 1,
-    5 and 2 put them on one scale as Appendix B says. Labels, signs and the constant that puts the detection sum on the scale
+    Departures: Eq. 1, 4 and 8 are sums over a text; here each is the mean over its own positions, for which the weights 1, 5
+    and 2 put them on one scale as Appendix B says. Labels, signs and the constant that puts the detection sum on the scale
     of masked positions are those of :class:`AmosCriterion`. A term of weight 0 is not computed.
 
     Raises:
-        UserError: the generator's loss has no weight: what it then proposes would stay noise.
+        UserError: the weight of the generator's loss is 0: an untrained generator samples noise.
     """
 
     COUNTED_BY = {"mws_loss": "sample_size", "mws_acc": "sample_size"}
@@ -56,7 +57,7 @@ class TeamsCriterion(PretrainingCriterion):
         self.mws_loss_weight = mws_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """The summed loss (float32 scalar), the number of masked positions, and the sums to log."""
+        """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
         tokens = sample["net_input"]["tokens"]  # [B,T]
         output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
         is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
@@ -64,7 +65,7 @@ class TeamsCriterion(PretrainingCriterion):
 
         mlm_loss = (output.mlm_nll * is_masked).sum()
         loss = self.mlm_loss_weight * mlm_loss
-        (depth,) = depth_names(model)
+        (depth,) = model.depth_names
         sums = {f"mlm_loss_{depth}": mlm_loss.detach(), f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum()}
         if self.rtd_loss_weight:
             rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
@@ -81,7 +82,7 @@ class TeamsCriterion(PretrainingCriterion):
 
 
 def selection_loss(logits: Tensor, is_masked: Tensor) -> Tensor:
-    """-log P_D(x_i | x^R, S_i), summed over the masked positions, nats (TEAMS Eq. 7 and 8).
+    """Compute -log P_D(x_i | x^R, S_i) summed over the masked positions, in nats (TEAMS Eq. 5, 7 and 8).
 
     Args:
         logits: [B,M,1+K] float32 of the candidates, the original first.

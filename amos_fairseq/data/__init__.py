@@ -1,1 +1,1 @@
-"""Datasets: blocks of tokens with masked positions, their order, and the seeds of everything random."""
+"""Datasets: blocks of tokens with masked positions, their order, and the seeds of all random numbers."""

@@ -1,10 +1,11 @@
-"""Batches of blocks over ranks and updates, and a position that survives a change of their number.
+"""Batches of blocks over ranks and updates, and a position in the epoch that does not depend on the number of ranks.
 
 An epoch is one order of blocks, cut into global batches of G = ranks * update_freq * batch size consecutive blocks:
-an update takes the next G blocks, whatever G is made of. fairseq counts its position in batches of one rank, which
-means something else after the number of ranks changed; here a checkpoint stores it in blocks.
+an update uses the next G blocks, whatever the factors of G are. fairseq counts its position in batches of one rank, which
+becomes wrong when the number of ranks changes; here a checkpoint stores it in blocks.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Dict, List, Optional
 
 import numpy as np
@@ -13,13 +14,13 @@ from fairseq.data import iterators
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 
-RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start the epochs anew"
+RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start again with the first epoch"
 
 
 def blocks_per_batch(
     tokens_per_block: int, max_tokens: Optional[int], max_sentences: Optional[int], max_positions: Optional[int]
 ) -> int:
-    """``max_sentences`` blocks or what fits into ``max_tokens``; :class:`UserError` where no whole block fits."""
+    """Return ``max_sentences`` or what fits into ``max_tokens``; raise :class:`UserError` if no whole block fits."""
     if max_positions is not None and max_positions < tokens_per_block:
         raise UserError(
             f"a block has --tokens-per-sample {tokens_per_block} tokens, but the model's --max-positions or --max-tokens "
@@ -35,27 +36,42 @@ def blocks_per_batch(
 
 
 def equal_batches(indices: np.ndarray, batch_size: int) -> List[List[int]]:
-    """``indices`` in order, ``batch_size`` to a batch; the last batch holds the rest."""
+    """Return ``indices`` in order, ``batch_size`` per batch; the last batch has the rest."""
     return [indices[start : start + batch_size].tolist() for start in range(0, len(indices), batch_size)]
 
 
-def whole_updates(indices: np.ndarray, global_batch: int, source: str) -> np.ndarray:
-    """The longest beginning of an epoch's order that makes whole global batches.
+def batches_by_length(lengths: Sequence[int] | np.ndarray, tokens_per_batch: int) -> Iterator[list[int]]:
+    """Yield indices of ``lengths`` in batches of at most ``tokens_per_batch`` tokens with padding, the longest first.
 
-    fairseq normalises a partial last update wrongly on several ranks with update_freq > 1 (a rank without data counts
-    as sample size 0 for all its micro-batches), so there is none. The order differs in every epoch: what one leaves out
-    another takes. The rule knows the global batch only, hence the same blocks for any number of ranks.
+    A sequence longer than that is a batch by itself. Sequences of equal length keep their order.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    first = 0
+    while first < len(order):
+        count = max(1, tokens_per_batch // int(lengths[order[first]]))
+        yield order[first : first + count].tolist()
+        first += count
+
+
+def whole_updates(indices: np.ndarray, global_batch: int, source: str) -> np.ndarray:
+    """Return the longest prefix of an epoch's order that makes whole global batches.
+
+    fairseq normalizes a partial last update wrongly on several ranks with update_freq > 1 (a rank without data counts
+    as sample size 0 for all its micro-batches), so there is none. The order differs in every epoch, so other epochs use
+    the blocks that one leaves out. The rule depends on the global batch only: the blocks are the same for any number of
+    ranks.
 
     Raises:
         UserError: fewer blocks than one global batch.
     """
-    kept = len(indices) - len(indices) % global_batch
-    if kept == 0:
+    used = len(indices) - len(indices) % global_batch
+    if used == 0:
         raise UserError(
             f"{source} has {len(indices)} blocks, fewer than the {global_batch} of one update (ranks x update_freq x "
             "batch size): give more text, or a smaller --batch-size, --update-freq or --tokens-per-sample"
         )
-    return indices[:kept]
+    return indices[:used]
 
 
 class BlockBatchIterator(iterators.EpochBatchIterator):
@@ -66,8 +82,9 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
             result depends on the batch size of a rank.
         batches: equal batches in that order.
         update_freq: micro-batches per update and rank; 1 for validation.
-        The others as in fairseq. Loader processes start anew in each epoch: those that fairseq keeps alive never hear
-        of ``set_epoch`` and repeat the masks of the first one.
+
+    The other arguments are fairseq's. Loader processes start again in each epoch: fairseq's persistent ones would never
+    receive ``set_epoch`` and would repeat the masks of the first epoch.
     """
 
     def __init__(
@@ -99,17 +116,17 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         self.global_batch = self.blocks_per_step * update_freq
 
     def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        """fairseq's iterator, without the reference cycle through its batch sampler.
+        """Return fairseq's iterator without the reference cycle through its batch sampler.
 
-        A cycle is left to the garbage collector, which tears a loader's queues down before the loader: each of its
-        processes then waits out a timeout of 5 s, in every epoch and validation.
+        The garbage collector, which frees a cycle, destroys a loader's queues before the loader: each of its processes
+        then waits for a timeout of 5 s, in every epoch and validation.
         """
         iterator = super()._get_iterator_for_epoch(*args, **kwargs)
-        self.epoch_batch_sampler.ordered_batches = None  # it has made its batches
+        self.epoch_batch_sampler.ordered_batches = None  # no longer needed
         return iterator
 
     def state_dict(self) -> Dict[str, Any]:
-        """fairseq's entries, and the position in blocks with the number of blocks that it refers to."""
+        """Return fairseq's entries, the position in blocks, and the number of blocks of the corpus."""
         state = super().state_dict()
         state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
         state["blocks_in_corpus"] = len(self.dataset)
@@ -119,7 +136,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         """Go to the saved position, with as many ranks and micro-batches as there are now.
 
         Raises:
-            UserError: the position is not on the border of an update here, or refers to another corpus.
+            UserError: the position is not between two updates of this run, or the corpus is another.
         """
         if state_dict["iterations_in_epoch"] > 0:
             state_dict = {**state_dict, "iterations_in_epoch": self._steps_until(state_dict)}
@@ -129,19 +146,18 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         epoch = state_dict["epoch"]
         if "blocks_in_epoch" not in state_dict:
             raise UserError(
-                f"the checkpoint stands inside epoch {epoch} of another task's data and cannot be continued there: "
-                + RESET_HINT
+                f"the checkpoint is inside epoch {epoch} of another task's data and cannot be continued there: {RESET_HINT}"
             )
         position, corpus = state_dict["blocks_in_epoch"], state_dict["blocks_in_corpus"]
         if corpus != len(self.dataset):
             raise UserError(
-                f"the checkpoint stands inside epoch {epoch} of a corpus of {corpus} blocks, but this one has "
+                f"the checkpoint is inside epoch {epoch} of a corpus of {corpus} blocks, but this one has "
                 f"{len(self.dataset)} (other text, or another --tokens-per-sample): {RESET_HINT}"
             )
         blocks_in_batches = sum(len(batch) for batch in self.frozen_batches)
         if position % self.global_batch != 0 or position >= blocks_in_batches:
             raise UserError(
-                f"the checkpoint stands after block {position} of epoch {epoch}, which is no border between updates of "
+                f"the checkpoint was written after block {position} of epoch {epoch}, which is not between two updates of "
                 f"{self.global_batch} blocks (ranks x update_freq x batch size): keep the global batch by --update-freq "
                 f"and --batch-size, or {RESET_HINT}"
             )

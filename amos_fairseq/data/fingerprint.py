@@ -1,4 +1,4 @@
-"""sha256 of files and of flat directories: how a dictionary or a tokenizer is recognised again."""
+"""sha256 of files and of flat directories, which identifies a dictionary or a tokenizer."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ _READ_SIZE = 1 << 20
 
 
 def file_sha256(path: Union[str, os.PathLike]) -> str:
-    """Hexadecimal sha256 of a file's bytes; ``OSError`` where it cannot be read."""
+    """Return the hexadecimal sha256 of a file's bytes; raise ``OSError`` if it cannot be read."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while chunk := stream.read(_READ_SIZE):
@@ -18,10 +18,10 @@ def file_sha256(path: Union[str, os.PathLike]) -> str:
 
 
 def directory_sha256(directory: Union[str, os.PathLike]) -> str:
-    """Hexadecimal sha256 of the names and bytes of the files that lie directly in ``directory``, sorted by name.
+    """Return the hexadecimal sha256 of the names and bytes of the files in ``directory``, sorted by name.
 
-    Names that start with a dot are left out (editors and file systems put them there), subdirectories too. Each name
-    enters with the sha256 of its file, both of known length, so no two different directories give the same input.
+    Subdirectories and names that start with a dot (files of editors and file systems) are excluded. The input is the sha256
+    of each name and of each file, both of fixed length, so two different directories never give the same input.
     """
     digest = hashlib.sha256()
     for path in sorted(Path(directory).iterdir(), key=lambda path: path.name):

@@ -1,45 +1,87 @@
-"""Blocks of tokens with masked positions, in shapes that never change.
+"""Blocks of tokens with masked positions, in static shapes.
 
-B blocks, T tokens per block, k = ceil(mask_prob * T) slots for masked positions.
+Shapes: B blocks, T tokens per block, k = ceil(mask_prob * T) slots for masked positions.
 """
 
 import math
 from fractions import Fraction
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
 
-from amos_fairseq.data.epoch_order import EpochOrder
-from amos_fairseq.data.mask_treatment import TREATMENTS, MaskTreatment, treat_masked
-from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 
 def num_masked_positions(mask_prob: float, length: int) -> int:
-    """ceil(mask_prob * length), exact in the decimals that the user wrote: ceil(0.07 * 100) is 7, not 8."""
+    """Return ceil(mask_prob * length), exact in the user's decimals: ceil(0.07 * 100) is 7, not 8."""
     return math.ceil(Fraction(str(mask_prob)) * length)
 
 
+class MaskTreatment(NamedTuple):
+    """The generator's input at masked positions: shares of random and of original tokens; the rest is ``<mask>``."""
+
+    random: float
+    unchanged: float
+
+
+TREATMENTS = {
+    "mask": MaskTreatment(0.0, 0.0),
+    "bert": MaskTreatment(0.1, 0.1),  # Devlin et al., 2019; thesis section 5.4.3 names both tenths
+    "electra": MaskTreatment(0.0, 0.15),  # ELECTRA's released code
+}
+
+# By the name of the criterion; the default of every other objective is "mask".
+OF_OBJECTIVE = {"mlm": "bert", "electra": "electra"}
+
+
+def treat_masked(
+    originals: np.ndarray, treatment: MaskTreatment, mask: int, candidates: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Return the generator's input at the masked positions of a block.
+
+    Args:
+        originals: [k] token ids at the masked positions.
+        treatment: shares of random and of original tokens; each position is sampled independently.
+        mask: id of ``<mask>``.
+        candidates: [n] ids from which random tokens are sampled uniformly.
+        generator: of the block; not used if every position becomes ``<mask>``.
+
+    Returns:
+        [k] int64 token ids.
+    """
+    treated = np.full(len(originals), mask, dtype=np.int64)
+    if treatment.random == treatment.unchanged == 0:
+        return treated
+    uniform = generator.random(len(originals))
+    random_tokens = generator.choice(candidates, size=len(originals))
+    is_random = uniform < treatment.random
+    is_unchanged = uniform >= 1 - treatment.unchanged
+    treated[is_random] = random_tokens[is_random]
+    treated[is_unchanged] = originals[is_unchanged]
+    return treated
+
+
 class MaskedBlockDataset(EpochOrder, FairseqDataset):
-    """Blocks with ``<s>`` in front and k(L) masked positions each, L the real tokens of the block.
+    """Blocks that start with ``<s>`` and have k(L) masked positions each, L the real tokens of the block.
 
     Args:
         blocks: one-dimensional integer tensors of token ids without ``<s>``, for example fairseq's ``TokenBlockDataset``.
-            What is longer than T - 1 is cut (a block that ends with its paragraph can be).
-        dictionary: holds ``<mask>``.
+            A block longer than T - 1 is cut (one that ends with its paragraph can be longer).
+        dictionary: contains ``<mask>``.
         tokens_per_block: T, ``<s>`` included.
-        mask_prob: share of a block's tokens that is masked, specials counted in L but never masked.
+        mask_prob: share of a block's tokens that is masked; special tokens are counted in L but never masked.
         seed: of the masks and of the order.
-        treatment: what the generator reads at masked positions.
+        treatment: the generator's input at masked positions.
         training: masks and order change with the epoch (``set_epoch``); otherwise masks depend on (seed, block)
             alone and blocks keep their order.
         source: where the blocks come from, for error messages.
 
     Raises:
-        UserError: a block holds a token id that the dictionary does not have.
+        UserError: a block contains a token id that is not in the dictionary.
     """
 
     def __init__(
@@ -65,8 +107,8 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         self.bos, self.pad, self.mask = dictionary.bos(), dictionary.pad(), dictionary.index(MASK_SYMBOL)
         self._maskable = np.ones(len(dictionary), dtype=bool)
         self._maskable[special_ids(dictionary)] = False
-        self._drawable = np.flatnonzero(self._maskable)
-        # num_masked[L] for every possible length, so that __getitem__ computes no fractions.
+        self._candidates = np.flatnonzero(self._maskable)
+        # Indexed by L, so that __getitem__ computes no fractions.
         self._num_masked = [num_masked_positions(mask_prob, length) for length in range(tokens_per_block + 1)]
 
     @property
@@ -78,15 +120,15 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         return len(self.blocks)
 
     def __getitem__(self, index: int) -> Dict[str, Any]:
-        """``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending, and ``masked`` LongTensor of
-        the same shape: what the generator reads there."""
+        """Return ``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending, and ``masked``
+        LongTensor of the same shape: the generator's input there."""
         index = int(index)
         block = self.blocks[index].numpy()[: self.tokens_per_block - 1]
         tokens = np.empty(len(block) + 1, dtype=np.int64)
         tokens[0], tokens[1:] = self.bos, block
         generator = self._generator(index)
-        positions = self._draw_positions(index, tokens, generator)
-        masked = treat_masked(tokens[positions], self.treatment, self.mask, self._drawable, generator)
+        positions = self._sample_positions(index, tokens, generator)
+        masked = treat_masked(tokens[positions], self.treatment, self.mask, self._candidates, generator)
         return {
             "id": index,
             "tokens": torch.from_numpy(tokens),
@@ -95,13 +137,13 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         }
 
     def _generator(self, index: int) -> np.random.Generator:
-        """Of a block's masks: the same whenever and wherever the block is read in this epoch."""
+        """Return the generator of a block's masks, the same in every process that reads the block in this epoch."""
         if self.training:
             return keyed_generator(Purpose.TRAINING_MASK, self.seed, self.epoch, index)
         return keyed_generator(Purpose.VALIDATION_MASK, self.seed, 0, index)
 
-    def _draw_positions(self, index: int, ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Without replacement among the block's non-special tokens, from (seed, epoch, block) alone."""
+    def _sample_positions(self, index: int, ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Sample without replacement among the block's non-special tokens, from (seed, epoch, block) alone."""
         if ids.max() >= len(self._maskable) or ids.min() < 0:
             raise UserError(
                 f"{self.source} holds token id {int(ids.max())} in block {index}, but dict.txt gives ids up to "
@@ -112,11 +154,11 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         return np.sort(generator.choice(candidates, size=count, replace=False)).astype(np.int64)
 
     def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
-        """A batch in static shapes; an empty list (a rank without data in the last validation step) gives ``{}``.
+        """Return a batch in static shapes; ``{}`` for an empty list (a rank without data in the last validation step).
 
         Returns:
             ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens), ``num_masked`` and ``first_id`` Python
-            ints, so that nothing waits for the device; ``net_input`` with ``tokens`` and ``masked_tokens``
+            ints, so the host does not wait for the device; ``net_input`` with ``tokens`` and ``masked_tokens``
             LongTensor [B, T], ``masked_positions`` LongTensor [B, k] (ascending, unused slots 0) and
             ``masked_weights`` FloatTensor [B, k] (1, unused slots 0).
         """
@@ -129,10 +171,10 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             tokens[row, : len(sample["tokens"])] = sample["tokens"].numpy()
         masked_tokens = tokens.copy()
         for row, sample in enumerate(samples):
-            places = sample["positions"].numpy()
-            masked_tokens[row, places] = sample["masked"].numpy()
-            positions[row, : len(places)] = places
-            weights[row, : len(places)] = 1.0
+            masked_positions = sample["positions"].numpy()
+            masked_tokens[row, masked_positions] = sample["masked"].numpy()
+            positions[row, : len(masked_positions)] = masked_positions
+            weights[row, : len(masked_positions)] = 1.0
         return {
             "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
             "nsentences": len(samples),
@@ -148,7 +190,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         }
 
     def num_tokens(self, index: int) -> int:
-        """T for every block: what it costs, since shorter blocks are padded."""
+        """Return T for every block, since shorter blocks are padded."""
         return self.tokens_per_block
 
     def size(self, index: int) -> int:

@@ -1,8 +1,8 @@
-"""Random numbers that are a function of what they are for, not of who drew before.
+"""Random numbers that are a function of their purpose, not of what was sampled before.
 
-Masks, the order of blocks and the noise of a micro-batch are drawn from generators of their own, keyed by (seed, epoch,
-block) or (seed, update, block). So they do not depend on the number of ranks or loader processes, on the order in which
-shards are read, or on where a run was interrupted.
+Masks, the order of blocks and the noise of a micro-batch come from generators of their own, keyed by (seed, epoch, block)
+or (seed, update, block). They do not depend on the number of ranks or loader processes, on the order in which shards are
+read, or on where a run was interrupted.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """First word of every key: draws for different purposes never share a stream."""
+    """First element of every key: different purposes never share a stream."""
 
     BLOCK_ORDER = 1
     TRAINING_MASK = 2
@@ -22,7 +22,7 @@ class Purpose(IntEnum):
 
 
 def keyed_generator(purpose: Purpose, seed: int, epoch: int, block: int) -> np.random.Generator:
-    """A numpy generator for this key alone; the four numbers must not be negative.
+    """Return a numpy generator for this key alone; the four integers must not be negative.
 
     The key has a fixed length because ``SeedSequence`` pads short ones with zeros: (1, 2) and (1, 2, 0) are one stream.
     """
@@ -30,9 +30,30 @@ def keyed_generator(purpose: Purpose, seed: int, epoch: int, block: int) -> np.r
 
 
 def noise_seed(purpose: Purpose, seed: int, update: int, block: int) -> int:
-    """A 63-bit seed for ``torch.manual_seed``, a stable hash of the key (Python's own ``hash`` differs by build).
+    """Return a 63-bit seed for ``torch.manual_seed``, a stable hash of the key (Python's own ``hash`` differs by build).
 
-    Hashing keeps neighbours apart: with seed + update + block the noise of one micro-batch would come back in others.
+    A hash separates neighbors: with seed + update + block, several micro-batches would have the same noise.
     """
     key = f"{int(purpose)}/{seed}/{update}/{block}".encode("ascii")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+class EpochOrder:
+    """The order of an epoch, from (seed, epoch) alone: a mixin for datasets with ``seed``, ``epoch`` and ``training``.
+
+    It must come before ``FairseqDataset`` among the bases.
+    """
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return the indices [N] int64: a permutation from (seed, epoch) for training, ascending for validation."""
+        if not self.training:
+            return np.arange(len(self), dtype=np.int64)
+        return keyed_generator(Purpose.BLOCK_ORDER, self.seed, self.epoch, 0).permutation(len(self))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """False: a reused iterator would repeat the first epoch's order."""
+        return False

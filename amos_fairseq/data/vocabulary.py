@@ -1,4 +1,4 @@
-"""The dictionary and tokenizer of a corpus: found, checked against each other, and kept beside the checkpoints."""
+"""The dictionary and tokenizer of a corpus: found, checked against each other, and copied next to the checkpoints."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ TOKENIZER_DIRECTORY = "tokenizer"
 
 
 def shard_directories(data: str) -> List[Path]:
-    """The directories of ``dir0:dir1``; :class:`UserError` where one is missing or is no directory."""
+    """Return the directories of ``dir0:dir1``; raise :class:`UserError` if one is not a directory."""
     directories = [Path(path) for path in utils.split_paths(data) if path]
     if not directories:
         raise UserError("the path of the binarized corpus is empty: give the directory that prepare.sh wrote")
@@ -31,10 +31,7 @@ def shard_directories(data: str) -> List[Path]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Files that turn text into the ids of a corpus.
-
-    ``tokenizer_directory`` is None for a corpus that came without one; it then still trains.
-    """
+    """The files that turn text into the ids of a corpus. A corpus without ``tokenizer_directory`` can be trained on too."""
 
     dictionary_file: Path
     dictionary_sha256: str
@@ -43,7 +40,7 @@ class Vocabulary:
 
     @classmethod
     def of_corpus(cls, directories: List[Path], tokenizer_directory: Optional[str]) -> "Vocabulary":
-        """``dict.txt`` of the first shard, and the tokenizer given, beside it, or one level up (several shards).
+        """Find ``dict.txt`` of the first shard, and the tokenizer: given, next to it, or one level up for several shards.
 
         Raises:
             UserError: a ``dict.txt`` is missing or differs between shards or from the tokenizer's.
@@ -67,7 +64,7 @@ class Vocabulary:
         return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
 
     def load_dictionary(self) -> Dictionary:
-        """``dict.txt`` and ``<mask>`` behind it; :class:`UserError` where fairseq cannot read the file."""
+        """Load ``dict.txt`` and append ``<mask>``; raise :class:`UserError` if fairseq cannot read the file."""
         try:
             dictionary = Dictionary.load(str(self.dictionary_file))
         except (ValueError, RuntimeError) as error:
@@ -76,11 +73,11 @@ class Vocabulary:
         return dictionary
 
     def fingerprints(self) -> Dict[str, Optional[str]]:
-        """What a task leaves in its checkpoints (``task_state``), for :meth:`refuse_other`."""
+        """Return what a task stores in its checkpoints (``task_state``), for :meth:`refuse_other`."""
         return {"dictionary_sha256": self.dictionary_sha256, "tokenizer_sha256": self.tokenizer_sha256}
 
     def refuse_other(self, task_state: Dict[str, Any]) -> None:
-        """:class:`UserError` where a checkpoint's ``task_state`` names another vocabulary."""
+        """Raise :class:`UserError` if a checkpoint's ``task_state`` names another vocabulary."""
         for key, here in self.fingerprints().items():
             saved = task_state.get(key)
             if saved is not None and here is not None and saved != here:
@@ -90,29 +87,21 @@ class Vocabulary:
                     "also to binarize further text (prepare.sh --tokenizer)"
                 )
 
-    def is_in(self, save_dir: str) -> bool:
-        """Whether ``SAVE_DIR/tokenizer`` is there.
+    def copy_into(self, save_dir: str) -> Path:
+        """Write ``SAVE_DIR/tokenizer`` once, completely or not at all: the tokenizer's files, or ``dict.txt`` alone.
 
         Raises:
-            UserError: it is there and is another: its checkpoints could no longer be read.
+            UserError: it holds another vocabulary, whose checkpoints could no longer be read; or it cannot be written (a full
+                disk, no permission), and is removed.
         """
         target = Path(save_dir) / TOKENIZER_DIRECTORY
-        if target.exists() and not self._is_copied_to(target):
+        if target.exists():
+            if self._is_copied_to(target):
+                return target
             raise UserError(
                 f"{target} belongs to a run with another vocabulary than {self.dictionary_file}: give another "
                 "--save-dir, or the corpus of that run"
             )
-        return target.exists()
-
-    def copy_into(self, save_dir: str) -> Path:
-        """``SAVE_DIR/tokenizer``: the tokenizer's files, or ``dict.txt`` alone; whole or absent, written once.
-
-        Raises:
-            UserError: as :meth:`is_in`; or it cannot be written (a full disk, no permission), and nothing is left of it.
-        """
-        target = Path(save_dir) / TOKENIZER_DIRECTORY
-        if self.is_in(save_dir):
-            return target
         unfinished = target.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
@@ -153,7 +142,7 @@ def _find_tokenizer(directories: List[Path], given: Optional[str]) -> Optional[P
     candidates = [directories[0] / TOKENIZER_DIRECTORY]
     if len(directories) > 1:
         candidates.append(directories[0].absolute().parent / TOKENIZER_DIRECTORY)
-    # SAVE_DIR/tokenizer itself, given as data, is a tokenizer directory with its dictionary.
+    # SAVE_DIR/tokenizer, given as data, is itself a tokenizer directory with its dictionary.
     if (directories[0] / SETTINGS_FILE).is_file():
         candidates.append(directories[0])
     return next((candidate for candidate in candidates if candidate.is_dir()), None)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
-from amos_fairseq.data.squad_dataset import SquadWindowDataset
-from amos_fairseq.data.squad_files import SquadSplit, read_manifest
-from amos_fairseq.data.squad_windows import WindowLimits
+from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.plan import content_sha256

@@ -127,7 +127,7 @@ def reading(model: nn.Module, length: int) -> Operations | None:
         model.encoder  # noqa: B018  (a property that refuses)
     except UserError:
         return None
-    tokens = torch.full((1, length), model.rows.end, device=DEVICE)
+    tokens = torch.full((1, length), model.vocabulary.end, device=DEVICE)
     was_training = model.training
     model.eval()
     with torch.no_grad():

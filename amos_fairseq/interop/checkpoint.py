@@ -148,7 +148,7 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
     check_is_ours(file, settings)
     # A model of this package asks its task for the dictionary, and whether it masks blocks.
     task = SimpleNamespace(source_dictionary=dictionary)
-    if not FineTunedModel.wrote(state["model"]):
+    if not FineTunedModel.is_fine_tuned(state["model"]):
         task.masked_share = None
     try:
         model = build_model(settings, task, from_checkpoint=True)

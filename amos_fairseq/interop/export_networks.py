@@ -63,7 +63,7 @@ def _masked_lm(
     num_tokens = len(pretrained.dictionary)
 
     def outputs(tokens: Tensor) -> Tensor:
-        states = encoder(embedding(tokens), tokens.eq(model.rows.pad))[num_layers - 1]
+        states = encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1]
         return linear(head(states), embedding.weight, head.bias)[..., :num_tokens]
 
     weights = encoder_weights(embedding, encoder, num_layers) | named("mlm_head.", head)
@@ -80,7 +80,7 @@ def discriminator_part(pretrained: Pretrained) -> Part:
     """
     model = pretrained.model
     head = getattr(model, "detection_head", None)
-    if head is None or hasattr(model, "rtd_ffn"):
+    if head is None or (isinstance(model, TeamsModel) and model.rtd_ffn is not None):
         reason = (
             "has no detection head" if head is None else "detects by a network on top of its encoder (--task-heads ffn)"
         )
@@ -97,7 +97,7 @@ def discriminator_part(pretrained: Pretrained) -> Part:
         ENERGY if is_energy else PRETRAINING if dense else DETECTION,
         encoder.shape,
         encoder_weights(model.embed_tokens, encoder) | named("detection_head.", head),
-        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.rows.pad))[-1]),
+        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
         "the energies of tokens" if is_energy else "the discriminator",
         {} if is_energy else LABELS,
         str(model.cfg.pooler_activation_fn),

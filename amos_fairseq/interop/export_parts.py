@@ -16,7 +16,7 @@ from amos_fairseq.interop.export_labels import label_settings
 from amos_fairseq.interop.hugging_face import Weights
 from amos_fairseq.interop.hugging_face_tables import ENCODER, QUESTION_ANSWERING, SEQUENCE_CLASSIFICATION
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.span_heads import IndependentSpanHead
 
 
@@ -37,7 +37,7 @@ class Part:
     """
 
     kind: str
-    shape: EncoderShape
+    shape: TransformerConfig
     weights: Weights
     outputs: Callable[[Tensor], Tensor]
     description: str

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.hugging_face import EXPORTED_TOKEN_TYPES
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.encoder import TransformerConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -17,7 +17,7 @@ POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0}
 CUSTOM = "custom"
 
 
-def family_of(shape: EncoderShape, pooler_activation: str = "tanh") -> str:
+def family_of(shape: TransformerConfig, pooler_activation: str = "tanh") -> str:
     """mpnet, electra, bert, or ``CUSTOM`` where the encoder needs code of its own.
 
     Without relative positions both ELECTRA and BERT fit; ELECTRA alone projects its embeddings and has gelu in the
@@ -44,7 +44,7 @@ def family_of(shape: EncoderShape, pooler_activation: str = "tanh") -> str:
     return "mpnet"
 
 
-def hugging_face_config(family: str, shape: EncoderShape, num_rows: int, **others: Any) -> "PretrainedConfig":
+def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
     """The configuration of ``family`` for an encoder of ``shape`` with ``num_rows`` rows of vocabulary.
 
     ``others``: ``pad_token_id``, ``bos_token_id``, ``eos_token_id``, labels, ``classifier_dropout``, ``architectures``.

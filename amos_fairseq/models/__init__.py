@@ -1,3 +1,1 @@
-"""One file per paper; importing this package registers every model with fairseq."""
-
-from amos_fairseq.models import amos, electra, electric, mlm, teams  # noqa: F401
+"""Models: one file per objective, with the same name as its criterion."""

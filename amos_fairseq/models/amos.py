@@ -1,7 +1,7 @@
 """AMOS: an adversarial mixture of training signal generators (Meng et al., ICLR 2022), section 3.3.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, K depths, D width of the encoder, E of the token
-embeddings (D unless --embedding-dim says otherwise), V rows of the vocabulary.
+Shapes: B sequences, T tokens, M masked positions per sequence, K depths, D width of the encoder, E width of the token
+embeddings (D unless --embedding-dim says otherwise), V padded vocabulary size.
 """
 
 from dataclasses import dataclass, field
@@ -14,13 +14,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
-from amos_fairseq.models.configuration import (
-    EncoderConfig,
-    embedding_width,
-    encoder_shape,
-    register_sizes,
-)
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, register_sizes, transformer_config
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead
@@ -41,28 +35,30 @@ class AmosConfig(EncoderConfig):
     """AMOS-base (section 4 and Appendix B); the ablations of "Figure 3", Tables 6 and 7 are settings of the same model."""
 
     relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
-        default="t5", metadata={"help": "relative positions: none, t5, or those of the released AMOS checkpoint"}
+        default="t5", metadata={"help": "relative positions: none, t5, or the scheme of the released AMOS checkpoint"}
     )
     generator_depths: str = field(
         default="4,6,8", metadata={"help": "layers of the generator that carry an MLM head, ascending"}
     )
     mixture: ChoiceEnum(list(STRATEGIES)) = field(
-        default="learned", metadata={"help": "who weighs the depths: the adversary, or one of the ablations"}
+        default="learned",
+        metadata={"help": "how the depths are weighted: adversarially learned, or one of the ablations"},
     )
-    fixed_mixture_weights: str = field(default="", metadata={"help": "a number per depth, for --mixture fixed"})
+    fixed_mixture_weights: str = field(default="", metadata={"help": "one weight per depth, for --mixture fixed"})
     gumbel_temperature: float = field(default=0.3, metadata={"help": "temperature tau of Gumbel-Softmax"})
     # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/truncated_gumbel_softmax.py.
     gumbel_entries: int = field(
         default=128,
         metadata={
-            "help": "largest entries of Gumbel-Softmax, at most, that carry its gradient with --kernels fast; 0: all, exactly"
+            "help": "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
+            "0: all, exactly"
         },
     )
     no_stop_gradient: bool = field(
         default=False, metadata={"help": "let deeper MLM losses train the shallower blocks too (ablation)"}
     )
     adversarial_mlm_multiplier: float = field(
-        default=0.0, metadata={"help": "also train the MLM embeddings h to mislead, times this number (ablation)"}
+        default=0.0, metadata={"help": "also train the MLM embeddings h to mislead, times this factor (ablation)"}
     )
     separate_generators: bool = field(
         default=False, metadata={"help": "one generator per depth instead of one with several heads (ablation)"}
@@ -71,46 +67,44 @@ class AmosConfig(EncoderConfig):
 
 
 class AmosOutput(NamedTuple):
-    """Everything that the criterion, the log and ``amos inspect`` read; a faster forward pass fills the same fields."""
+    """Input of the criterion, the log and ``amos inspect``, the same for every implementation of the forward pass."""
 
     mlm_nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
-    mlm_correct: Tensor  # [K,B,M] bool, the depth's best guess is the original
+    mlm_correct: Tensor  # [K,B,M] bool, the most probable token of the depth is the original
     mixture_weights: Tensor  # [B,M,K] float32, gamma
     sampled_tokens: Tensor  # [B,M] int64
-    corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
+    corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
-    truncated_mass: Tensor | None = (
-        None  # [some positions] float32, Gumbel-Softmax beyond the entries kept; None: all are
-    )
+    # [some positions] float32, the mass of Gumbel-Softmax outside the entries that carry its gradient; None: there is none.
+    gumbel_residual: Tensor | None = None
 
 
 @register_model("amos", dataclass=AmosConfig)
 class AmosModel(PretrainingModel):
-    """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator: the encoder to keep.
+    """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator, the final encoder.
 
     Token embeddings are shared by generator, output layer and discriminator; positions, LayerNorms and bias tables are
     each encoder's own. The generator has no dropout.
     """
 
-    def __init__(self, cfg: AmosConfig, rows: EmbeddingRows):
-        super().__init__(cfg, rows)
+    def __init__(self, cfg: AmosConfig, vocabulary: PaddedVocabulary):
+        super().__init__(cfg, vocabulary)
         check_settings(cfg)
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
-        num_depths, width, embedded = len(self.depths), cfg.encoder_embed_dim, embedding_width(cfg)
+        num_depths, width = len(self.depths), cfg.encoder_embed_dim
         num_generators = num_depths if cfg.separate_generators else 1
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
 
         self.generators = nn.ModuleList(
-            TransformerEncoder(encoder_shape(cfg, num_layers, with_dropout=False)) for num_layers in generator_layers
+            TransformerEncoder(transformer_config(cfg, num_layers, with_dropout=False))
+            for num_layers in generator_layers
         )
-        self.mlm_heads = nn.ModuleList(
-            MlmHead(width, embedded, rows.num_rows, cfg.layer_norm_eps) for _ in range(num_generators)
-        )
+        self.mlm_heads = nn.ModuleList(self.make_mlm_head(width) for _ in range(num_generators))
         self.mixture = MixtureWeights(
             str(cfg.mixture), num_depths, width, parse_weights(cfg.fixed_mixture_weights), cfg.max_update
         )
-        self.discriminator = TransformerEncoder(encoder_shape(cfg))
+        self.discriminator = TransformerEncoder(transformer_config(cfg))
         self.detection_head = DetectionHead(width)
         self.initialize()
 
@@ -126,20 +120,20 @@ class AmosModel(PretrainingModel):
         masked_weights: Tensor,
         has_padding: bool = True,
     ) -> AmosOutput:
-        """Mask, guess and sample from the mixture of the depths, corrupt, detect.
+        """Mask, predict, sample from the mixture of the depths, corrupt, detect.
 
         Args:
             tokens: [B,T] int64, the original text.
-            masked_tokens: [B,T] int64, what the generator reads.
+            masked_tokens: [B,T] int64, the input of the generator.
             masked_positions: [B,M] int64; padded slots hold 0.
             masked_weights: [B,M] float, 1, or 0 for a padded slot.
-            has_padding: False promises that no sequence is padded, which saves the mask.
+            has_padding: False if no sequence is padded, which saves the padding mask.
         """
-        padding_mask = tokens.eq(self.rows.pad) if has_padding else None
+        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
         features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         originals = tokens.gather(1, masked_positions)
         gamma = self.mixture(features)
-        guesses = self.guess_and_sample(hidden, gamma, originals)
+        guesses = self.predict_and_sample(hidden, gamma, originals)
         corrupted = replace_positions(tokens, masked_positions, guesses.sampled, masked_weights)
         embeddings = self.embed_tokens(corrupted)
         if guesses.adversarial_term is not None:
@@ -159,10 +153,12 @@ class AmosModel(PretrainingModel):
     def generate(
         self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The generator at the masked positions: features f^(d) and, after the MLM head, h^(d): K tensors [B,M,D] and K
-        tensors [B,M,E].
+        """Compute the features f^(d) and the MLM head's outputs h^(d) of each depth at the masked positions.
 
-        The layer above a depth reads it without a gradient, so each block is trained by its own head alone (section 3.3).
+        The input of the layer above a depth is detached, so each block is trained by its own head alone (section 3.3).
+
+        Returns:
+            K tensors [B,M,D] and K tensors [B,M,E].
         """
         embeddings = self.embed_tokens(masked_tokens)
         if self.cfg.separate_generators:
@@ -182,13 +178,8 @@ class AmosModel(PretrainingModel):
         """The MLM head of each depth: one for all, or, with separate generators, one for each."""
         return list(self.mlm_heads) * (len(self.depths) // len(self.mlm_heads))
 
-    @property
-    def mlm_biases(self) -> list[Tensor]:
-        """The output bias [V] of each depth."""
-        return [head.bias for head in self.head_of_depth]
-
-    def guess_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixturePrediction:
-        """What each depth guesses, and replacements from the mixture, with the reversed gradient where somebody learns by it.
+    def predict_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixtureGuesses:
+        """Compute the MLM loss of each depth (Eq. 2) and sample from the mixture (Eq. 3), with the reversed gradient if used.
 
         Args:
             hidden: h^(d), K tensors [B,M,E].
@@ -196,15 +187,15 @@ class AmosModel(PretrainingModel):
             originals: [B,M] int64.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
-        rows = OutputLayerWeights(
-            self.embed_tokens.weight, biases, self.never_sampled_mask, self.never_sampled_indices, self.with_triton
+        weights = OutputRows(
+            self.embed_tokens.weight, biases, self.unsampled_rows, self.unsampled_indices, self.with_triton
         )
-        guess = predict_chunked if self.is_fast else predict_reference
-        return guess(hidden, gamma, originals, rows, self.adversary if torch.is_grad_enabled() else None)
+        predict = guess_in_chunks if self.is_fast else guess_by_definition
+        return predict(hidden, gamma, originals, weights, self.adversary if torch.is_grad_enabled() else None)
 
     @property
     def adversary(self) -> Adversary | None:
-        """None where neither the mixture nor an MLM head learns from the discriminator."""
+        """None if neither the mixture nor an MLM head learns from the discriminator."""
         cfg = self.cfg
         if not (self.mixture.learned or cfg.adversarial_mlm_multiplier):
             return None
@@ -214,17 +205,13 @@ class AmosModel(PretrainingModel):
     def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What each depth proposes: logits [K,B,M,V] float32 of its softmax, and mixture weights [B,M,K].
-
-        Takes the arguments of :meth:`forward`, for looking at a model, not for training one.
-        """
-        features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
-        logits = [self.logits(h, bias) for h, bias in zip(hidden, self.mlm_biases, strict=True)]
+        features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.vocabulary.pad))
+        logits = [self.logits(h, head.bias) for h, head in zip(hidden, self.head_of_depth, strict=True)]
         return torch.stack(logits), self.mixture(features)
 
     @property
     def depth_names(self) -> list[str]:
-        """Suffixes of the log keys: the depth, and a counter where separate generators have equal depths."""
+        """Suffixes of the log keys: the depth, followed by a counter if separate generators have equal depths."""
         names = [str(depth) for depth in self.depths]
         if len(set(names)) == len(names):
             return names
@@ -236,19 +223,19 @@ class AmosModel(PretrainingModel):
 
 
 def check_settings(cfg: AmosConfig) -> None:
-    """Raise ValueError for numbers out of range, and for a setting that another one makes meaningless."""
+    """Raise ValueError for values out of range, and for a setting that another one makes meaningless."""
     if cfg.gumbel_temperature <= 0:
         raise ValueError(f"--gumbel-temperature {cfg.gumbel_temperature} must be above 0 (0.3 in AMOS, Appendix B)")
     if cfg.gumbel_entries < 0:
         raise ValueError(f"--gumbel-entries {cfg.gumbel_entries} must not be negative; 0 keeps all")
     if cfg.adversarial_mlm_multiplier < 0:
         raise ValueError(f"--adversarial-mlm-multiplier {cfg.adversarial_mlm_multiplier} must not be negative")
-    if cfg.fixed_mixture_weights and str(cfg.mixture) != "fixed":
+    if cfg.fixed_mixture_weights and cfg.mixture != "fixed":
         raise ValueError(f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed")
 
 
 def parse_depths(text: str, separate: bool) -> list[int]:
-    """ "4,6,8" -> [4, 6, 8]; raises ValueError. Only separate generators may have equal depths."""
+    """Parse "4,6,8" to [4, 6, 8]; raise ValueError. Only separate generators may have equal depths."""
     try:
         depths = [int(depth) for depth in text.split(",")]
     except ValueError:

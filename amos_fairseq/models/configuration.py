@@ -1,48 +1,53 @@
-"""Settings and sizes of the encoder that all models share. Each field is a flag and a YAML key of the same name."""
+"""Settings that all models share: sizes of the encoder and the generators, and the padded vocabulary.
+
+Each field of a configuration is a flag and a YAML key of the same name. The value of a choice is a ``str`` when it comes
+from a flag, and a member of fairseq's ``StrEnum`` when it comes from a YAML file. Both compare equal to the plain string
+and have its hash, so models compare choices with strings. The modules take plain strings: ``str(choice)`` gives one.
+"""
 
 import argparse
+import dataclasses
 from dataclasses import dataclass, field
 
+import torch
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model_architecture
+from torch import Tensor, nn
 
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS
+from amos_fairseq.special_tokens import special_ids
 
-# Layers, width, FFN width and heads. base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny: ours, the
-# smallest that visibly learns on two cores.
+# base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny: ours, the smallest that visibly learns on two
+# cores.
 SIZES = {
-    "tiny": {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 256, "encoder_attention_heads": 2},
-    "small": {
-        "encoder_layers": 12,
-        "encoder_embed_dim": 256,
-        "encoder_ffn_embed_dim": 1024,
-        "encoder_attention_heads": 4,
-    },
-    "base": {
-        "encoder_layers": 12,
-        "encoder_embed_dim": 768,
-        "encoder_ffn_embed_dim": 3072,
-        "encoder_attention_heads": 12,
-    },
-    "large": {
-        "encoder_layers": 24,
-        "encoder_embed_dim": 1024,
-        "encoder_ffn_embed_dim": 4096,
-        "encoder_attention_heads": 16,
-    },
+    size: {
+        "encoder_layers": layers,
+        "encoder_embed_dim": width,
+        "encoder_ffn_embed_dim": 4 * width,
+        "encoder_attention_heads": heads,
+    }
+    for size, layers, width, heads in (
+        ("tiny", 2, 64, 2),
+        ("small", 12, 256, 4),
+        ("base", 12, 768, 12),
+        ("large", 24, 1024, 16),
+    )
 }
+# Matrix products are faster on whole tiles.
+VOCABULARY_MULTIPLE = 64
 
 
 @dataclass
 class EncoderConfig(FairseqDataclass):
-    """The encoder; defaults are BERT-base."""
+    """The encoder; the defaults are BERT-base."""
 
     encoder_layers: int = field(default=12, metadata={"help": "layers of the main encoder"})
     encoder_embed_dim: int = field(default=768, metadata={"help": "width of the encoder"})
     encoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward networks"})
     encoder_attention_heads: int = field(default=12, metadata={"help": "attention heads"})
-    embedding_dim: int = field(default=0, metadata={"help": "width of the token embeddings; 0: the encoder's"})
+    embedding_dim: int = field(default=0, metadata={"help": "width of the token embeddings; 0: the encoder's width"})
     token_types: int = field(default=0, metadata={"help": "token types of an imported encoder (BERT has 2)"})
     max_positions: int = field(default=512, metadata={"help": "longest sequence, in tokens"})
     dropout: float = field(default=0.1, metadata={"help": "dropout of embeddings and layer outputs"})
@@ -59,7 +64,7 @@ class EncoderConfig(FairseqDataclass):
         metadata={"help": "standard deviation of the initial linear weights (narrow models need about 0.1)"},
     )
     relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
-        default="none", metadata={"help": "relative positions: none, t5, or those of the released AMOS checkpoint"}
+        default="none", metadata={"help": "relative positions: none, t5, or the scheme of the released AMOS checkpoint"}
     )
     relative_position_buckets: int = field(default=32, metadata={"help": "rows of the relative position table"})
     relative_position_max_distance: int = field(
@@ -68,23 +73,23 @@ class EncoderConfig(FairseqDataclass):
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = field(
         default="fast",
         metadata={
-            "help": "how attention, dropout, linear and output layers are computed; triton: on CUDA with this package's Triton "
-            "kernels (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: slowly, as "
-            "their definitions read"
+            "help": "implementation of attention, dropout, linear and output layers; triton: this package's Triton kernels on "
+            "CUDA (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: the slow "
+            "reference implementation"
         },
     )
     activation_checkpointing: bool = field(
         default=False,
-        metadata={"help": "keep only the input of every layer and compute the rest again in the backward pass"},
+        metadata={"help": "store only the input of every layer and recompute the rest in the backward pass"},
     )
     compile: bool = field(
         default=False,
-        metadata={"help": "on a GPU: torch.compile for the layers while training (on a CPU they become slower)"},
+        metadata={"help": "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"},
     )
 
 
 def check_encoder(cfg: EncoderConfig) -> None:
-    """Raise ValueError for sizes that are not positive and probabilities that are none."""
+    """Raise ValueError if a size is not positive or a dropout is not a probability below 1."""
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions")
     for name in (*sizes, "layer_norm_eps"):
         if not getattr(cfg, name) > 0:
@@ -98,13 +103,15 @@ def check_encoder(cfg: EncoderConfig) -> None:
 
 
 def embedding_width(cfg: EncoderConfig) -> int:
-    """E, the width of the token embeddings."""
+    """Return E, the width of the token embeddings."""
     return cfg.embedding_dim or cfg.encoder_embed_dim
 
 
-def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropout: bool = True) -> EncoderShape:
-    """The shape of the main encoder, or of another with ``num_layers`` layers and, if wished, without dropout."""
-    return EncoderShape(
+def transformer_config(
+    cfg: EncoderConfig, num_layers: int | None = None, with_dropout: bool = True
+) -> TransformerConfig:
+    """Return the sizes of the main encoder, or of a network as wide with ``num_layers`` layers or without dropout."""
+    return TransformerConfig(
         num_layers=num_layers or cfg.encoder_layers,
         width=cfg.encoder_embed_dim,
         ffn_width=cfg.encoder_ffn_embed_dim,
@@ -122,6 +129,71 @@ def encoder_shape(cfg: EncoderConfig, num_layers: int | None = None, with_dropou
         kernels=str(cfg.kernels),
         activation_checkpointing=cfg.activation_checkpointing,
     )
+
+
+def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConfig:
+    """Return the sizes of a generator that has ``cfg.generator_size`` of the encoder's width, FFN width and heads.
+
+    Args:
+        cfg: settings of ELECTRA or Electric.
+        num_layers: 0 for as many as the encoder has.
+
+    Raises:
+        ValueError: the fraction is not above 0, or gives no whole number of heads.
+    """
+    config, width = transformer_config(cfg, num_layers), embedding_width(cfg)
+    sizes = {name: getattr(config, name) * cfg.generator_size for name in ("width", "ffn_width", "num_heads")}
+    whole = {name: round(size) for name, size in sizes.items()}
+    if any(size < 1 or abs(size - whole[name]) > 1e-6 * size for name, size in sizes.items()):
+        raise ValueError(
+            f"--generator-size {cfg.generator_size:g} leaves no whole width, FFN width or number of attention heads: "
+            f"it must divide {config.width}, {config.ffn_width} and {config.num_heads}"
+        )
+    return dataclasses.replace(config, **whole, embedding_width=width)
+
+
+@dataclass(frozen=True)
+class PaddedVocabulary:
+    """The special tokens of a dictionary, and its size rounded up to a multiple of 64.
+
+    The padding belongs to the model's embedding, not to the dictionary, so every task that loads dict.txt and adds
+    ``<mask>`` builds the same shapes. Padding entries are never an input, a target or a sample.
+
+    Attributes:
+        num_tokens: tokens of the dictionary, ``<mask>`` included.
+        pad: id of ``<pad>``.
+        end: id of ``</s>``.
+        special: ids of all special tokens.
+    """
+
+    num_tokens: int
+    pad: int
+    end: int
+    special: tuple[int, ...]
+
+    @classmethod
+    def of(cls, dictionary: Dictionary) -> "PaddedVocabulary":
+        """Read a ``dictionary`` to which the task has added ``<mask>``."""
+        return cls(len(dictionary), dictionary.pad(), dictionary.eos(), tuple(special_ids(dictionary)))
+
+    @property
+    def padded_size(self) -> int:
+        """V, the rows of the token embedding."""
+        return -(-self.num_tokens // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    def embedding(self, width: int) -> nn.Embedding:
+        return nn.Embedding(self.padded_size, width, padding_idx=self.pad)
+
+    def unsampled(self) -> Tensor:
+        """Return a mask of the special tokens and the padding, which a generator never samples: [V] bool."""
+        mask = torch.zeros(self.padded_size, dtype=torch.bool)
+        mask[list(self.special)] = True
+        mask[self.num_tokens :] = True
+        return mask
+
+    def unsampled_indices(self) -> Tensor:
+        """Return the indices of the entries that a generator never samples, int64."""
+        return torch.tensor([*self.special, *range(self.num_tokens, self.padded_size)])
 
 
 def register_sizes(model: str, **also: dict) -> None:

@@ -1,99 +1,193 @@
 """ELECTRA: a small generator and a discriminator of replaced tokens (Clark, thesis 2021, sections 5.1 and 5.3.1).
 
-The thesis's variants are settings of the same model: what is shared (5.3.1), generators that read nothing (5.3.2), a
-frozen one (5.3.3), one that learns by reward (5.3.4), other objectives of the main network (5.4.3), a temperature and
-forbidden originals (5.5).
+The variants of the thesis are settings of the same model: weight sharing (5.3.1), a generator without context (5.3.2), a
+frozen generator (5.3.3), a generator trained by reward (5.3.4), other objectives of the main network (5.4.3), a sampling
+temperature, and replacement tokens that differ from the original (5.5).
 
-Shapes: B sequences, T tokens, M masked positions a sequence, D width of the encoder, V rows of the vocabulary.
+Shapes: B sequences, T tokens, M masked positions per sequence, D width of a network, E width of the token embeddings,
+V padded vocabulary size.
 """
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.models.configuration import embedding_width, encoder_shape, register_sizes
-from amos_fairseq.models.electra_config import ElectraConfig, check_settings
-from amos_fairseq.models.electra_generator import GeneratorModel
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.functional.replacements import Replacements
+from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
+from amos_fairseq.models.configuration import (
+    EncoderConfig,
+    PaddedVocabulary,
+    embedding_width,
+    generator_config,
+    register_sizes,
+    transformer_config,
+)
+from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
+from amos_fairseq.models.pretraining import SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.heads import DenseDetectionHead
+from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead
+from amos_fairseq.modules.token_noise import TokenNoise
 from amos_fairseq.modules.token_prediction import TokenPrediction, TokenPredictions
+
+EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
+
+
+@dataclass
+class ElectraConfig(EncoderConfig):
+    """ELECTRA-base (thesis Table 5.1); every variant is a setting of the same model."""
+
+    pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
+        default="gelu", metadata={"help": "activation of a classification head"}
+    )
+    generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = field(
+        default="masked_lm",
+        metadata={
+            "help": "distribution of the replacement tokens: a masked language model, the token frequencies of the training "
+            "text, or the uniform distribution"
+        },
+    )
+    generator_size: float = field(
+        default=1 / 3,
+        metadata={"help": "width, FFN width and attention heads of the generator, as a fraction of the encoder's"},
+    )
+    generator_layers: int = field(default=0, metadata={"help": "layers of the generator; 0: as many as the encoder"})
+    generator_temperature: float = field(
+        default=1.0, metadata={"help": "sample with the generator's probabilities to the power 1 / temperature"}
+    )
+    disallow_true_token: bool = field(
+        default=False, metadata={"help": "never sample the original token as a replacement (section 5.5)"}
+    )
+    share_weights: ChoiceEnum(["none", "embeddings", "all"]) = field(
+        default="embeddings", metadata={"help": "weights that generator and discriminator share (section 5.3.1)"}
+    )
+    adversarial: bool = field(
+        default=False,
+        metadata={"help": "train the generator by REINFORCE to mislead the discriminator (section 5.3.4)"},
+    )
+    frozen_generator: bool = field(
+        default=False,
+        metadata={
+            "help": "second stage of two: the generator keeps the weights of an mlm checkpoint, given as "
+            "--finetune-from-model, and the discriminator starts from them (section 5.3.3)"
+        },
+    )
+    main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = field(
+        default="detection",
+        metadata={
+            "help": "objective of the main network: detect replaced tokens, or predict the originals at masked positions or "
+            "of all tokens (section 5.4.3)"
+        },
+    )
 
 
 class ElectraOutput(NamedTuple):
-    """Everything that the criterion and the log read; None where a variant has no such part."""
+    """Input of the criterion and the log; a field is None if the variant has no such part."""
 
     mlm_nll: Tensor | None  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor | None  # [B,M] bool, the generator's best guess is the original
+    mlm_correct: Tensor | None  # [B,M] bool, the generator's most probable token is the original
     sampled_tokens: Tensor  # [B,M] int64
-    corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
+    corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
-    predictions: TokenPredictions | None = None  # of a main network that tells the originals instead of detecting
+    predictions: TokenPredictions | None = None  # of a main network that predicts the originals instead of detecting
     learns_by_likelihood: bool = True  # False: mlm_nll is for the log alone
     sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
-    baseline_logits: Tensor | None = None  # [B,M] float32, with it
+    baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator
+
+
+class GeneratorOutput(NamedTuple):
+    """Predictions and samples of the generator; a field is None if the generator has no context or no reward."""
+
+    nll: Tensor | None  # [B,M] float32, -log p(original), nats
+    correct: Tensor | None  # [B,M] bool, the most probable token is the original
+    sampled: Tensor  # [B,M] int64
+    sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
+    baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator
 
 
 @register_model("electra", dataclass=ElectraConfig)
-class ElectraModel(GeneratorModel):
-    """A generator that is narrower than the discriminator; both read the same embeddings (section 5.3.1).
+class ElectraModel(SingleMlmModel):
+    """A generator that is narrower than the discriminator, and shares its embeddings (section 5.3.1).
 
-    Token and position embeddings, token types and their LayerNorm are shared; the generator projects them to its width, and
-    its output layer is tied to the token embeddings. With ``--share-weights none`` it has all of them for itself, with
-    ``all`` it is the discriminator. ``mlm_head`` is the generator's.
+    Token and position embeddings, token types and their LayerNorm are shared; the generator projects them to its width,
+    and its output layer is tied to the token embeddings. With ``--share-weights none`` the generator has its own copies,
+    with ``all`` it is the discriminator. ``mlm_head`` belongs to the generator. A generator without context has no
+    network: ``generator`` is None, and ``token_noise`` gives its distribution.
 
     Raises:
-        ValueError: the settings describe no model, or exclude one another.
+        ValueError: the settings do not describe a model, or exclude one another.
     """
 
-    def __init__(self, cfg: ElectraConfig, rows: EmbeddingRows):
-        super().__init__(cfg, rows)
+    def __init__(self, cfg: ElectraConfig, vocabulary: PaddedVocabulary):
+        super().__init__(cfg, vocabulary)
         check_settings(cfg)
-        self.discriminator = TransformerEncoder(encoder_shape(cfg))
-        self.add_generator()
-        self.add_main_head()
+        self.discriminator = TransformerEncoder(transformer_config(cfg))
+        self._add_generator()
+        self._add_main_head()
         self.initialize()
-        # What has to be loaded or counted before an update makes sense.
-        self.missing = ""
+        # False until trained weights are loaded, or tokens are counted.
+        self.is_ready = not cfg.frozen_generator and cfg.generator != "unigram"
         if cfg.frozen_generator:
             self.freeze_generator()
-            self.missing = (
-                "--frozen-generator has no trained generator: give an mlm checkpoint as --finetune-from-model"
-            )
-        elif str(cfg.generator) == "unigram":
-            self.missing = "--generator unigram needs --task text_pretraining, which counts the tokens of its text"
 
-    def add_main_head(self) -> None:
-        cfg, width, objective = self.cfg, self.cfg.encoder_embed_dim, str(self.cfg.main_objective)
-        if objective == "detection":
-            self.detection_head = DenseDetectionHead(width)
+    def _add_generator(self) -> None:
+        cfg, vocabulary = self.cfg, self.vocabulary
+        self.generator: TransformerEncoder | None = None
+        self.generator_embed_tokens: nn.Embedding | None = None
+        self.token_noise: TokenNoise | None = None
+        if cfg.generator != "masked_lm":
+            self.token_noise = TokenNoise(vocabulary.padded_size)
+            return
+        config = generator_config(cfg, cfg.generator_layers)
+        self.generator = self.discriminator if cfg.share_weights == "all" else TransformerEncoder(config)
+        if cfg.share_weights == "embeddings":
+            self.generator.share_embeddings(self.discriminator)
+        if cfg.share_weights == "none":
+            self.generator_embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        self.mlm_head = self.make_mlm_head(config.width)
+        if cfg.adversarial:
+            self.baseline = nn.Linear(config.width, 1, bias=False)
+
+    def _add_main_head(self) -> None:
+        cfg = self.cfg
+        if cfg.main_objective == "detection":
+            self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
         else:
             self.token_prediction = TokenPrediction(
-                width,
+                cfg.encoder_embed_dim,
                 embedding_width(cfg),
-                self.rows.num_rows,
+                self.vocabulary.padded_size,
                 cfg.layer_norm_eps,
-                copies=objective == "all_tokens_mlm",
+                copies=cfg.main_objective == "all_tokens_mlm",
                 kernels=str(cfg.kernels),
             )
 
     @property
-    def awaits_token_counts(self) -> bool:
-        """Whether :meth:`set_token_counts` has to be called before the first update."""
-        return str(self.cfg.generator) == "unigram" and bool(self.missing)
-
-    def set_token_counts(self, counts: Tensor) -> None:
-        """How often each token stands in the training text: [tokens] int64, in the order of the dictionary."""
-        self.token_noise.set_counts(counts)
-        self.missing = ""
-
-    @property
     def encoder(self) -> TransformerEncoder:
         return self.discriminator
+
+    @property
+    def mlm_encoder(self) -> TransformerEncoder | None:
+        return self.generator
+
+    @property
+    def generator_embedding(self) -> nn.Embedding:
+        return self.embed_tokens if self.generator_embed_tokens is None else self.generator_embed_tokens
+
+    @property
+    def depth_names(self) -> list[str]:
+        return [str(self.cfg.generator)] if self.generator is None else super().depth_names
+
+    @property
+    def learns_by_likelihood(self) -> bool:
+        """Whether the generator is trained as a masked language model."""
+        return self.generator is not None and not (self.cfg.adversarial or self.cfg.frozen_generator)
 
     def forward(
         self,
@@ -103,51 +197,147 @@ class ElectraModel(GeneratorModel):
         masked_weights: Tensor,
         has_padding: bool = True,
     ) -> ElectraOutput:
-        """Mask, guess, sample, corrupt, detect; the arguments are those of :meth:`AmosModel.forward`."""
-        padding_mask = tokens.eq(self.rows.pad) if has_padding else None
+        """Mask, predict, sample, corrupt, detect. The arguments are those of :meth:`AmosModel.forward`."""
+        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
         originals = tokens.gather(1, masked_positions)
         features = None
         if self.generator is not None:
-            features = self.read_masked(masked_tokens, masked_positions, padding_mask)
-        guesses = self.guess_and_sample(features, originals)
-        corrupted = replace_positions(tokens, masked_positions, guesses.sampled, masked_weights)
+            features = self.encode_masked(masked_tokens, masked_positions, padding_mask)
+        generated = self.predict_and_sample(features, originals)
+        corrupted = replace_positions(tokens, masked_positions, generated.sampled, masked_weights)
         states = self.discriminator(self.embed_tokens(corrupted), padding_mask)[-1]
-        detects = str(self.cfg.main_objective) == "detection"
+        detects = self.cfg.main_objective == "detection"
         return ElectraOutput(
-            mlm_nll=guesses.nll,
-            mlm_correct=guesses.correct,
-            sampled_tokens=guesses.sampled,
+            mlm_nll=generated.nll,
+            mlm_correct=generated.correct,
+            sampled_tokens=generated.sampled,
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(states) if detects else None,
             predictions=None if detects else self.predict(states, corrupted, tokens, masked_positions, masked_weights),
             learns_by_likelihood=self.learns_by_likelihood,
-            sampled_log_probs=guesses.sampled_log_probs,
-            baseline_logits=guesses.baseline_logits,
+            sampled_log_probs=generated.sampled_log_probs,
+            baseline_logits=generated.baseline_logits,
         )
+
+    def predict_and_sample(self, features: Tensor | None, originals: Tensor) -> GeneratorOutput:
+        """Compute the generator's loss and sample the replacement tokens.
+
+        A generator trained by reward needs a gradient through all probabilities, and one without context has no output
+        layer. Both compute all logits; only the other generators have a fast path.
+
+        Args:
+            features: [B,M,D], the generator's last states; None without context.
+            originals: [B,M] int64.
+        """
+        if features is None:
+            return GeneratorOutput(None, None, self.sample(self.noise_logits(None, originals)))
+        hidden = self.mlm_head(features)
+        if self.is_fast and not self.cfg.adversarial:
+            return self.predict_and_sample_in_chunks(hidden, originals)
+        logits = self.noise_logits(hidden, originals)
+        with self.mlm_gradient():
+            nll, correct = self.guess(hidden, self.mlm_head.bias, originals)
+        sampled = self.sample(logits)
+        if not self.cfg.adversarial:
+            return GeneratorOutput(nll, correct, sampled)
+        return GeneratorOutput(nll, correct, sampled, *self.estimate_reward(features, logits, sampled))
+
+    def predict_and_sample_in_chunks(self, hidden: Tensor, originals: Tensor) -> GeneratorOutput:
+        forbidden = originals.flatten() if self.cfg.disallow_true_token else None
+        sampler = Replacements(self.cfg.generator_temperature, forbidden)
+        with self.mlm_gradient():
+            nll, correct, (sampled,) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+        return GeneratorOutput(nll, correct, sampled)
+
+    def mlm_gradient(self) -> torch.set_grad_enabled:
+        """Return a context in which the MLM loss has a gradient only if the generator is trained by it."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.learns_by_likelihood)
+
+    def noise_logits(self, hidden: Tensor | None, originals: Tensor) -> Tensor:
+        """Compute log q of the replacement tokens up to a constant, with -inf at tokens that are never sampled.
+
+        Only a generator that learns by reward receives a gradient.
+
+        Args:
+            hidden: [B,M,E], the output of the MLM head; None without context.
+            originals: [B,M] int64.
+
+        Returns:
+            [B,M,V] float32.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.cfg.adversarial):
+            if hidden is None:
+                logits = self.token_noise(originals).masked_fill(self.unsampled_rows, float("-inf"))
+            else:
+                logits = self.sampling_logits(hidden, self.mlm_head.bias)
+            if self.cfg.generator_temperature != 1:
+                logits = logits / self.cfg.generator_temperature
+            return forbid_tokens(logits, originals) if self.cfg.disallow_true_token else logits
+
+    @torch.no_grad()
+    def sample(self, logits: Tensor) -> Tensor:
+        """Sample replacement tokens [B,M] int64 from softmax(logits), without a gradient."""
+        return gumbel_max(logits, gumbel_noise(logits))
+
+    def estimate_reward(self, features: Tensor, logits: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute log q of the ``sampled`` tokens and the logits of the baseline w . sg(h), both [B,M] float32 (5.3.4).
+
+        log q has the generator's gradient. The input of the baseline, the generator's last states ``features`` [B,M,D],
+        is detached, so its loss trains w alone.
+        """
+        log_probs = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
+        return log_probs, self.baseline(features.detach()).squeeze(-1).float()
 
     def predict(
         self, states: Tensor, corrupted: Tensor, tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> TokenPredictions:
-        """Originals of the tokens at masked positions, or of all that are neither special nor padding (section 5.4.3)."""
-        if str(self.cfg.main_objective) == "all_tokens_mlm":
-            weights = ~self.never_sampled_mask[tokens]
+        """Predict the originals at masked positions, or of all tokens that are not special (section 5.4.3)."""
+        if self.cfg.main_objective == "all_tokens_mlm":
+            weights = ~self.unsampled_rows[tokens]
         else:
             states, weights = gather_positions(states, masked_positions), masked_weights
             tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)
         return self.token_prediction(states, self.embed_tokens.weight, corrupted, tokens, weights)
 
-    def check_ready(self) -> None:
-        """Called between the loading of a checkpoint and the first update.
+    @torch.no_grad()
+    def propose(
+        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.generator is None:  # the same logits at every position
+            return as_single_depth(self.token_noise(masked_positions))
+        return super().propose(tokens, masked_tokens, masked_positions, masked_weights)
 
-        Raises:
-            UserError: the generator's weights or counts were never loaded.
-        """
-        if self.missing:
-            raise UserError(self.missing)
+    @property
+    def awaits_token_counts(self) -> bool:
+        return self.cfg.generator == "unigram" and not self.is_ready
+
+    def set_token_counts(self, counts: Tensor) -> None:
+        self.token_noise.set_counts(counts)
+        self.is_ready = True
+
+    def check_ready(self) -> None:
+        if self.is_ready:
+            return
+        if self.cfg.frozen_generator:
+            raise UserError(
+                "--frozen-generator has no trained generator: give an mlm checkpoint as --finetune-from-model"
+            )
+        raise UserError("--generator unigram needs --task text_pretraining, which counts the tokens of its text")
+
+    def freeze_generator(self) -> None:
+        """Exclude the generator from training; :meth:`train` disables its dropout, so q is one fixed distribution."""
+        for part in (self.generator, self.generator_embed_tokens, self.mlm_head):
+            part.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "ElectraModel":
+        super().train(mode)
+        if self.cfg.frozen_generator:
+            self.generator.eval()
+        return self
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Called before weights are loaded; a frozen generator also takes those of an ``mlm`` model.
+        """Prepare weights to be loaded; a model with a frozen generator also accepts those of an ``mlm`` model.
 
         Raises:
             UserError: that model has other sizes.
@@ -155,7 +345,72 @@ class ElectraModel(GeneratorModel):
         super().upgrade_state_dict_named(state_dict, name)
         if self.cfg.frozen_generator and any(key.startswith("transformer.") for key in state_dict):
             self.begin_second_stage(state_dict)
-        self.missing = ""
+        self.is_ready = True
+
+    def begin_second_stage(self, state_dict: dict[str, Tensor]) -> None:
+        """Turn the weights of an ``mlm`` model, in place, into those of the generator and the discriminator (5.3.3).
+
+        The ``mlm`` model has no detection head: that keeps the initial values of this model.
+
+        Raises:
+            UserError: the ``mlm`` model has other sizes.
+        """
+        for key in list(state_dict):
+            part, _, rest = key.partition(".")
+            if part == "transformer":
+                state_dict[f"generator.{rest}"] = state_dict[f"discriminator.{rest}"] = state_dict.pop(key)
+            elif part == "embed_tokens":
+                state_dict[f"generator_{key}"] = state_dict[key]
+        here = self.state_dict()
+        state_dict.update({key: value for key, value in here.items() if key.startswith("detection_head.")})
+        for key in sorted(here.keys() | state_dict.keys()):
+            if not same_shape(key, here, state_dict):
+                raise UserError(
+                    "--frozen-generator: the mlm checkpoint holds another encoder than the flags describe: "
+                    f"{describe_mismatch(key, state_dict, here)}; give its vocabulary, sizes and --relative-position-scheme"
+                )
+
+
+def check_settings(cfg: ElectraConfig) -> None:
+    """Raise ValueError for values out of range, and for a setting that another one excludes or makes meaningless."""
+    if cfg.generator_temperature <= 0:
+        raise ValueError(f"--generator-temperature {cfg.generator_temperature:g} must be above 0")
+    if cfg.generator_layers < 0:
+        raise ValueError(f"--generator-layers {cfg.generator_layers} must not be negative; 0 is the encoder's number")
+    if cfg.generator != "masked_lm":
+        _check_without_network(cfg)
+    if cfg.adversarial and cfg.frozen_generator:
+        raise ValueError("--adversarial trains the generator and --frozen-generator forbids it: give one of them")
+    if cfg.adversarial and cfg.share_weights == "all":
+        raise ValueError(
+            "--adversarial with --share-weights all would train the discriminator to fail: share embeddings or none"
+        )
+    if cfg.main_objective != "detection" and (cfg.adversarial or cfg.frozen_generator):
+        flag = "--adversarial" if cfg.adversarial else "--frozen-generator"
+        raise ValueError(f"{flag} needs --main-objective detection, not {cfg.main_objective}")
+    has_equal_sizes = cfg.generator_size == 1 and cfg.generator_layers in (0, cfg.encoder_layers)
+    if cfg.share_weights == "all" and not has_equal_sizes:
+        raise ValueError(f"--share-weights all needs networks of equal size: {EQUAL_SIZES}")
+    if cfg.frozen_generator and not has_equal_sizes:
+        raise ValueError(
+            f"--frozen-generator needs networks of equal size, since both start from one checkpoint: {EQUAL_SIZES}"
+        )
+    if cfg.frozen_generator and cfg.share_weights != "none":
+        raise ValueError(
+            f"--frozen-generator with --share-weights {cfg.share_weights} would train frozen weights: give "
+            "--share-weights none"
+        )
+
+
+def _check_without_network(cfg: ElectraConfig) -> None:
+    given = {
+        "--generator-layers": cfg.generator_layers != 0,
+        "--share-weights": cfg.share_weights != "embeddings",
+        "--adversarial": cfg.adversarial,
+        "--frozen-generator": cfg.frozen_generator,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        raise ValueError(f"{flag} has no meaning with --generator {cfg.generator}, which has no weights: leave it out")
 
 
 register_sizes(

@@ -1,9 +1,8 @@
-"""Electric: an energy-based cloze model that learns by noise-contrastive estimation (Clark, thesis 2021, section 5.1).
+"""Electric: an energy-based cloze model trained by noise-contrastive estimation (Clark, thesis 2021, section 5.1).
 
-Beside it ELECTRA-TT, a plain classifier of the same noise, and TwoTower, the cloze model alone (section 5.4.5).
+Variants: ELECTRA-TT, a plain classifier of the same noise, and TwoTower, the cloze model alone (section 5.4.5).
 
-Shapes: B sequences, T tokens, M sampled positions a sequence, E width of the token embeddings, G width of a tower, V rows of
-the vocabulary.
+Shapes: B sequences, T tokens, M sampled positions per sequence, E width of the token embeddings, V padded vocabulary size.
 """
 
 from dataclasses import dataclass, field
@@ -20,13 +19,17 @@ from amos_fairseq.functional.output_layer import sampling_log_probs
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
-from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
-from amos_fairseq.models.electra_config import generator_shape
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import (
+    EncoderConfig,
+    PaddedVocabulary,
+    generator_config,
+    register_sizes,
+    transformer_config,
+)
 from amos_fairseq.models.pretraining import PretrainingModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.generators import TwoTower
-from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, MlmHead
+from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead
+from amos_fairseq.modules.two_tower import TwoTower
 
 NO_ENCODER = (
     "--electric-variant two_tower has no encoder to fine-tune or to load: it scores text; give a model of the variant "
@@ -50,45 +53,45 @@ class ElectricConfig(EncoderConfig):
     )
     generator_size: float = field(
         default=1 / 3,
-        metadata={"help": "width, FFN width and attention heads of each tower, as a part of the encoder's"},
+        metadata={"help": "width, FFN width and attention heads of each tower, as a fraction of the encoder's"},
     )
     generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = field(
-        default="sampled", metadata={"help": "tokens from which the two-tower generator learns"}
+        default="sampled", metadata={"help": "tokens whose loss trains the two-tower generator"}
     )
-    # The task's own; a task that does not pretrain has none, and nothing that it builds reads the number.
+    # The task's own value. A task that does not pretrain has none, and the models of such a task do not use it.
     mask_prob: float = "${oc.select:task.mask_prob,0.15}"
 
 
 class ElectricOutput(NamedTuple):
-    """Everything that the criterion and the log read; the last five are None in the cloze model alone."""
+    """Input of the criterion and the log; the last five fields are None in the cloze model alone."""
 
-    mlm_nll: Tensor  # [B,M], or [B,T] where all tokens train the generator; float32, -log q(original), nats
-    mlm_correct: Tensor  # of the same shape, bool, the best guess is the original
-    is_scored: Tensor  # [B,T] bool, not special: what losses, energies and scores are about
+    mlm_nll: Tensor  # [B,M], or [B,T] if all tokens train the generator; float32, -log q(original), nats
+    mlm_correct: Tensor  # of the same shape, bool, the most probable token is the original
+    is_scored: Tensor  # [B,T] bool, not special: included in losses, energies and scores
     sampled_tokens: Tensor | None = None  # [B,M] int64
-    corrupted_tokens: Tensor | None = None  # [B,T] int64, what the discriminator reads
+    corrupted_tokens: Tensor | None = None  # [B,T] int64, the discriminator's input
     replaced: Tensor | None = None  # [B,T] bool, differs from the original
-    is_noise: Tensor | None = None  # [B,T] bool, was sampled, even where that is the original: the label
+    is_noise: Tensor | None = None  # [B,T] bool, was sampled, even if that is the original: the label
     rtd_logits: Tensor | None = None  # [B,T] float32, positive for "noise"
 
 
 @register_model("electric", dataclass=ElectricConfig)
 class ElectricModel(PretrainingModel):
-    """A small two-tower generator of noise, and the discriminator whose head gives the energies.
+    """A small two-tower generator of noise, and a discriminator whose head computes the energies.
 
-    Token and position embeddings, token types and their LayerNorm are shared by all; towers narrower than them project
-    them. Nothing is masked: the towers read the original text, and none of their outputs has seen its own token. Where the
-    thesis has one matrix W on both towers stands the MLM head of all models here, tied to the token embeddings.
+    Token and position embeddings, token types and their LayerNorm are shared by all networks; narrower towers project
+    them. Nothing is masked: the input of the towers is the original text, and the output at a token does not depend on
+    that token. The MLM head, tied to the token embeddings, replaces the thesis's single matrix W on top of both towers.
     """
 
-    def __init__(self, cfg: ElectricConfig, rows: EmbeddingRows):
-        super().__init__(cfg, rows)
+    def __init__(self, cfg: ElectricConfig, vocabulary: PaddedVocabulary):
+        super().__init__(cfg, vocabulary)
         check_variant(cfg)
         self.variant = str(cfg.electric_variant)
-        shape = generator_shape(cfg)
-        self.discriminator = None if self.variant == "two_tower" else TransformerEncoder(encoder_shape(cfg))
-        self.generator = TwoTower(shape)
-        self.mlm_head = MlmHead(2 * shape.width, embedding_width(cfg), rows.num_rows, cfg.layer_norm_eps)
+        config = generator_config(cfg)
+        self.discriminator = None if self.variant == "two_tower" else TransformerEncoder(transformer_config(cfg))
+        self.generator = TwoTower(config)
+        self.mlm_head = self.make_mlm_head(2 * config.width)
         if self.discriminator is not None:
             self.generator.share_embeddings(self.discriminator)
             self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
@@ -96,15 +99,15 @@ class ElectricModel(PretrainingModel):
 
     @classmethod
     def build_model(cls, cfg: ElectricConfig, task: Any) -> BaseFairseqModel:
-        """As for all models; :class:`UserError` where a task asks TwoTower for an encoder."""
+        """Build as for all models; raise :class:`UserError` if a task needs an encoder of TwoTower."""
         model = super().build_model(cfg, task)
-        if str(cfg.electric_variant) == "two_tower" and not isinstance(model, cls):
+        if cfg.electric_variant == "two_tower" and not isinstance(model, cls):
             raise UserError(NO_ENCODER)
         return model
 
     @property
     def encoder(self) -> TransformerEncoder:
-        """The discriminator; :class:`UserError` for TwoTower, which has no encoder that reads both sides."""
+        """The discriminator; raises :class:`UserError` for TwoTower, which has no bidirectional encoder."""
         if self.discriminator is None:
             raise UserError(NO_ENCODER)
         return self.discriminator
@@ -121,16 +124,16 @@ class ElectricModel(PretrainingModel):
         masked_weights: Tensor,
         has_padding: bool = True,
     ) -> ElectricOutput:
-        """Guess, sample, corrupt, tell noise from text (Algorithm 2); the arguments are those of :meth:`AmosModel.forward`.
+        """Predict, sample, corrupt, classify as noise or text (Algorithm 2). Arguments as in :meth:`AmosModel.forward`.
 
-        The masked positions are those that are sampled; ``masked_tokens`` is not read.
+        Noise is sampled at the masked positions; ``masked_tokens`` is not used.
         """
-        padding_mask = tokens.eq(self.rows.pad) if has_padding else None
+        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
         is_scored = self.is_scored(tokens)
-        hidden = self.read(tokens, padding_mask)
+        hidden = self.generate(tokens, padding_mask)
         if self.discriminator is None:
-            return ElectricOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens), is_scored)
-        nll, correct, sampled = self.guess_and_sample(hidden, tokens, masked_positions)
+            return ElectricOutput(*self.guess(hidden, self.mlm_head.bias, tokens), is_scored)
+        nll, correct, sampled = self.predict_and_sample(hidden, tokens, masked_positions)
         noised = replace_positions(tokens, masked_positions, sampled, masked_weights)
         logits = self.detection_head(self.discriminator(self.embed_tokens(noised), padding_mask)[-1])
         if self.variant == "electric":
@@ -147,20 +150,21 @@ class ElectricModel(PretrainingModel):
             rtd_logits=logits,
         )
 
-    def read(self, tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The generator after its head: [B,T] int64 -> [B,T,E], entry t from all tokens but t."""
+    def generate(self, tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Compute the output of the MLM head: [B,T] int64 -> [B,T,E], entry t from all tokens but t."""
         return self.mlm_head(self.generator(self.embed_tokens(tokens), padding_mask))
 
     def is_scored(self, tokens: Tensor) -> Tensor:
-        """True at the tokens that are no special ones: [B,T] bool."""
-        return ~self.never_sampled_mask[tokens]
+        """Return True at tokens that are not special: [B,T] bool."""
+        return ~self.unsampled_rows[tokens]
 
-    def guess_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """-log q(original) and whether it is the best guess, of all tokens [B,T] or those at ``positions`` [B,M], and noise
-        for these, [B,M]; ``hidden`` [B,T,E] as from :meth:`read`."""
+    def predict_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the output of :meth:`guess` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
+        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`.
+        """
         bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
-        if str(self.cfg.generator_loss_tokens) == "all":
-            return *self.mlm_loss(hidden, bias, tokens), self.sample(at_sampled)
+        if self.cfg.generator_loss_tokens == "all":
+            return *self.guess(hidden, bias, tokens), self.sample(at_sampled)
         originals = tokens.gather(1, positions)
         if not self.is_fast:
             return *self.mlm_loss(at_sampled, bias, originals), self.sample(at_sampled)
@@ -169,19 +173,19 @@ class ElectricModel(PretrainingModel):
 
     @torch.no_grad()
     def sample(self, hidden: Tensor) -> Tensor:
-        """Noise tokens [B,M] from the generator's softmax without special tokens and padding rows; no gradient passes."""
+        """Sample noise [B,M] from the generator's softmax without special tokens and padding, without a gradient."""
         if self.is_fast:
-            no_matter = hidden.new_zeros(hidden.shape[:-1], dtype=torch.int64)
-            return self.mlm_loss_and_sample(hidden, self.mlm_head.bias, no_matter, ReplacementSampler())[-1][0]
+            any_target = hidden.new_zeros(hidden.shape[:-1], dtype=torch.int64)
+            return self.guess_and_draw(hidden, self.mlm_head.bias, any_target, Replacements())[-1][0]
         logits = self.sampling_logits(hidden, self.mlm_head.bias)
         return gumbel_max(logits, gumbel_noise(logits))
 
     @torch.no_grad()
     def noise_log_probs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """log q(token | rest) of the distribution that :meth:`sample` draws from, without a gradient.
+        """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient.
 
         Args:
-            hidden: [B,T,E] as from :meth:`read`.
+            hidden: [B,T,E], the output of :meth:`generate`.
             tokens: [B,T] int64.
 
         Returns:
@@ -195,21 +199,21 @@ class ElectricModel(PretrainingModel):
 
     @torch.no_grad()
     def token_log_probs(self, tokens: Tensor) -> Tensor:
-        """log p(token | rest) of every token in one pass, the summands of the pseudo-log-likelihood (section 5.4.5).
+        """Compute log p(token | rest) of every token in one pass, the terms of the pseudo-log-likelihood (section 5.4.5).
 
         Electric: -E, whose exponentials sum to about 1 over the vocabulary after training (section 5.1.3). ELECTRA-TT:
-        log q + log(p / (1 - p)) + log((1 - D) / D) with D the probability of "noise" (the thesis writes D for that of
-        "original" there). TwoTower: log q.
+        log q + log(p / (1 - p)) + log((1 - D) / D) with D the probability of "noise" (there, the thesis writes D for the
+        probability of "original"). TwoTower: log q.
 
         Args:
-            tokens: [B,T] int64, padded behind the text.
+            tokens: [B,T] int64, padded at the end.
 
         Returns:
             [B,T] float32, nats; 0 at special tokens and padding.
         """
-        padding_mask = tokens.eq(self.rows.pad)
+        padding_mask = tokens.eq(self.vocabulary.pad)
         if self.variant != "electric":
-            log_q = self.noise_log_probs(self.read(tokens, padding_mask), tokens)
+            log_q = self.noise_log_probs(self.generate(tokens, padding_mask), tokens)
             if self.discriminator is None:
                 return log_q
         energies = self.detection_head(self.extract_features(tokens))
@@ -221,16 +225,13 @@ class ElectricModel(PretrainingModel):
     def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.predict_logits` returns, for one depth: logits [1,B,M,V] and weights [B,M,1]."""
-        hidden = gather_positions(self.read(tokens, tokens.eq(self.rows.pad)), masked_positions)
+        hidden = gather_positions(self.generate(tokens, tokens.eq(self.vocabulary.pad)), masked_positions)
         return as_single_depth(self.logits(hidden, self.mlm_head.bias))
 
 
 def check_variant(cfg: ElectricConfig) -> None:
-    """Raise ValueError where TwoTower, which samples nothing, is given settings of a sampler."""
-    if str(cfg.electric_variant) != "two_tower":
-        return
-    if cfg.generator_size != 1 or str(cfg.generator_loss_tokens) != "all":
+    """Raise ValueError if TwoTower, which samples nothing, has settings of a sampler."""
+    if cfg.electric_variant == "two_tower" and (cfg.generator_size != 1 or cfg.generator_loss_tokens != "all"):
         raise ValueError(
             "--electric-variant two_tower has no discriminator and samples no tokens: give --generator-size 1 "
             "--generator-loss-tokens all"

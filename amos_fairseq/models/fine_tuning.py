@@ -1,4 +1,4 @@
-"""The encoder of any pretraining model, with heads for labelled tasks."""
+"""The encoder of any pretraining model, with heads for labeled tasks."""
 
 import logging
 import re
@@ -7,16 +7,21 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width, encoder_shape
-from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.models.configuration import (
+    EncoderConfig,
+    PaddedVocabulary,
+    check_encoder,
+    embedding_width,
+    transformer_config,
+)
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 
 logger = logging.getLogger(__name__)
 
-# Where the kept encoder stands in a pretraining checkpoint (a discriminator, or MLM's only network), and where here.
+# Prefixes of the final encoder in a pretraining checkpoint (a discriminator, or the only network of MLM), and here.
 ENCODER_IN_PRETRAINING = ("discriminator.", "transformer.")
 ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
@@ -24,57 +29,56 @@ HEADS = ("classification_heads.", "span_head.")
 
 
 class FineTunedModel(BaseFairseqModel):
-    """What a task other than pretraining gets from every architecture: token embeddings, encoder, and its own head.
+    """Token embeddings, encoder and a head: what every architecture builds for a task other than pretraining.
 
-    Loads the encoder out of a pretraining checkpoint, or a checkpoint that was fine-tuned already, whose head is kept where
-    it has the shape of this task's.
+    It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its head if that has the
+    shape of this task's head.
     """
 
-    def __init__(self, cfg: EncoderConfig, rows: EmbeddingRows):
+    def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
         super().__init__()
         check_encoder(cfg)
         self.cfg = cfg
-        self.rows = rows
-        self.end_of_text = rows.end
-        self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
-        self.encoder = TransformerEncoder(self.kept_shape(cfg))
+        self.vocabulary = vocabulary
+        self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        self.encoder = TransformerEncoder(self.final_encoder_config(cfg))
         self.classification_heads = nn.ModuleDict()
         self.span_head: nn.Module | None = None
-        self._prepare(self)
+        self._initialize(self)
         mark_layer_depths(self)
 
     @staticmethod
-    def kept_shape(cfg: EncoderConfig) -> EncoderShape:
-        """The shape of the encoder that pretraining leaves."""
-        return encoder_shape(cfg)
+    def final_encoder_config(cfg: EncoderConfig) -> TransformerConfig:
+        """Return the sizes of the encoder that pretraining produces."""
+        return transformer_config(cfg)
 
-    def _prepare(self, part: nn.Module) -> None:
+    def _initialize(self, part: nn.Module) -> None:
         initialize(part, self.cfg.init_std, self.cfg.linear_init_std)
         mark_undecayed(part, also=("relative_position",))
 
     def register_classification_head(self, name: str, num_classes: int) -> None:
-        """A head for ``num_classes`` classes, or for regression (1); called by fairseq's ``sentence_prediction``."""
+        """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this."""
         head = ClassificationHead(
             self.cfg.encoder_embed_dim, num_classes, str(self.cfg.pooler_activation_fn), self.cfg.pooler_dropout
         )
-        self._prepare(head)
+        self._initialize(head)
         self.classification_heads[name] = head
         mark_layer_depths(self)
 
     def register_span_head(self, kind: str) -> None:
-        """A head that marks answers: one of ``modules.span_heads.SPAN_HEADS``."""
+        """Add a head for answer spans: one of ``modules.span_heads.SPAN_HEADS``."""
         cfg = self.cfg
         self.span_head = build_span_head(kind, cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps)
-        self._prepare(self.span_head)
+        self._initialize(self.span_head)
         mark_layer_depths(self)
 
     @staticmethod
-    def wrote(state_dict: dict[str, Tensor]) -> bool:
-        """Whether these weights are of a fine-tuned model, not of a pretraining one."""
+    def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:
+        """Return whether these are the weights of a fine-tuned model, not of a pretraining model."""
         return any(key.startswith(ENCODER) for key in state_dict)
 
     def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
-        """Make room for the heads that a fine-tuned checkpoint holds."""
+        """Add the heads of a fine-tuned checkpoint."""
         for key, value in state_dict.items():
             found = re.fullmatch(r"classification_heads\.(.+)\.output\.weight", key)
             if found:
@@ -92,10 +96,9 @@ class FineTunedModel(BaseFairseqModel):
         answer_mask: Tensor | None = None,
         span_targets: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, None] | SpanOutput:
-        """Tokens [B,T] int64 -> the head's logits [B, classes], or without a head's name the last states [B,T,D].
-
-        With ``answer_mask`` ([B,T] bool, True at tokens of which an answer may consist) what the span head makes of the
-        states; ``span_targets`` as there. The other arguments, and the second value, are those of fairseq's own encoders.
+        """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the last
+        states [B,T,D]; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of the span
+        head. The other arguments, and the second value, are those of fairseq's own encoders.
         """
         states = self.extract_features(src_tokens)
         if answer_mask is not None:
@@ -105,25 +108,28 @@ class FineTunedModel(BaseFairseqModel):
         return states, None
 
     def extract_features(self, tokens: Tensor) -> Tensor:
-        """Hidden states of the last layer: [B,T] int64 -> [B,T,D]."""
-        padding_mask = tokens.eq(self.rows.pad)
+        """Compute the hidden states of the last layer: [B,T] int64 -> [B,T,D]."""
+        padding_mask = tokens.eq(self.vocabulary.pad)
         return self.encoder(self.embed_tokens(tokens), padding_mask, token_types=self.token_types(tokens))[-1]
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
-        """[B,T] int64: 0 in the first text, its ``</s>`` included, 1 in the second; None if the encoder has no types."""
+        """Return 0 in the first text, its ``</s>`` included, and 1 in the second: [B,T] int64.
+
+        None if the encoder has no token types.
+        """
         if self.cfg.token_types == 0:
             return None
-        ends = tokens.eq(self.end_of_text).long()
+        ends = tokens.eq(self.vocabulary.end).long()
         return (ends.cumsum(1) - ends).clamp(max=self.cfg.token_types - 1)
 
     def max_positions(self) -> int:
         return self.cfg.max_positions
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Make of a checkpoint's weights those of this model, in place.
+        """Turn the weights of a checkpoint, in place, into those of this model.
 
         Raises:
-            UserError: its encoder has another shape.
+            UserError: the encoder of the checkpoint has another shape.
         """
         self.take_encoder(state_dict)
         here = self.state_dict()
@@ -131,17 +137,20 @@ class FineTunedModel(BaseFairseqModel):
         unused = [key for key in state_dict if key.startswith(HEADS) and not same_shape(key, state_dict, here)]
         for key in unused:
             del state_dict[key]
-        fresh = [key for key in here if key.startswith(HEADS) and key not in state_dict]
-        state_dict.update({key: here[key] for key in fresh})
+        newly_initialized = [key for key in here if key.startswith(HEADS) and key not in state_dict]
+        state_dict.update({key: here[key] for key in newly_initialized})
         if unused:
             logger.info(
-                f"of the checkpoint's heads these do not fit this task and are left behind: {', '.join(unused)}"
+                f"weights of the checkpoint's heads that do not fit this task are not used: {', '.join(unused)}"
             )
-        if fresh:
-            logger.info(f"the checkpoint has no head for this task; these start from random values: {', '.join(fresh)}")
+        if newly_initialized:
+            logger.info(
+                "the checkpoint has no head for this task; these weights are newly initialized: "
+                + ", ".join(newly_initialized)
+            )
 
     def take_encoder(self, state_dict: dict[str, Tensor]) -> None:
-        """Rename a pretraining model's encoder; its generator and heads are left behind."""
+        """Rename the encoder of a pretraining model, in place, and remove its generator and heads."""
         if not any(key.startswith(ENCODER_IN_PRETRAINING) for key in state_dict):
             return
         dropped = set()
@@ -151,30 +160,31 @@ class FineTunedModel(BaseFairseqModel):
             elif not key.startswith(EMBEDDING):
                 dropped.add(key.partition(".")[0])
                 del state_dict[key]
-        logger.info(
-            f"fine-tuning takes the encoder of a pretraining checkpoint; left behind: {', '.join(sorted(dropped))}"
-        )
+        logger.info(f"fine-tuning uses the encoder of a pretraining checkpoint; not used: {', '.join(sorted(dropped))}")
 
     @staticmethod
     def _check_shapes(state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         for key in sorted(here.keys() | state_dict.keys()):
-            if key.startswith(HEADS):
-                continue
-            if not same_shape(key, state_dict, here):
-                there, wanted = (tuple(side[key].shape) if key in side else "absent" for side in (state_dict, here))
+            if not key.startswith(HEADS) and not same_shape(key, state_dict, here):
                 raise UserError(
-                    f"the checkpoint holds another encoder than the flags describe: {key} is {there} in the checkpoint, "
-                    f"{wanted} here; {_advice(key, there, wanted)}"
+                    "the checkpoint holds another encoder than the flags describe: "
+                    f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
                 )
 
 
 def same_shape(key: str, *sides: dict[str, Tensor]) -> bool:
-    """Whether all sides hold a tensor of this name, of one shape."""
+    """Return whether all sides hold a tensor of this name and of one shape."""
     return all(key in side for side in sides) and len({side[key].shape for side in sides}) == 1
 
 
-def _advice(key: str, there: tuple[int, ...] | str, wanted: tuple[int, ...] | str) -> str:
-    if there[-1] == wanted[-1]:  # of one width
+def describe_mismatch(key: str, checkpoint: dict[str, Tensor], here: dict[str, Tensor]) -> str:
+    """Return a text that names the shape of a tensor on both sides."""
+    there, wanted = (tuple(side[key].shape) if key in side else "absent" for side in (checkpoint, here))
+    return f"{key} is {there} in the checkpoint, {wanted} here"
+
+
+def _advice(key: str, checkpoint: dict[str, Tensor], here: dict[str, Tensor]) -> str:
+    if key in checkpoint and key in here and checkpoint[key].size(-1) == here[key].size(-1):
         if "embed_positions" in key:
             return "give the checkpoint's --max-positions"
         if key.startswith(EMBEDDING):

@@ -1,6 +1,6 @@
-"""BERT's masked language model (thesis section 5.1.1), the baseline of the family; without next-sentence prediction.
+"""BERT's masked language model (thesis section 5.1.1), the baseline; without next-sentence prediction.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, E width of the token embeddings, V rows of the vocabulary.
+Shapes: B sequences, T tokens, M masked positions per sequence, E width of the token embeddings, V padded vocabulary size.
 """
 
 from typing import NamedTuple
@@ -8,28 +8,26 @@ from typing import NamedTuple
 from fairseq.models import register_model
 from torch import Tensor
 
-from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
-from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.models.pretraining import SingleGuesserModel
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, register_sizes, transformer_config
+from amos_fairseq.models.pretraining import SingleMlmModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.heads import MlmHead
 
 
 class MlmOutput(NamedTuple):
-    """Everything that the criterion and the log read."""
+    """Input of the criterion and the log."""
 
     mlm_nll: Tensor  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor  # [B,M] bool, the best guess is the original
+    mlm_correct: Tensor  # [B,M] bool, the most probable token is the original
 
 
 @register_model("mlm", dataclass=EncoderConfig)
-class MlmModel(SingleGuesserModel):
-    """One encoder that guesses the masked tokens; its output layer is tied to the token embeddings."""
+class MlmModel(SingleMlmModel):
+    """One encoder that predicts the masked tokens; its output layer is tied to the token embeddings."""
 
-    def __init__(self, cfg: EncoderConfig, rows: EmbeddingRows):
-        super().__init__(cfg, rows)
-        self.transformer = TransformerEncoder(encoder_shape(cfg))
-        self.mlm_head = MlmHead(cfg.encoder_embed_dim, embedding_width(cfg), rows.num_rows, cfg.layer_norm_eps)
+    def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
+        super().__init__(cfg, vocabulary)
+        self.transformer = TransformerEncoder(transformer_config(cfg))
+        self.mlm_head = self.make_mlm_head(cfg.encoder_embed_dim)
         self.initialize()
 
     @property
@@ -37,7 +35,7 @@ class MlmModel(SingleGuesserModel):
         return self.transformer
 
     @property
-    def guesser(self) -> TransformerEncoder:
+    def mlm_encoder(self) -> TransformerEncoder:
         return self.transformer
 
     def forward(
@@ -48,8 +46,8 @@ class MlmModel(SingleGuesserModel):
         masked_weights: Tensor,
         has_padding: bool = True,
     ) -> MlmOutput:
-        """Mask and guess; the arguments are those of :meth:`AmosModel.forward`."""
-        padding_mask = tokens.eq(self.rows.pad) if has_padding else None
+        """Predict the masked tokens. The arguments are those of :meth:`AmosModel.forward`."""
+        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         return MlmOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions)))
 

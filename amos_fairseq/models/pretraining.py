@@ -1,14 +1,14 @@
-"""What the models of all objectives share: how they are built, their vocabulary, and the encoder that stays when
-pretraining is over.
+"""Base classes of the pretraining models: construction, vocabulary, output layer, and the encoder used after pretraining.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, D width of the encoder, E of the token embeddings, V rows of
-the vocabulary.
+Shapes: B sequences, T tokens, M masked positions per sequence, D width of the encoder, E width of the token embeddings,
+V padded vocabulary size.
 """
 
 import abc
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -16,84 +16,112 @@ from torch.nn.functional import linear
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer, runs_in_triton
-from amos_fairseq.models.configuration import EncoderConfig, check_encoder, embedding_width
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, check_encoder, embedding_width
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
 
 
-class PretrainingModel(BaseFairseqModel, abc.ABC):
-    """A model that learns from masked blocks; its ``encoder`` reads ``embed_tokens`` and is what a user keeps.
+@runtime_checkable
+class PretrainingTask(Protocol):
+    """A task that masks blocks, and therefore knows which share of a block it masks.
 
-    A subclass adds its parts and calls :meth:`initialize` when all are there.
-
-    Raises:
-        ValueError: the settings describe no encoder.
+    For such a task :meth:`PretrainingModel.build_model` builds the pretraining model, for any other the encoder alone.
     """
 
-    # What other tasks get of it.
-    fine_tuned_model: type[FineTunedModel] = FineTunedModel
+    source_dictionary: Dictionary
+    masked_share: float
 
-    def __init__(self, cfg: EncoderConfig, rows: EmbeddingRows):
+
+class PretrainingModel(BaseFairseqModel, abc.ABC):
+    """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``embed_tokens``.
+
+    A subclass adds its modules and then calls :meth:`initialize`.
+
+    Raises:
+        ValueError: the settings do not describe an encoder.
+    """
+
+    # The class that build_model() builds for tasks other than pretraining.
+    fine_tuned_model: type[FineTunedModel] = FineTunedModel
+    # Whether set_token_counts() must be called before the first update.
+    awaits_token_counts: bool = False
+
+    def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
         super().__init__()
         check_encoder(cfg)
         self.cfg = cfg
-        self.rows = rows
-        self.embed_tokens = nn.Embedding(rows.num_rows, embedding_width(cfg), padding_idx=rows.pad)
-        self.register_buffer("never_sampled_mask", rows.never_sampled_mask(), persistent=False)
-        self.register_buffer("never_sampled_indices", rows.never_sampled_indices(), persistent=False)
+        self.vocabulary = vocabulary
+        self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        self.register_buffer("unsampled_rows", vocabulary.unsampled(), persistent=False)
+        self.register_buffer("unsampled_indices", vocabulary.unsampled_indices(), persistent=False)
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
-        """The model itself for a task that pretrains, the encoder with room for a head for every other task.
+        """Build this model for a :class:`PretrainingTask`, and its encoder with room for a head for any other task.
 
         Raises:
-            UserError: the settings describe no model.
+            UserError: the settings do not describe a model.
         """
-        rows = EmbeddingRows.of(task.source_dictionary)
+        vocabulary = PaddedVocabulary.of(task.source_dictionary)
+        model_class = cls if isinstance(task, PretrainingTask) else cls.fine_tuned_model
         try:
-            # Only a task that masks blocks knows which share of a block it masks.
-            return cls(cfg, rows) if hasattr(task, "masked_share") else cls.fine_tuned_model(cfg, rows)
+            return model_class(cfg, vocabulary)
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
 
+    def make_mlm_head(self, width: int) -> MlmHead:
+        """Return an MLM head for states of this width; its output layer is tied to the token embeddings."""
+        return MlmHead(width, embedding_width(self.cfg), self.vocabulary.padded_size, self.cfg.layer_norm_eps)
+
     def initialize(self) -> None:
-        """Initial values of all parts, and the marks of what is not decayed."""
+        """Set the initial values of all parameters, and mark those without weight decay."""
         initialize(self, self.cfg.init_std, self.cfg.linear_init_std)
         mark_undecayed(self, also=("relative_position",))
+
+    def set_token_counts(self, counts: Tensor) -> None:
+        """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
+        raise NotImplementedError(f"{type(self).__name__} does not use token counts")
+
+    def check_ready(self) -> None:
+        """Raise UserError if weights or counts are missing. Called after a checkpoint is loaded, before the first update."""
 
     @property
     @abc.abstractmethod
     def encoder(self) -> TransformerEncoder:
-        """The encoder to keep."""
+        """The encoder that is fine-tuned, exported and loaded."""
 
     @property
     @abc.abstractmethod
     def depth_names(self) -> list[str]:
-        """Suffixes of the log keys of what guesses masked tokens: its number of layers, one for each MLM head."""
+        """Suffixes of the generator's log keys: the number of layers below each MLM head."""
 
     @property
     def is_fast(self) -> bool:
-        """Whether the output layer runs in chunks that are sampled from at once, or as its definition reads."""
-        return str(self.cfg.kernels) != "reference"
+        """Whether the output layer runs in chunks that are sampled at once, or as the reference implementation."""
+        return self.cfg.kernels != "reference"
 
     @property
     def with_triton(self) -> bool:
-        """Whether these chunks run in Triton, on the device where the model is now."""
+        """Whether these chunks run in Triton on the model's current device."""
         return runs_in_triton(str(self.cfg.kernels), self.generator_embedding.weight.device)
 
     @property
     def generator_embedding(self) -> nn.Embedding:
-        """What guesses masked tokens reads these token embeddings, and its output layer is tied to them."""
+        """The token embeddings that the generator uses, tied to its output layer."""
         return self.embed_tokens
 
-    def mlm_loss(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
-        """How well ``hidden`` [...,E], the output of an MLM head, tells the ``originals`` [...] int64.
+    def guess(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the MLM loss of each position: softmax over the vocabulary of e(x) . hidden + bias (TEAMS Eq. 2).
+
+        Args:
+            hidden: [...,E], the output of an MLM head.
+            bias: [V].
+            originals: [...] int64, the targets.
 
         Returns:
-            -log p(original) [...] float32 in nats, and whether it is the best guess [...] bool.
+            -log p(original) [...] float32 in nats, and whether the original is the most probable token [...] bool.
         """
         embedding = self.generator_embedding.weight
         if not self.is_fast:
@@ -103,9 +131,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """As :meth:`mlm_loss`, the fast way, and what ``sampler`` draws from the same logits: tensors [...] or [...,S]."""
+        """Compute :meth:`guess` in chunks, and what ``sampler`` samples from the same logits: tensors [...] or [...,S]."""
         embedding, positions = self.generator_embedding.weight, hidden.flatten(0, -2)
-        nll, correct, drawn = output_layer(
+        nll, correct, sampled = output_layer(
             positions[None],
             embedding,
             bias[None],
@@ -115,56 +143,67 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             self.with_triton,
         )
         shape = originals.shape
-        return nll.view(shape), correct.view(shape), tuple(part.unflatten(0, shape) for part in drawn)
+        return nll.view(shape), correct.view(shape), tuple(part.unflatten(0, shape) for part in sampled)
 
     def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
-        """The output layer, tied to the token embeddings: [...,E] -> [...,V] float32."""
+        """Compute all logits of the tied output layer: [...,E] -> [...,V] float32."""
         return linear(hidden, self.generator_embedding.weight, bias).float()
 
     def sampling_logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
-        """As :meth:`logits`, with -inf where no generator may propose: special tokens and padding rows."""
-        return self.logits(hidden, bias).masked_fill(self.never_sampled_mask, float("-inf"))
+        """Compute :meth:`logits` with -inf at special tokens and padding, which are never sampled."""
+        return self.logits(hidden, bias).masked_fill(self.unsampled_rows, float("-inf"))
 
     def extract_features(self, tokens: Tensor) -> Tensor:
-        """Hidden states of the last layer of the encoder: [B,T] int64 -> [B,T,D]."""
-        return self.encoder(self.embed_tokens(tokens), tokens.eq(self.rows.pad))[-1]
+        """Compute the hidden states of the encoder's last layer: [B,T] int64 -> [B,T,D]."""
+        return self.encoder(self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad))[-1]
+
+    @abc.abstractmethod
+    def propose(
+        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it.
+
+        The arguments are those of :meth:`AmosModel.forward`.
+
+        Returns:
+            Logits [K,B,M,V] float32 before special tokens are excluded, and mixture weights [B,M,K].
+        """
 
     def max_positions(self) -> int:
         return self.cfg.max_positions
 
 
-class SingleGuesserModel(PretrainingModel):
-    """A model in which one network with one MLM head guesses the masked tokens."""
+class SingleMlmModel(PretrainingModel):
+    """A model in which one network with one MLM head predicts the masked tokens."""
 
     mlm_head: MlmHead
 
     @property
     @abc.abstractmethod
-    def guesser(self) -> TransformerEncoder:
-        """The network that reads masked text: a generator, or the encoder itself."""
+    def mlm_encoder(self) -> TransformerEncoder:
+        """The network below the MLM head: the generator, or the encoder itself."""
 
     @property
     def depth_names(self) -> list[str]:
-        return [str(len(self.guesser.layers))]
+        return [str(len(self.mlm_encoder.layers))]
 
-    def read_masked(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """Last states of the guesser at the masked positions: [B,M,D] of its own width."""
+    def encode_masked(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
+        """Compute the last states of ``mlm_encoder`` at the masked positions: [B,M,D] with its own width D."""
         embeddings = self.generator_embedding(masked_tokens)
-        return self.guesser(embeddings, padding_mask, last_positions=masked_positions)[-1]
+        return self.mlm_encoder(embeddings, padding_mask, last_positions=masked_positions)[-1]
 
     def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
-        """The guesser after its MLM head, at the masked positions: [B,M,E]."""
-        return self.mlm_head(self.read_masked(masked_tokens, masked_positions, padding_mask))
+        """Compute the output of the MLM head at the masked positions: [B,M,E]."""
+        return self.mlm_head(self.encode_masked(masked_tokens, masked_positions, padding_mask))
 
     @torch.no_grad()
     def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What :meth:`AmosModel.predict_logits` returns, for one depth: logits [1,B,M,V] and weights [B,M,1]."""
-        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.rows.pad))
+        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.vocabulary.pad))
         return as_single_depth(self.logits(hidden, self.mlm_head.bias))
 
 
 def as_single_depth(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """What one depth proposes, [B,M,V], as the proposal of several: [1,B,M,V], and its weights, all 1: [B,M,1]."""
+    """Return the logits [B,M,V] of a single depth as [1,B,M,V], and its mixture weights [B,M,1], which are all 1."""
     return logits[None], logits.new_ones(*logits.shape[:-1], 1)

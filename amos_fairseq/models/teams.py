@@ -1,7 +1,7 @@
 """TEAMS: ELECTRA augmented with multi-word selection (Shen et al., 2021), section 3.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, K negatives a masked position, D width of the encoder, E of the
-token embeddings, V rows of the vocabulary.
+Shapes: B sequences, T tokens, M masked positions per sequence, K negatives per masked position, D width of the encoder,
+E width of the token embeddings, V padded vocabulary size.
 """
 
 from dataclasses import dataclass, field
@@ -12,16 +12,26 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.samplers import ReplacementAndNegativeSampler, ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
-from amos_fairseq.models.configuration import EncoderConfig, embedding_width, encoder_shape, register_sizes
-from amos_fairseq.models.embedding_rows import EmbeddingRows
-from amos_fairseq.models.pretraining import SingleGuesserModel
-from amos_fairseq.models.teams_fine_tuning import FineTunedTeams
-from amos_fairseq.models.teams_layout import check_settings, generator_layers, kept_shape, num_shared_layers, tasks
-from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer, share_bottom, with_last_layer
-from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead, MlmHead
+from amos_fairseq.models.configuration import (
+    EncoderConfig,
+    PaddedVocabulary,
+    embedding_width,
+    register_sizes,
+    transformer_config,
+)
+from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.pretraining import SingleMlmModel
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead
+from amos_fairseq.modules.task_heads import FeedForwardHead, share_bottom, with_last_layer
+
+# Prefixes of weights that a checkpoint has only if it was trained with the task.
+HEAD_OF_TASK = {"mws": "mws_head.", "rtd": "detection_head."}
+LAYERS, RTD_LAYER = "discriminator.layers.", "rtd_layer."
 
 
 @dataclass
@@ -37,16 +47,16 @@ class TeamsConfig(EncoderConfig):
         metadata={"help": "how many of the generator's layers are the encoder's own, from the bottom (Table 4)"},
     )
     negative_samples: int = field(
-        default=5, metadata={"help": "K, other words among which the original is to be selected (TEAMS section 4.1)"}
+        default=5, metadata={"help": "K, other tokens among which the original is to be selected (TEAMS section 4.1)"}
     )
     negative_sampling: ChoiceEnum(["sampled", "hardest"]) = field(
         default="sampled",
-        metadata={"help": "drawn from the generator's softmax without replacement, or its K most likely (Figure 5)"},
+        metadata={"help": "sampled from the generator's softmax without replacement, or its K most likely (Figure 5)"},
     )
     task_heads: ChoiceEnum(["attention", "extra_layer", "ffn"]) = field(
         default="attention",
         metadata={
-            "help": "a branch per task: the last layer and another one beside it; two on top of all layers; or a "
+            "help": "one branch per task: the last layer and another one beside it; two layers on top of all layers; or a "
             "feed-forward network per token on top of all layers (Table 3)"
         },
     )
@@ -58,17 +68,71 @@ class TeamsConfig(EncoderConfig):
         default=2.0, metadata={"help": "lambda_2, weight of multi-word selection; 0 leaves its branch out (Table 2)"}
     )
     representation: ChoiceEnum(["mws", "rtd"]) = field(
-        default="mws", metadata={"help": "whose branch is kept: fine-tuned, exported and loaded (Table 3)"}
+        default="mws", metadata={"help": "the branch that is fine-tuned, exported and loaded (Table 3)"}
     )
 
 
+def discriminator_tasks(cfg: TeamsConfig) -> tuple[str, ...]:
+    """Return the discriminator's tasks, "mws" and "rtd": those whose loss has a weight."""
+    weights = {"mws": cfg.mws_loss_weight, "rtd": cfg.rtd_loss_weight}
+    return tuple(task for task, weight in weights.items() if weight)
+
+
+def generator_depth(cfg: TeamsConfig) -> int:
+    """Return the generator's layers; the default is half of the encoder's (Table 5)."""
+    return cfg.generator_layers or cfg.encoder_layers // 2
+
+
+def num_shared_layers(cfg: TeamsConfig) -> int:
+    """Return how many of the generator's bottom layers are the encoder's own; half is rounded down (Table 4)."""
+    depth = generator_depth(cfg)
+    return {"none": 0, "half": depth // 2, "all": depth}[cfg.share_layers]
+
+
+class FineTunedTeams(FineTunedModel):
+    """A fine-tuned model that loads the branch ``--representation`` of a pretraining checkpoint (Table 3)."""
+
+    @staticmethod
+    def final_encoder_config(cfg: TeamsConfig) -> TransformerConfig:
+        """Return the sizes of either branch: L layers, or L + 1 with a head on top of all L."""
+        return transformer_config(cfg, cfg.encoder_layers + (cfg.task_heads == "extra_layer"))
+
+    def take_encoder(self, state_dict: dict[str, Tensor]) -> None:
+        select_branch(state_dict, self.cfg.representation)
+        super().take_encoder(state_dict)
+
+
+def select_branch(state_dict: dict[str, Tensor], representation: str) -> None:
+    """Make one branch, "mws" or "rtd", the discriminator of a pretraining checkpoint, in place.
+
+    Raises:
+        UserError: the checkpoint has no such branch.
+    """
+    layers = {int(key.removeprefix(LAYERS).partition(".")[0]) for key in state_dict if key.startswith(LAYERS)}
+    if not layers:  # already fine-tuned
+        return
+    present = [task for task, head in HEAD_OF_TASK.items() if any(key.startswith(head) for key in state_dict)]
+    if representation not in present:
+        raise UserError(
+            f"the checkpoint holds no branch {representation}: it was trained without that task; give --representation "
+            f"{present[0] if present else 'of a TEAMS checkpoint'}"
+        )
+    if representation == "mws" or present == ["rtd"]:
+        return
+    rtd_keys = [key for key in state_dict if key.startswith(RTD_LAYER)]
+    if not rtd_keys:
+        raise UserError("both tasks of the checkpoint use one encoder (--task-heads ffn): leave --representation out")
+    for key in rtd_keys:
+        state_dict[f"{LAYERS}{max(layers)}.{key.removeprefix(RTD_LAYER)}"] = state_dict.pop(key)
+
+
 class TeamsOutput(NamedTuple):
-    """Everything that the criterion, the log and ``amos inspect`` read; None belongs to a branch that is left out."""
+    """Input of the criterion, the log and ``amos inspect``; a field is None if its branch is left out."""
 
     mlm_nll: Tensor  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor  # [B,M] bool, the generator's best guess is the original
+    mlm_correct: Tensor  # [B,M] bool, the generator's most probable token is the original
     sampled_tokens: Tensor  # [B,M] int64
-    corrupted_tokens: Tensor  # [B,T] int64, what the discriminator reads
+    corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
     candidates: Tensor | None  # [B,M,1+K] int64, the original first
@@ -76,44 +140,43 @@ class TeamsOutput(NamedTuple):
 
 
 @register_model("teams", dataclass=TeamsConfig)
-class TeamsModel(SingleGuesserModel):
-    """A generator half as deep as the discriminator, which shares its bottom layers, and a discriminator with two tasks.
+class TeamsModel(SingleMlmModel):
+    """A generator half as deep as the discriminator, whose bottom layers it shares, and a discriminator with two tasks.
 
-    The discriminator's last layer is that of multi-word selection; replaced tokens are detected on another layer beside it
-    (section 3.2). All that lies below the first layer is shared (token and position embeddings, token types, their LayerNorm
-    and projection), as is the table of relative positions.
+    The discriminator's last layer belongs to multi-word selection; replaced tokens are detected on another layer beside it
+    (section 3.2). Generator and discriminator share everything below the first layer (token and position embeddings, token
+    types, their LayerNorm and projection) and the table of relative positions.
     """
 
     fine_tuned_model = FineTunedTeams
 
-    def __init__(self, cfg: TeamsConfig, rows: EmbeddingRows):
-        super().__init__(cfg, rows)
-        check_settings(cfg, num_words=rows.num_tokens - len(rows.special))
-        self.tasks = tasks(cfg)
-        shape, width, embedded = kept_shape(cfg), cfg.encoder_embed_dim, embedding_width(cfg)
-        self.discriminator = TransformerEncoder(shape)
-        self.generator = TransformerEncoder(encoder_shape(cfg, generator_layers(cfg)))
+    def __init__(self, cfg: TeamsConfig, vocabulary: PaddedVocabulary):
+        super().__init__(cfg, vocabulary)
+        check_settings(cfg, num_samplable=vocabulary.num_tokens - len(vocabulary.special))
+        self.tasks = discriminator_tasks(cfg)
+        config, width = FineTunedTeams.final_encoder_config(cfg), cfg.encoder_embed_dim
+        self.discriminator = TransformerEncoder(config)
+        self.generator = TransformerEncoder(transformer_config(cfg, generator_depth(cfg)))
         share_bottom(self.generator, self.discriminator, num_shared_layers(cfg))
-        self.mlm_head = MlmHead(width, embedded, rows.num_rows, cfg.layer_norm_eps)
-        if "mws" in self.tasks:
-            self.mws_head = EmbeddingHead(width, embedded, cfg.layer_norm_eps)
-        if "rtd" in self.tasks:
-            self.detection_head = DetectionHead(width)
-        if len(self.tasks) == 2 and str(cfg.task_heads) == "ffn":
-            self.mws_ffn, self.rtd_ffn = FeedForwardHead(shape), FeedForwardHead(shape)
+        self.mlm_head = self.make_mlm_head(width)
+        self.mws_head = EmbeddingHead(width, embedding_width(cfg), cfg.layer_norm_eps) if "mws" in self.tasks else None
+        self.detection_head = DetectionHead(width) if "rtd" in self.tasks else None
+        self.rtd_layer = self.mws_ffn = self.rtd_ffn = None
+        if len(self.tasks) == 2 and cfg.task_heads == "ffn":
+            self.mws_ffn, self.rtd_ffn = FeedForwardHead(config), FeedForwardHead(config)
         elif len(self.tasks) == 2:
-            self.rtd_layer = TransformerLayer(shape)
+            self.rtd_layer = TransformerLayer(config)
         self.initialize()
 
     @property
     def encoder(self) -> TransformerEncoder:
         """The branch that ``--representation`` names, its last layer included."""
-        if str(self.cfg.representation) == "rtd" and len(self.tasks) == 2:
+        if self.cfg.representation == "rtd" and len(self.tasks) == 2:
             return with_last_layer(self.discriminator, self.rtd_layer)
         return self.discriminator
 
     @property
-    def guesser(self) -> TransformerEncoder:
+    def mlm_encoder(self) -> TransformerEncoder:
         return self.generator
 
     def forward(
@@ -124,11 +187,15 @@ class TeamsModel(SingleGuesserModel):
         masked_weights: Tensor,
         has_padding: bool = True,
     ) -> TeamsOutput:
-        """Mask, guess, sample, corrupt, draw candidates, detect and select; arguments as for :meth:`AmosModel.forward`."""
-        padding_mask = tokens.eq(self.rows.pad) if has_padding else None
+        """Mask, predict, sample, corrupt, sample candidates, detect, select. Arguments as in :meth:`AmosModel.forward`.
+
+        P_D(x_i^R = x_i) = sigmoid(w . h_RTD(x^R)_i) (TEAMS Eq. 3 and 6) is sigmoid(-rtd_logits): the logits are positive for
+        "replaced".
+        """
+        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
         originals = tokens.gather(1, masked_positions)
         hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        nll, correct, sampled, candidates = self.guess_and_sample(hidden, originals)
+        nll, correct, sampled, candidates = self.predict_and_sample(hidden, originals)
         corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
         mws_states, rtd_states = self.discriminate(corrupted, padding_mask, masked_positions)
         return TeamsOutput(
@@ -142,38 +209,38 @@ class TeamsModel(SingleGuesserModel):
             mws_logits=self.select(mws_states, candidates) if "mws" in self.tasks else None,
         )
 
-    def guess_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """-log p(original) and whether it is the best guess, [B,M] each, then what :meth:`sample` returns."""
+    def predict_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Compute what :meth:`guess` returns, both [B,M], and then what :meth:`sample` returns, from the same logits."""
         if not self.is_fast:
             return *self.mlm_loss(hidden, self.mlm_head.bias, originals), *self.sample(hidden, originals)
         sampler = ReplacementSampler()
         if "mws" in self.tasks:
-            is_hardest = str(self.cfg.negative_sampling) == "hardest"
-            sampler = ReplacementAndNegativeSampler(originals.flatten(), self.cfg.negative_samples, is_hardest)
-        nll, correct, (sampled, *negatives) = self.mlm_loss_and_sample(hidden, self.mlm_head.bias, originals, sampler)
+            is_hardest = self.cfg.negative_sampling == "hardest"
+            sampler = ReplacementsAndNegatives(originals.flatten(), self.cfg.negative_samples, is_hardest)
+        nll, correct, (sampled, *negatives) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
         candidates = torch.cat([originals.unsqueeze(-1), *negatives], dim=-1) if negatives else None
         return nll, correct, sampled, candidates
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor | None]:
-        """From the generator's softmax without special tokens and padding rows: replacements and candidates.
+        """Sample replacement tokens and candidates from P_G (TEAMS Eq. 2) without special tokens and padding.
 
-        The two are drawn independently (in Figure 1 the replacement is no candidate); no gradient passes.
+        The two are sampled independently: in Figure 1 the replacement token is not a candidate. There is no gradient.
 
         Args:
-            hidden: [B,M,E], what :meth:`generate` returns.
+            hidden: [B,M,E], the output of :meth:`generate`.
             originals: [B,M] int64.
 
         Returns:
-            Replacements [B,M] int64, and, unless that task is left out, candidates [B,M,1+K] int64: the original, then K
-            other words.
+            Replacement tokens [B,M] int64, and candidates [B,M,1+K] int64: the original, then K other tokens; None instead of
+            the candidates without multi-word selection.
         """
         logits = self.sampling_logits(hidden, self.mlm_head.bias)
         sampled = gumbel_max(logits, gumbel_noise(logits))
         if "mws" not in self.tasks:
             return sampled, None
         others = forbid_tokens(logits, originals)
-        if str(self.cfg.negative_sampling) == "hardest":
+        if self.cfg.negative_sampling == "hardest":
             negatives = others.topk(self.cfg.negative_samples).indices
         else:
             negatives = gumbel_top_k(others, gumbel_noise(others), self.cfg.negative_samples)
@@ -182,30 +249,96 @@ class TeamsModel(SingleGuesserModel):
     def discriminate(
         self, corrupted: Tensor, padding_mask: Tensor | None, selected: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tokens [B,T] -> states of multi-word selection and of detection, each [B,T,D]; the same for a single task.
+        """Compute the states of multi-word selection and of detection, each [B,T,D], from tokens [B,T] int64.
 
-        ``selected`` [B,M] int64 are all positions that selection reads: its states are [B,M,D] then.
+        With a single task both are the same tensor. With ``selected`` [B,M] int64 the states of multi-word selection are
+        computed at these positions alone: [B,M,D].
         """
         embeddings = self.embed_tokens(corrupted)
-        has_feed_forward_heads = str(self.cfg.task_heads) == "ffn"
-        selection_alone = None if has_feed_forward_heads or "mws" not in self.tasks else selected
-        states = self.discriminator(embeddings, padding_mask, last_positions=selection_alone)
-        if len(self.tasks) == 1:
+        if self.rtd_ffn is not None:
+            states = self.discriminator(embeddings, padding_mask)[-1]
+            mws_states = self.mws_ffn(states)
+            mws_states = mws_states if selected is None else gather_positions(mws_states, selected)
+            return mws_states, self.rtd_ffn(states)
+        last_positions = selected if "mws" in self.tasks else None
+        states = self.discriminator(embeddings, padding_mask, last_positions=last_positions)
+        if self.rtd_layer is None:
             return states[-1], states[-1]
-        if has_feed_forward_heads:
-            selecting = self.mws_ffn(states[-1])
-            return (
-                selecting if selected is None else gather_positions(selecting, selected),
-                self.rtd_ffn(states[-1]),
-            )
         bias = self.discriminator.attention_bias(embeddings, padding_mask)
         return states[-1], self.discriminator.run_layer(self.rtd_layer, states[-2], bias)
 
     def select(self, states: Tensor, candidates: Tensor) -> Tensor:
-        """e(x') . h_MWS(x^R)_i of every candidate x' (Eq. 7): [B,M,D], [B,M,1+K] -> [B,M,1+K] float32."""
+        """Compute the logit e(x') . h_MWS(x^R)_i of every candidate x' in S_i (TEAMS Eq. 5 and 7).
+
+        [B,M,D] states, [B,M,1+K] int64 candidates -> [B,M,1+K] float32.
+        """
         hidden = self.mws_head(states)  # [B,M,E]
         return torch.einsum("bme,bmke->bmk", hidden, self.embed_tokens(candidates)).float()
 
 
-# Embedding 128 in small: section 4.1 and Table 5. tiny: the generator has AMOS-tiny's two layers, half of one is none.
+def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:
+    """Raise ValueError for values out of range, and for a setting that another one makes meaningless.
+
+    Args:
+        cfg: the settings.
+        num_samplable: tokens of the vocabulary that a generator may sample.
+    """
+    _check_tasks(cfg)
+    _check_layers(cfg)
+    # The original is not a negative.
+    if not 1 <= cfg.negative_samples < num_samplable:
+        raise ValueError(
+            f"--negative-samples {cfg.negative_samples} must be at least 1 and below the {num_samplable} tokens of the "
+            "vocabulary that are not special"
+        )
+
+
+def _check_tasks(cfg: TeamsConfig) -> None:
+    for task in ("mws", "rtd"):
+        weight = getattr(cfg, f"{task}_loss_weight")
+        if not weight >= 0:
+            raise ValueError(f"--{task}-loss-weight {weight} must not be negative; 0 leaves the task out")
+    present = discriminator_tasks(cfg)
+    if not present:
+        raise ValueError(
+            "--mws-loss-weight 0 --rtd-loss-weight 0 leaves the discriminator without a task: give one of them a weight, or "
+            "train a masked language model (--arch mlm_base --criterion mlm)"
+        )
+    if cfg.representation not in present:
+        raise ValueError(
+            f"--representation {cfg.representation} names the branch that --{cfg.representation}-loss-weight 0 leaves out: "
+            f"give --representation {present[0]}"
+        )
+    if len(present) == 1 and cfg.task_heads != "attention":
+        raise ValueError(f"--task-heads {cfg.task_heads} has no meaning with a single task: leave it out")
+    if cfg.task_heads == "ffn" and cfg.representation == "rtd":
+        raise ValueError(
+            "--representation rtd has no meaning with --task-heads ffn, where both tasks use one encoder: leave it out"
+        )
+
+
+def _check_layers(cfg: TeamsConfig) -> None:
+    depth, shared = generator_depth(cfg), num_shared_layers(cfg)
+    if depth < 1:
+        raise ValueError(
+            f"--generator-layers {cfg.generator_layers} gives a generator of {depth} layers beside an encoder of "
+            f"{cfg.encoder_layers}: give a number above 0"
+        )
+    if cfg.share_layers == "half" and shared == 0:
+        raise ValueError(
+            "--share-layers half shares nothing with a generator of one layer: give --generator-layers 2 or more, or "
+            "--share-layers none or all"
+        )
+    if shared > cfg.encoder_layers:
+        raise ValueError(
+            f"--share-layers {cfg.share_layers} would share {shared} layers of the generator with an encoder of "
+            f"{cfg.encoder_layers}: give fewer --generator-layers"
+        )
+    if len(discriminator_tasks(cfg)) == 2 and cfg.task_heads == "attention" and cfg.encoder_layers < 2:
+        raise ValueError(
+            "--task-heads attention needs --encoder-layers 2 or more: the input of both branches is the layer below the last"
+        )
+
+
+# Embedding 128 in small: section 4.1 and Table 5. tiny: as many layers as AMOS-tiny's generator, since half of one is none.
 register_sizes("teams", tiny={"generator_layers": 2, "linear_init_std": 0.1}, small={"embedding_dim": 128})

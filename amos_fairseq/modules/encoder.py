@@ -65,7 +65,7 @@ class EncoderShape:
 class TransformerLayer(nn.Module):
     """Attention and feed-forward network, each followed by dropout, residual connection and LayerNorm (post-LayerNorm)."""
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
         self.attention_norm = LayerNorm(shape.width, shape.layer_norm_eps)
@@ -117,7 +117,7 @@ class TransformerEncoder(nn.Module):
         is_compiled: run layers through torch.compile where a gradient is required, that is, in training.
     """
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.shape = shape
         self.is_compiled = False

@@ -1,4 +1,4 @@
-"""AdamW, fused: LayerNorm, biases, mixture weights and bias tables undecayed, lower layers at lower rates if asked."""
+"""Fused AdamW without weight decay for LayerNorm, biases, mixture weights and bias tables, and with layer-wise rates."""
 
 import ast
 import logging
@@ -17,13 +17,13 @@ from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
 
 logger = logging.getLogger(__name__)
 
-# Settings of a group that a checkpoint does not bring back.
+# Settings of a group that are not restored from a checkpoint.
 SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale")
 
 
 @dataclass
 class GroupedAdamConfig(FairseqDataclass):
-    """AMOS Table 3; no weight decay is given there (0.01 in TEAMS Table 5 and thesis Table 5.1)."""
+    """AMOS Table 3, which gives no weight decay (0.01 in TEAMS Table 5 and thesis Table 5.1)."""
 
     adam_betas: str = field(default="(0.9, 0.98)", metadata={"help": "decay rates of the two moments"})
     adam_eps: float = field(default=1e-6, metadata={"help": "epsilon of Adam"})
@@ -35,7 +35,7 @@ class GroupedAdamConfig(FairseqDataclass):
     layer_wise_lr_decay: float = field(
         default=1.0,
         metadata={
-            "help": "fine-tuning: a layer's learning rate is that of the layer above it times this number, "
+            "help": "fine-tuning: a layer's learning rate is that of the layer above it times this factor, "
             "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)"
         },
     )
@@ -47,11 +47,11 @@ class GroupedAdam(FairseqOptimizer):
     """Decoupled weight decay (AdamW) over groups of parameters, each with its own decay and share of the learning rate.
 
     With ``--layer-wise-lr-decay X`` layer i of n has the rate lr * X^(n + 1 - i), everything below the layers
-    lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.initialization.mark_layer_depths`). The
-    released code of ELECTRA counts one step more between heads and top layer: its X^2 is X here, and so on down.
+    lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.initialization.mark_layer_depths`).
+    ELECTRA's released code has one step more between heads and top layer: its X^2 is X here, and so on for lower layers.
 
-    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. NVIDIA's fused Adam is used
-    where apex is installed beside a GPU, PyTorch's fused kernels otherwise.
+    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses NVIDIA's fused
+    Adam if apex and a GPU are present, PyTorch's fused kernels otherwise.
     """
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
@@ -64,23 +64,23 @@ class GroupedAdam(FairseqOptimizer):
             self._optimizer = fused_adam(groups, adam_w_mode=True, **self.optimizer_config)
         else:
             self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
-            # fairseq's wrappers for 16 bits then hand over scale and clipping, and spare a pass over the gradients.
+            # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
             self._optimizer.supports_step_with_scale = True
         self.set_lr(first(cfg.lr))
 
     def get_lr(self) -> float:
-        """The schedule's learning rate, which is that of the heads."""
+        """Return the schedule's learning rate, which is that of the heads."""
         return self.param_groups[0]["lr"] / self.param_groups[0]["lr_scale"]
 
     def set_lr(self, lr: float) -> None:
-        """Give every group its share of the schedule's learning rate."""
+        """Set every group's share of the schedule's learning rate."""
         for group in self.param_groups:
             group["lr"] = lr * group["lr_scale"]
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Scale the gradients down to ``max_norm`` (0: do not); their norm before, a scalar that stays on the device.
+        """Scale the gradients down to ``max_norm`` (0: do not) and return their norm before, a scalar on the device.
 
-        fairseq launches a kernel for each parameter where apex is missing; PyTorch takes them together.
+        Without apex, fairseq launches one kernel per parameter; PyTorch processes them together.
         """
         parameters = [parameter for parameter in self.params if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
@@ -93,12 +93,12 @@ class GroupedAdam(FairseqOptimizer):
     def step(
         self, closure: Callable[[], Tensor] | None = None, scale: Tensor | float = 1.0, groups: Any = None
     ) -> None:
-        """Update the parameters with their gradients divided by ``scale``, which is done inside the fused kernel."""
+        """Update the parameters with their gradients divided by ``scale``; the fused kernel divides."""
         if not torch.is_tensor(scale) and scale == 1.0:
             self.optimizer.step(closure)
             return
         device = self.param_groups[0]["params"][0].device
-        # Filled there: a number made here would have to be copied, and waited for.
+        # Filled on the device: copying a host value would make the host wait.
         divisor = scale.to(device).float() if torch.is_tensor(scale) else torch.full((), scale, device=device)
         self.optimizer.grad_scale = divisor
         try:
@@ -108,18 +108,17 @@ class GroupedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The settings that all parameters share; weight decay and share of the rate are each group's own."""
+        """The settings that all groups share; weight decay and the share of the learning rate differ by group."""
         return {"lr": first(self.cfg.lr), "betas": parse_betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Moments, counters and rate from a checkpoint; betas, epsilon and both decays as the flags say now.
+        """Load moments, counters and rate from a checkpoint; betas, epsilon and both decays come from the current flags.
 
-        The scheduler sets the rate anew where it has one of its own. ``optimizer_overrides``
-        (``--optimizer-overrides``) come last.
+        A scheduler with its own rate sets it again. ``optimizer_overrides`` (``--optimizer-overrides``) are applied last.
 
         Raises:
-            UserError: the checkpoint groups its parameters otherwise, or the overrides name the weight decay, which
-                would reach the parameters without decay too.
+            UserError: the checkpoint has other parameter groups, or the overrides name the weight decay, which would also
+                apply to the parameters without decay.
         """
         overrides = dict(optimizer_overrides or {})
         if "weight_decay" in overrides:
@@ -134,27 +133,27 @@ class GroupedAdam(FairseqOptimizer):
         flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]
         super().load_state_dict(state_dict)
         leading = self.param_groups[0]
-        lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # a checkpoint may be older than shares
+        lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # older checkpoints have no lr_scale
         for group, settings in zip(self.param_groups, flags, strict=True):
             group.update(settings | overrides)
         self.set_lr(lr)
 
     @property
     def supports_flat_params(self) -> bool:
-        """One flat tensor would lose the groups."""
+        """False: one flat tensor would lose the groups."""
         return False
 
 
 def parameter_groups(
     params: Iterable[nn.Parameter], weight_decay: float, decay_all: bool, layer_wise_lr_decay: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Parameters by their marks, from the heads down, at each depth the decayed ones first.
+    """Group parameters by their marks, from the heads down, at each depth the decayed ones first.
 
-    Without layer-wise decay the depths make no groups. The order inside a group is the given one. ``lr_scale`` is a
-    group's share of the learning rate.
+    Without layer-wise decay the depth does not separate groups. The order inside a group is the given one. ``lr_scale`` is
+    a group's share of the learning rate.
 
     Raises:
-        UserError: layer-wise decay for parameters whose depth is not known.
+        UserError: layer-wise decay with parameters whose depth is unknown.
     """
     by_mark: dict[ParameterGroup, list[nn.Parameter]] = {}
     for parameter in params:
@@ -164,7 +163,7 @@ def parameter_groups(
         elif mark.depth is None:
             raise UserError(
                 f"--layer-wise-lr-decay {layer_wise_lr_decay:g} needs a fine-tuning task, such as sentence_prediction "
-                "or squad, and a model of this package: only they tell the layers apart; otherwise leave it at 1"
+                "or squad, and a model of this package: only they mark the depth of parameters; otherwise leave it at 1"
             )
         by_mark.setdefault(mark._replace(is_decayed=mark.is_decayed or decay_all), []).append(parameter)
     return [
@@ -178,13 +177,13 @@ def parameter_groups(
 
 
 def check_layer_wise_decay(decay: float) -> None:
-    """Raise :class:`UserError` for what is no share of a learning rate."""
+    """Raise :class:`UserError` for a value that is not a share of a learning rate."""
     if not 0 < decay <= 1:
         raise UserError(f"--layer-wise-lr-decay {decay:g} must be above 0 and at most 1 (1: the same rate everywhere)")
 
 
 def parse_betas(text: str) -> tuple[float, float]:
-    """ "(0.9, 0.98)" -> (0.9, 0.98); raises UserError."""
+    """Parse "(0.9, 0.98)" to (0.9, 0.98); raise UserError."""
     try:
         first_moment, second_moment = ast.literal_eval(text)
         betas = float(first_moment), float(second_moment)
@@ -196,12 +195,12 @@ def parse_betas(text: str) -> tuple[float, float]:
 
 
 def first(lr: List[float] | float) -> float:
-    """fairseq's list of learning rates by epoch starts with the one to begin with."""
+    """Return the first of fairseq's learning rates by epoch."""
     return float(lr) if isinstance(lr, (int, float)) else float(lr[0])
 
 
 def apex_fused_adam() -> type[torch.optim.Optimizer] | None:
-    """NVIDIA's FusedAdam if it can run here. Another package on PyPI is called apex as well and has no optimizers."""
+    """Return NVIDIA's FusedAdam if it can run here. The package called apex on PyPI is another one without optimizers."""
     if not torch.cuda.is_available():
         return None
     try:

@@ -3,6 +3,7 @@
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.scoring.cloze import Cloze, MaskedCloze, OnePassCloze
 from amos_fairseq.scoring.electra import ElectraCloze
@@ -20,7 +21,7 @@ def cloze_of(pretrained: Pretrained, tokens_per_batch: int, electra_formula: str
         return ElectraCloze(pretrained, tokens_per_batch, electra_formula or "exact")
     if electra_formula is not None:
         raise UserError(f"--electra-formula has no meaning for {pretrained.file}, which is no ELECTRA: leave it out")
-    if hasattr(model, "token_log_probs"):
+    if isinstance(model, ElectricModel):
         return OnePassCloze(pretrained, tokens_per_batch)
     if isinstance(model, MlmModel):
         return MaskedCloze(pretrained, tokens_per_batch)

@@ -11,7 +11,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.data.length_batches import batches_by_length
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.special_tokens import MASK_SYMBOL
 

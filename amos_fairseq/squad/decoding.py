@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
 
 import numpy as np
 
-from amos_fairseq.data.squad_dataset import Window
+from amos_fairseq.data.squad import Window
 
 # Null odds of a question for which no span at all could be an answer: above every threshold, and still JSON.
 NO_SPAN_ODDS = 1e9

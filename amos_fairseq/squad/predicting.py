@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 
-from amos_fairseq.data.length_batches import batches_by_length
-from amos_fairseq.data.squad_dataset import SquadWindowDataset
-from amos_fairseq.data.squad_windows import window_of_most_context
+from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.data.squad import SquadWindowDataset, window_of_most_context
 from amos_fairseq.errors import UserError
 from amos_fairseq.squad.decoding import Decoded, DecodingLimits, ScoredSpan, decode_question, spans_of_window
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List
 
-from amos_fairseq.data.squad_files import SquadSplit
+from amos_fairseq.data.squad import SquadSplit
 from amos_fairseq.files import whole_file
 from amos_fairseq.squad.decoding import Decoded
 from amos_fairseq.squad.metrics import evaluate

@@ -1,5 +1,1 @@
-"""fairseq tasks of this package; importing registers them."""
-
-from amos_fairseq.tasks import squad, text_pretraining
-
-__all__ = ["squad", "text_pretraining"]
+"""Tasks: ``text_pretraining`` for every objective, and ``squad``."""

@@ -1,24 +1,22 @@
-"""Fine-tuning on SQuAD: answers are spans of the context, or, in version 2.0, absent."""
+"""Fine-tuning on SQuAD: the answer is a span of the context, or, in version 2.0, absent."""
 
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
-from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
-from amos_fairseq.data.squad_dataset import SquadWindowDataset
-from amos_fairseq.data.squad_files import SquadSplit, read_manifest
-from amos_fairseq.data.squad_windows import WindowLimits
+from amos_fairseq.data.block_iterator import BlockBatchIterator
+from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.span_heads import SPAN_HEADS
 from amos_fairseq.ranks import on_first_rank
-from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
+from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ class SquadConfig(FairseqDataclass):
         default=512, metadata={"help": "tokens of question, context and special tokens (AMOS Appendix B: 512)"}
     )
     doc_stride: int = field(
-        default=128, metadata={"help": "distance in tokens between windows over a context that is longer (BERT's)"}
+        default=128, metadata={"help": "distance in tokens between the windows of a longer context (BERT's)"}
     )
     max_question_length: int = field(
         default=64, metadata={"help": "tokens of a question; the rest is cut off (BERT's)"}
@@ -46,23 +44,19 @@ class SquadConfig(FairseqDataclass):
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(MicroBatchNoise, FairseqTask):
-    """Every window over every context is a training example (see ``data.squad_dataset``). ``amos squad`` decodes answers
-    and scores them; validation here is by loss and by accuracy of positions.
+class SquadTask(CorpusTask):
+    """Every window of every context is a training example (see ``data.squad``).
+
+    ``amos squad`` decodes answers and scores them; validation here measures the loss and the accuracy of positions.
     """
 
     cfg: SquadConfig
 
-    def __init__(self, cfg: SquadConfig, vocabulary: Vocabulary, dictionary: Dictionary) -> None:
-        super().__init__(cfg)
-        self.vocabulary, self.dictionary = vocabulary, dictionary
-        self.state.merge_state_dict(vocabulary.fingerprints())
-
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
-        """:class:`UserError` for a directory or lengths that cannot be used."""
+        """Read the vocabulary; raise :class:`UserError` for a directory or lengths that cannot be used."""
         if OmegaConf.is_missing(cfg, "data"):
-            raise UserError("no data are named: give the directory that prepare.sh wrote, as task.data=DIR")
+            raise UserError("no data directory is given: give the directory that prepare.sh wrote, as task.data=DIR")
         window_limits(cfg).check()
         if not Path(cfg.data).is_dir():
             raise UserError(f"{cfg.data} is not a directory: give the one that preprocess/squad/prepare.sh wrote")
@@ -71,17 +65,13 @@ class SquadTask(MicroBatchNoise, FairseqTask):
         return cls(cfg, vocabulary, vocabulary.load_dictionary())
 
     @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> Optional[Dictionary]:
+    def target_dictionary(self) -> None:
         return None
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         model = super().build_model(cfg, from_checkpoint)
-        if not hasattr(model, "register_span_head"):
-            raise UserError(f"--arch {cfg.arch} has no head for answers: give an architecture of amos_fairseq")
+        if not isinstance(model, FineTunedModel):
+            raise UserError(f"--arch {arch_name(cfg)} has no head for answers: give an architecture of amos_fairseq")
         model.register_span_head(str(self.cfg.span_head))
         return model
 
@@ -89,11 +79,14 @@ class SquadTask(MicroBatchNoise, FairseqTask):
         return self.cfg.tokens_per_window
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Windows of ``split``; :class:`UserError` where its files are not there."""
-        training = split == self.cfg.train_subset
+        """Load the windows of ``split``; raise :class:`UserError` if its files are missing."""
         data = SquadSplit(Path(self.cfg.data), split)
         dataset = SquadWindowDataset(
-            data, self.dictionary, limits=window_limits(self.cfg), seed=self.cfg.seed, training=training
+            data,
+            self.dictionary,
+            limits=window_limits(self.cfg),
+            seed=self.cfg.seed,
+            training=split == self.cfg.train_subset,
         )
         logger.info(
             f"{dataset.source}: {len(data)} questions, {len(dataset)} windows of up to {dataset.sizes.max()} tokens"
@@ -106,20 +99,15 @@ class SquadTask(MicroBatchNoise, FairseqTask):
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
         max_positions: Optional[int] = None,
-        num_shards: int = 1,
-        shard_id: int = 0,
-        num_workers: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
-        **ignored: Any,
+        **others: Any,
     ) -> BlockBatchIterator:
-        """Batches of ``max_sentences`` windows (or ``max_tokens`` // ``--tokens-per-window``, the smaller of both).
+        """Return batches of ``max_sentences`` windows, or of ``max_tokens`` // ``--tokens-per-window`` if that is less.
 
-        One rank without ``--update-freq`` trains on every window in every epoch. With several micro-batches an update,
+        One rank without ``--update-freq`` trains on every window in every epoch. With several micro-batches per update,
         windows that make no whole update are left out, others in each epoch: see ``whole_updates``.
 
         Raises:
-            UserError: windows are longer than the model reads, or no batch has room for one.
+            UserError: windows are too long for the model or for a batch.
         """
         length = self.cfg.tokens_per_window
         if max_positions is not None and max_positions < length:
@@ -130,31 +118,11 @@ class SquadTask(MicroBatchNoise, FairseqTask):
         batch_size = min(limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None)
         if batch_size < 1:
             raise UserError(f"--max-tokens {max_tokens} leaves no room for one window of --tokens-per-window {length}")
-        dataset.set_epoch(epoch)
-        indices, update_freq = dataset.ordered_indices(), 1
-        if dataset.training:
-            schedule = self.cfg.update_freq
-            update_freq = schedule[min(epoch, len(schedule)) - 1]
-            if num_shards * update_freq > 1:
-                indices = whole_updates(indices, num_shards * update_freq * batch_size, dataset.source)
-        return BlockBatchIterator(
-            dataset,
-            equal_batches(indices, batch_size),
-            update_freq=update_freq,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
-        )
+        return self.batches(dataset, batch_size, partial_update=True, **others)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Before the first checkpoint can be written, the vocabulary lies in ``SAVE_DIR/tokenizer``."""
+        """Copy the vocabulary into ``SAVE_DIR/tokenizer`` before the first checkpoint can be written."""
         on_first_rank(lambda: self.vocabulary.copy_into(self.cfg.save_dir))
-
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Compare a checkpoint's vocabulary with this task's; :class:`UserError` where they differ."""
-        self.vocabulary.refuse_other(state_dict)
 
 
 def window_limits(cfg: SquadConfig) -> WindowLimits:

@@ -9,20 +9,25 @@ import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
-from amos_fairseq.data.corpus import read_blocks, require_split
-from amos_fairseq.data.mask_treatment import OF_OBJECTIVE, TREATMENTS, MaskTreatment
-from amos_fairseq.data.masked_blocks import MaskedBlockDataset, num_masked_positions
+from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
+from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split
+from amos_fairseq.data.masked_blocks import (
+    OF_OBJECTIVE,
+    TREATMENTS,
+    MaskedBlockDataset,
+    MaskTreatment,
+    num_masked_positions,
+)
 from amos_fairseq.data.seeding import Purpose, noise_seed
-from amos_fairseq.data.token_counts import count_tokens
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.ranks import on_first_rank, sum_over_ranks
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
-from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
+from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ logger = logging.getLogger(__name__)
 class TextPretrainingConfig(FairseqDataclass):
     data: str = field(
         default=MISSING,
-        metadata={"help": "directory of the binarized corpus; dir0:dir1 are shards, epoch e reads the next one"},
+        metadata={"help": "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next one"},
     )
     tokens_per_sample: int = field(
         default=512, metadata={"help": "tokens per block, <s> included (AMOS Table 3: sequence length 512)"}
@@ -39,8 +44,8 @@ class TextPretrainingConfig(FairseqDataclass):
     sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc"]) = field(
         default="none",
         metadata={
-            "help": "where blocks end: none fills every block; complete at the end of a paragraph; complete_doc also at "
-            "the end of a document; a paragraph longer than a block is cut"
+            "help": "where blocks end: none fills every block; complete ends a block at the end of a paragraph; complete_doc "
+            "also at the end of a document; a paragraph longer than a block is cut"
         },
     )
     mask_prob: float = field(
@@ -49,7 +54,7 @@ class TextPretrainingConfig(FairseqDataclass):
     mask_treatment: ChoiceEnum(["default", *TREATMENTS]) = field(
         default="default",
         metadata={
-            "help": "what stands at masked positions: mask: <mask>; bert: 80 %% <mask>, 10 %% a random token, 10 %% the "
+            "help": "the input at masked positions: mask: <mask>; bert: 80 %% <mask>, 10 %% a random token, 10 %% the "
             "original; electra: 85 %% <mask>, 15 %% the original; default: bert for the criterion mlm, electra for "
             "electra, mask for all others"
         },
@@ -65,34 +70,24 @@ class TextPretrainingConfig(FairseqDataclass):
 
 
 @register_task("text_pretraining", dataclass=TextPretrainingConfig)
-class TextPretrainingTask(MicroBatchNoise, FairseqTask):
-    """Epoch e reads shard (e - 1) mod n. What is drawn at random depends on (seed, epoch, block) or (seed, update,
-    block) alone: see :mod:`amos_fairseq.data.seeding`. A checkpoint's ``task_state`` names the vocabulary by sha256.
+class TextPretrainingTask(CorpusTask):
+    """Pretraining on blocks of text. Epoch e uses shard (e - 1) mod n.
+
+    Random numbers depend on (seed, epoch, block) or (seed, update, block) alone: see :mod:`amos_fairseq.data.seeding`.
     """
 
     cfg: TextPretrainingConfig
 
-    def __init__(self, cfg: TextPretrainingConfig, vocabulary: Vocabulary, dictionary: Dictionary) -> None:
-        super().__init__(cfg)
-        self.vocabulary = vocabulary
-        self.dictionary = dictionary
-        self.mask_idx = dictionary.index(MASK_SYMBOL)
-        self.state.merge_state_dict(vocabulary.fingerprints())
-
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
-        """Read the vocabulary; :class:`UserError` for paths, dictionaries or settings that cannot be used."""
+        """Read the vocabulary; raise :class:`UserError` for paths, dictionaries or settings that cannot be used."""
         if OmegaConf.is_missing(cfg, "data"):
-            raise UserError("no corpus is named: give the directory that prepare.sh wrote, as task.data=DIR")
+            raise UserError("no corpus is given: give the directory that prepare.sh wrote, as task.data=DIR")
         check_settings(cfg)
         vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
         return cls(cfg, vocabulary, dictionary)
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
@@ -103,31 +98,33 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         """Ids that are never masked, never a target and never sampled, ascending."""
         return special_ids(self.dictionary)
 
-    def masked_per_block(self, length: int) -> int:
-        """k(L) = ceil(mask_prob * L), the masked positions of a block of L tokens (if it has so many to mask)."""
-        return num_masked_positions(self.cfg.mask_prob, length)
-
     @property
     def masked_share(self) -> float:
         """r = ceil(mask_prob * T) / T: puts sums over real tokens on the scale of sums over masked positions."""
-        return self.masked_per_block(self.cfg.tokens_per_sample) / self.cfg.tokens_per_sample
+        return num_masked_positions(self.cfg.mask_prob, self.cfg.tokens_per_sample) / self.cfg.tokens_per_sample
 
     @property
     def mask_treatment(self) -> MaskTreatment:
-        """What the generator reads at masked positions."""
-        name = str(self.cfg.mask_treatment)
+        """The generator's input at masked positions."""
+        name = self.cfg.mask_treatment
         return TREATMENTS[OF_OBJECTIVE.get(self.cfg.objective, "mask") if name == "default" else name]
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> PretrainingModel:
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(model, PretrainingModel):
+            raise UserError(f"--arch {arch_name(cfg)} is not pretrained on masked blocks: give one of amos_fairseq")
+        return model
 
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
 
     def count_training_tokens(self) -> torch.Tensor:
-        """How often each token of the dictionary stands in the training text, all shards together: int64 [tokens].
+        """Count each token of the dictionary in the training text of all shards: int64 [tokens].
 
-        Each rank reads its part of the text, so every rank has to call this.
+        Each rank counts its part of the text, so every rank must call this.
 
         Raises:
-            UserError: the training text is missing or empty, or holds no token that a generator may propose.
+            UserError: the training text is missing or empty, or has no token that a generator may sample.
         """
         paths = [os.path.join(directory, self.cfg.train_subset) for directory in shard_directories(self.cfg.data)]
         for path in paths:
@@ -147,11 +144,11 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         return counts
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Blocks of one shard's ``split``; with ``combine`` also of ``split1``, ``split2``, ...
+        """Load the blocks of one shard's ``split``; with ``combine`` also of ``split1``, ``split2``, ...
 
         Raises:
-            UserError: the split is missing or empty; for training, in whichever shard, so that a run does not stop
-                in a later epoch.
+            UserError: the split is missing or empty; for training in any shard, so that a run does not stop in a later
+                epoch.
         """
         directories = shard_directories(self.cfg.data)
         training = split == self.cfg.train_subset
@@ -164,7 +161,7 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         self.datasets[split] = self.mask_blocks(blocks, training, path)
 
     def mask_blocks(self, blocks: Any, training: bool, source: str) -> MaskedBlockDataset:
-        """Blocks as :class:`MaskedBlockDataset` takes them, masked by the settings of this task."""
+        """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task."""
         return MaskedBlockDataset(
             blocks,
             self.dictionary,
@@ -182,72 +179,46 @@ class TextPretrainingTask(MicroBatchNoise, FairseqTask):
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
         max_positions: Optional[int] = None,
-        num_shards: int = 1,
-        shard_id: int = 0,
-        num_workers: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
-        **ignored: Any,
+        **others: Any,
     ) -> BlockBatchIterator:
-        """Equal batches of ``max_sentences`` blocks (or ``max_tokens`` // T, the smaller of both).
-
-        The arguments that are left out serve corpora whose samples differ in length or that reuse an iterator.
+        """Return batches of ``max_sentences`` blocks, or of ``max_tokens`` // T if that is less.
 
         Raises:
-            UserError: no whole block fits, or the corpus is smaller than one global batch.
+            UserError: a block is too long for the model or for a batch, or the corpus is smaller than one update.
         """
         batch_size = blocks_per_batch(self.cfg.tokens_per_sample, max_tokens, max_sentences, max_positions)
-        dataset.set_epoch(epoch)
-        indices = dataset.ordered_indices()
-        update_freq = 1
-        if dataset.training:
-            schedule = self.cfg.update_freq
-            update_freq = schedule[min(epoch, len(schedule)) - 1]
-            kept = whole_updates(indices, num_shards * update_freq * batch_size, dataset.source)
-            logger.info(f"epoch {epoch}: {len(kept)} blocks in whole updates, {len(indices) - len(kept)} left out")
-            indices = kept
-        return BlockBatchIterator(
-            dataset,
-            equal_batches(indices, batch_size),
-            update_freq=update_freq,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
-        )
+        return self.batches(dataset, batch_size, **others)
 
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Before the first update: the vocabulary lies in ``SAVE_DIR/tokenizer``, and a model that samples by frequencies
-        has them (from its checkpoint, when it is continued); :class:`UserError` where a model still lacks something.
+    def begin_epoch(self, epoch: int, model: PretrainingModel) -> None:
+        """Before the first update, copy the vocabulary into ``SAVE_DIR/tokenizer`` and give the model the token counts.
+
+        A continued run has the counts from its checkpoint.
+
+        Raises:
+            UserError: the model misses weights or counts.
         """
-        on_first_rank(self._keep_vocabulary)
-        if getattr(model, "awaits_token_counts", False):
+        on_first_rank(self._copy_vocabulary)
+        if model.awaits_token_counts:
             model.set_token_counts(self.count_training_tokens())
-        if hasattr(model, "check_ready"):
-            model.check_ready()
+        model.check_ready()
 
-    def _keep_vocabulary(self) -> None:
+    def _copy_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)
         if self.vocabulary.tokenizer_directory is None:
-            logger.info(f"the corpus came without a tokenizer: {target} holds the dictionary alone")
+            logger.info(f"the corpus has no tokenizer: {target} holds the dictionary alone")
 
     def valid_step(
         self, sample: Dict[str, Any], model: Any, criterion: Any
     ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
-        """The same noise in every validation, for any rank; training's random numbers stay as they were."""
+        """Run fairseq's step with the same noise in every validation, on any rank; training's generators are unchanged."""
         device = sample["net_input"]["tokens"].device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, self.cfg.seed, 0, sample["first_id"]))
             return super().valid_step(sample, model, criterion)
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Compare a checkpoint's vocabulary with this task's; :class:`UserError` where they differ."""
-        self.vocabulary.refuse_other(state_dict)
-
 
 def check_settings(cfg: TextPretrainingConfig) -> None:
-    """:class:`UserError` for numbers that describe no masked blocks."""
+    """Raise :class:`UserError` for values with which there are no masked blocks."""
     if not 0.0 < cfg.mask_prob < 1.0:
         raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
     if cfg.tokens_per_sample < 2:

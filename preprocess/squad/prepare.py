@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.data.squad_files import MANIFEST, read_manifest
+from amos_fairseq.data.squad import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from amos_fairseq.squad.official_files import Paragraph, SquadFile, read_squad

@@ -10,7 +10,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
 
-from amos_fairseq.data.squad_files import TOKEN_ARRAYS, AlignedAnswer, Example
+from amos_fairseq.data.squad import TOKEN_ARRAYS, AlignedAnswer, Example
 from amos_fairseq.interop.tokenizer import Tokenizer
 from amos_fairseq.squad.official_files import Paragraph, Question
 from preprocess.squad.alignment import Fit, align_answer

@@ -8,7 +8,7 @@ import torch
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf
 
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining" / "config"
@@ -51,7 +51,7 @@ def test_the_kept_encoder_is_as_large_as_table_1_says(size: str) -> None:
     """With BERT's 30,522 pieces; the paper rounds, and counts BERT's two token types and its pooler."""
     cfg = TeamsConfig(**{key: value for key, value in recipe(size).model.items() if key != "_name"})
     with torch.device("meta"):
-        model = TeamsModel(cfg, EmbeddingRows(30_522, pad=1, end=2, special=(0, 1, 2, 3, 4)))
+        model = TeamsModel(cfg, PaddedVocabulary(30_522, pad=1, end=2, special=(0, 1, 2, 3, 4)))
     kept = {*model.embed_tokens.parameters(), *model.encoder.parameters()}
     assert sum(parameter.numel() for parameter in kept) == pytest.approx(PARAMETERS[size], rel=0.04)
     assert ARCH_MODEL_NAME_REGISTRY[f"teams_{size}"] == "teams"

@@ -34,7 +34,7 @@ def without_gradient(name: str, *overrides: str) -> tuple[nn.Module, list[str]]:
     cfg = compose_recipe(name, ["task.data=DATA", *overrides])
     task = build_task(cfg.task, vocabulary_size=100)
     model = models.build_model(cfg.model, task).train()
-    if getattr(model, "awaits_token_counts", False):
+    if model.awaits_token_counts:
         model.set_token_counts(made_up_counts(task))
     loss, _, _ = task.build_criterion(cfg.criterion)(model, make_up_text(task, 2).batches[0])
     loss.backward()

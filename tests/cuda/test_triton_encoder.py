@@ -22,7 +22,7 @@ from amos_fairseq.modules.generators import TwoTower
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-SHAPE = EncoderShape(
+SHAPE = TransformerConfig(
     num_layers=2, width=32, ffn_width=48, num_heads=2, max_positions=40, dropout=0.0, attention_dropout=0.0,
     activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=16,
 )  # fmt: skip
@@ -43,7 +43,7 @@ def takes_triton(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def both(make, shape: EncoderShape) -> tuple[torch.nn.Module, torch.nn.Module]:
+def both(make, shape: TransformerConfig) -> tuple[torch.nn.Module, torch.nn.Module]:
     """With Triton and by definition, with the same weights; the tables of positions are not all alike."""
     torch.manual_seed(0)
     fast, reference = (make(dataclasses.replace(shape, kernels=kernels)) for kernels in ("triton", "reference"))

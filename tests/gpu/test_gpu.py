@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def tiny_encoder() -> TransformerEncoder:
     torch.manual_seed(0)
     return TransformerEncoder(
-        EncoderShape(
+        TransformerConfig(
             num_layers=2,
             width=32,
             ffn_width=64,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.bench.memory import step_peak
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -31,7 +31,7 @@ def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settin
         "attention_dropout": 0.1, "activation_dropout": 0.1, "layer_norm_eps": 1e-5, "position_scheme": "t5",
         "position_buckets": 32, "position_max_distance": 128,
     }  # fmt: skip
-    module = TransformerEncoder(EncoderShape(**(shape | settings))).to("cuda", dtype)
+    module = TransformerEncoder(TransformerConfig(**(shape | settings))).to("cuda", dtype)
     module.is_compiled = is_compiled
     return module
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, reference_attention
 from amos_fairseq.functional.relative_position import toeplitz
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -122,7 +122,7 @@ def test_dropout_in_both_passes_and_its_share() -> None:
 @pytest.mark.parametrize("has_padding", [False, True])
 def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
     """The last layer at some positions alone; in bfloat16 against float32 of the definition."""
-    shape = EncoderShape(
+    shape = TransformerConfig(
         num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=200, dropout=0.0, attention_dropout=0.0,
         activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
         kernels="triton",
@@ -152,7 +152,7 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
 def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
     """What is computed again drops the same weights. Compiled code draws other seeds, and rounds less in bfloat16."""
     dropout = 0.1 if setting == "activation_checkpointing" else 0.0
-    shape = EncoderShape(
+    shape = TransformerConfig(
         num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=128, dropout=0.0, attention_dropout=dropout,
         activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
         kernels="triton",

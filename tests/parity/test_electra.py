@@ -120,7 +120,7 @@ def test_samples_follow_the_generators_softmax() -> None:
     hidden = torch.randn(1, 1, EMBEDDING) * 0.5
     draws = 20_000
     many, originals = hidden.expand(1, draws, EMBEDDING), torch.zeros(1, draws).long()
-    sampled = model.guess_and_sample_in_chunks(many, originals).sampled.flatten()
+    sampled = model.predict_and_sample_in_chunks(many, originals).sampled.flatten()
     logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias)
     logits[model.never_sampled_mask] = float("-inf")
     expected = logits.softmax(-1)

@@ -9,19 +9,19 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.interop.hugging_face import from_hugging_face, to_hugging_face
 from amos_fairseq.interop.hugging_face_config import CUSTOM, family_of, hugging_face_config
 from amos_fairseq.interop.hugging_face_tables import DETECTION, ENCODER, FAMILIES, MASKED_LM
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 ROWS = 30
 PARTS = [(family, part) for family, table in FAMILIES.items() for part in table.classes]
 
 
-def shape(**changes) -> EncoderShape:
+def shape(**changes) -> TransformerConfig:
     settings = {
         "num_layers": 2, "width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": 16, "layer_norm_eps": 1e-5,
         "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.0,
         "position_scheme": "none", "position_buckets": 32, "position_max_distance": 128,
     }  # fmt: skip
-    return EncoderShape(**(settings | changes))
+    return TransformerConfig(**(settings | changes))
 
 
 def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.Module:

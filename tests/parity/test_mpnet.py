@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel
 
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 TOLERANCE = 1e-5
 WIDTH, HEADS, LAYERS, FFN, VOCABULARY, PAD = 24, 3, 3, 40, 50, 1
@@ -35,7 +35,7 @@ def randomize(model: nn.Module) -> nn.Module:
 
 
 def our_encoder(scheme: str) -> TransformerEncoder:
-    shape = EncoderShape(
+    shape = TransformerConfig(
         num_layers=LAYERS, width=WIDTH, ffn_width=FFN, num_heads=HEADS, max_positions=200,
         dropout=0.1, attention_dropout=0.1, activation_dropout=0.0, layer_norm_eps=1e-5,
         position_scheme=scheme, position_buckets=32, position_max_distance=128,

@@ -15,7 +15,7 @@ from made_up_squad import made_up_squad, prepare_squad, squad_tokenizer, without
 from tiny_wordpiece import train_wordpiece
 
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.data.squad_files import SquadSplit, read_manifest
+from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.interop.tokenizer import load_tokenizer
 from preprocess.squad import prepare

@@ -82,7 +82,10 @@ def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: 
     train_on_ranks(2, binarized_corpus, changed, "--update-freq", "2", "--max-update", str(CHANGE_OF_RANKS))
     refused = run_training(changed, *FLAGS, "--update-freq", "3", *until_end, env=ON_CPU, check=False)
     assert refused.returncode == 1
-    assert re.search(r"error: the checkpoint stands after block \d+ of epoch 2, which is no border", refused.stderr)
+    assert re.search(
+        r"error: the checkpoint was written after block \d+ of epoch 2, which is not between two updates",
+        refused.stderr,
+    )
     run_training(changed, *FLAGS, "--update-freq", "4", *until_end, env=ON_CPU)
     assert_same_run(changed, one)
 

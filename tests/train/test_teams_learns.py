@@ -57,4 +57,4 @@ def test_words_are_selected_and_replacements_found(settings: dict) -> None:
         assert share("mws_acc", "sample_size", end) > 0.8
     if "rtd" in model.tasks:
         assert share("rtd_loss", "ntokens", end) < 0.6 * share("rtd_loss", "ntokens", start)
-        assert share("_hits", "_replaced", end) > 0.5
+        assert share("_true_positives", "_replaced", end) > 0.5

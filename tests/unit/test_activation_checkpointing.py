@@ -16,7 +16,7 @@ from amos_fairseq.bench.memory import LiveBytes
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.flops.recipe import build_recipe
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
 OBJECTIVES: dict[str, Callable] = {
@@ -94,7 +94,7 @@ B, T, D, HEADS = 4, 32, 32, 2
 
 def encoder(num_layers: int, recomputes: bool) -> TransformerEncoder:
     torch.manual_seed(0)
-    shape = EncoderShape(
+    shape = TransformerConfig(
         num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1, attention_dropout=0.1,
         activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
         activation_checkpointing=recomputes,

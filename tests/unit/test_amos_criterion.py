@@ -1,10 +1,11 @@
-"""Criterion of AMOS: the total of DESIGN 3.2 by hand, log keys, and metrics that add up over batches."""
+"""Criterion of AMOS: the total loss by hand, log keys, and metrics that add up over batches."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from fairseq.distributed import ModuleProxyWrapper
 from fairseq.logging import metrics
 from sklearn.metrics import roc_auc_score
 from small_models import SETTINGS, small_batch, small_criterion, small_model
@@ -213,8 +214,8 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
     metrics.reset()
 
 
-def test_wrapped_model_of_several_ranks_tells_its_depths():
-    class Wrapper(torch.nn.Module):
+def test_the_wrapper_of_several_ranks_has_the_depths_of_its_model():
+    class DataParallel(torch.nn.Module):
         def __init__(self, module):
             super().__init__()
             self.module = module
@@ -222,5 +223,5 @@ def test_wrapped_model_of_several_ranks_tells_its_depths():
         def forward(self, **net_input):
             return self.module(**net_input)
 
-    log = small_criterion()(Wrapper(small_model()), small_batch())[2]
+    log = small_criterion()(ModuleProxyWrapper(DataParallel(small_model())), small_batch())[2]
     assert "mlm_loss_4" in log

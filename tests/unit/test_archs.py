@@ -8,7 +8,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from small_models import small_dictionary
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import PaddedVocabulary
 
 # Layers, width, FFN width, heads, generator depths (DESIGN 3.11).
 SIZES = {
@@ -30,7 +30,7 @@ def arch(size: str) -> AmosConfig:
 def count(cfg: AmosConfig) -> dict[str, int]:
     """Parameters of each part of a model on the meta device (nothing is allocated)."""
     with torch.device("meta"):
-        model = AmosModel(cfg, EmbeddingRows(ROWS, pad=1, end=2, special=(0, 1, 2, 3)))
+        model = AmosModel(cfg, PaddedVocabulary(ROWS, pad=1, end=2, special=(0, 1, 2, 3)))
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = name.split(".")[0]
@@ -110,7 +110,7 @@ def test_initial_values():
         encoder_layers=2, encoder_embed_dim=128, encoder_ffn_embed_dim=256, encoder_attention_heads=2, generator_depths="1,2",
         init_std=0.02, linear_init_std=0.1,
     )  # fmt: skip
-    model = AmosModel(cfg, EmbeddingRows.of(small_dictionary(1000)))
+    model = AmosModel(cfg, PaddedVocabulary.of(small_dictionary(1000)))
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             assert torch.equal(parameter, torch.ones_like(parameter)), name

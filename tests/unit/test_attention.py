@@ -22,6 +22,8 @@ from amos_fairseq.functional.attention import (
 from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.functional.dropout import draw_kept, scale_of_kept
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
 LENGTHS = (1, 7, 64, 65, 128, 192, 200)
@@ -220,7 +222,7 @@ def test_the_mask_of_a_gpu_has_the_layout_that_fused_kernels_require(
     scheme: str, has_padding: bool, length: int
 ) -> None:
     """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
-    shape = EncoderShape(
+    shape = TransformerConfig(
         num_layers=1, width=24, ffn_width=8, num_heads=3, max_positions=512, dropout=0.0, attention_dropout=0.0,
         activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme=scheme, position_buckets=64, position_max_distance=128,
     )  # fmt: skip

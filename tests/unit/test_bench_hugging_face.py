@@ -53,8 +53,8 @@ def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkey
     loss, sample_size, _ = ours.criterion(model, batch)
     (loss / sample_size).backward()
 
-    rows = model.rows
-    peer = build_objective(setup.cfg, rows.num_rows, rows.pad, naive)
+    rows = model.vocabulary
+    peer = build_objective(setup.cfg, rows.padded_size, rows.pad, naive)
     assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in model.parameters())
     give_weights(peer, {name: tensor.detach() for name, tensor in model.state_dict().items()})
     if peer.discriminator is not None:

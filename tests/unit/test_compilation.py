@@ -26,11 +26,13 @@ from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, call_layer, compiled_call
+from amos_fairseq.modules.compilation import call_layer, compiled_call
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
 )
-SHAPE = EncoderShape(
+SHAPE = TransformerConfig(
     num_layers=3, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.5, attention_dropout=0.5,
     activation_dropout=0.5, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
 )  # fmt: skip
@@ -68,7 +70,7 @@ def num_graphs() -> int:
 
 def encoder(**settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(EncoderShape(**(vars(SHAPE) | settings)))
+    return TransformerEncoder(TransformerConfig(**(vars(SHAPE) | settings)))
 
 
 def gradients(

@@ -6,11 +6,10 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
-from amos_fairseq.models.electra import ElectraModel
-from amos_fairseq.models.electra_config import ElectraConfig, generator_shape
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import PaddedVocabulary, generator_config
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 
-ROWS = EmbeddingRows(32_768, pad=1, end=2, special=(0, 1, 2, 3))
+ROWS = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
 
 
 def arch(size: str, **settings) -> ElectraConfig:
@@ -32,7 +31,7 @@ def test_sizes_are_those_of_the_thesis(size, encoder, generator):
     assert ARCH_MODEL_NAME_REGISTRY[f"electra_{size}"] == "electra"
     got = cfg.encoder_layers, cfg.encoder_embed_dim, cfg.encoder_ffn_embed_dim, cfg.encoder_attention_heads
     assert got == encoder
-    shape = generator_shape(cfg)
+    shape = generator_config(cfg)
     assert (shape.width, shape.ffn_width, shape.num_heads, shape.embedding_width) == generator
     assert shape.num_layers == encoder[0]
 
@@ -53,4 +52,4 @@ def test_embeddings_are_shared_and_projected_to_each_width():
 @pytest.mark.parametrize("part", [0.3, 0.0, 1 / 8])
 def test_a_generator_without_whole_sizes_is_refused(part):
     with pytest.raises(ValueError, match="--generator-size"):
-        generator_shape(arch("small", generator_size=part))
+        generator_config(arch("small", generator_size=part))

@@ -136,7 +136,7 @@ def test_random_positions_are_as_many_as_masked_and_their_expected_loss_is_the_m
     losses, log = [], {}
     for _ in range(1_000):
         loss, sample_size, log = criterion(model, batch)
-        assert log["_judged"].item() == sample_size
+        assert log["_scored"].item() == sample_size
         losses.append(loss.item() - mlm)
     expected = 0.0
     for row, length in enumerate(PADDED):

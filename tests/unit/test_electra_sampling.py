@@ -15,9 +15,9 @@ def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int)
     """Shares of each row among draws for one position: [V]."""
     originals = torch.full((1, DRAWS), original)
     if hidden is None:
-        sampled = model.guess_and_sample(None, originals).sampled
+        sampled = model.predict_and_sample(None, originals).sampled
     elif model.is_fast:
-        sampled = model.guess_and_sample_in_chunks(hidden.expand(1, DRAWS, -1), originals).sampled
+        sampled = model.predict_and_sample_in_chunks(hidden.expand(1, DRAWS, -1), originals).sampled
     else:
         sampled = model.sample(model.noise_logits(hidden.expand(1, DRAWS, -1), originals))
     return torch.bincount(sampled.flatten(), minlength=len(model.never_sampled_mask)) / DRAWS

@@ -11,8 +11,7 @@ from waiting import WAITING
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.electra import ElectraModel
-from amos_fairseq.models.electra_config import ElectraConfig
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 

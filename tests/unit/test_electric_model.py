@@ -11,11 +11,11 @@ from small_models import NUM_WORDS, small_batch, small_dictionary
 from test_no_waiting import WAITING, Recorder
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
-from amos_fairseq.models.embedding_rows import EmbeddingRows
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
-ROWS = EmbeddingRows(32_768, pad=1, end=2, special=(0, 1, 2, 3))
+ROWS = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
 
 
 def arch(size: str, **settings) -> ElectricModel:
@@ -90,7 +90,7 @@ def test_samples_follow_the_distribution_that_the_classifier_is_told() -> None:
     """20,000 draws within 4.5 standard errors of exp(noise_log_probs), which sums to 1 over the words."""
     model, draws = small_electric(), 20_000
     text = small_batch((12,))["net_input"]["tokens"]
-    hidden = model.read(text, None)[:, 4:5]  # [1,1,E]
+    hidden = model.generate(text, None)[:, 4:5]  # [1,1,E]
     words = torch.arange(4, 4 + NUM_WORDS)
     told = model.noise_log_probs(hidden.expand(1, NUM_WORDS, -1), words[None]).exp()[0]
     assert told.sum().item() == pytest.approx(1.0, abs=1e-5)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
 from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 SHAPE = {
     "num_layers": 3,
@@ -30,7 +30,7 @@ SHAPE = {
 
 def encoder(**settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(EncoderShape(**(SHAPE | settings)))
+    return TransformerEncoder(TransformerConfig(**(SHAPE | settings)))
 
 
 def random(*shape: int, seed: int = 1) -> torch.Tensor:

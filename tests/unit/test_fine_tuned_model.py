@@ -75,8 +75,8 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
     restored.register_heads_of(trained.state_dict())
     restored.load_state_dict(trained.state_dict())
     for model in (trained, restored):
-        assert FineTunedModel.wrote(model.state_dict())
-    assert not FineTunedModel.wrote(small_model().state_dict())
+        assert FineTunedModel.is_fine_tuned(model.state_dict())
+    assert not FineTunedModel.is_fine_tuned(small_model().state_dict())
     arguments = {"src_tokens": tokens(), "classification_head_name": HEAD}
     torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
 

@@ -52,7 +52,7 @@ def test_model_samples_the_mixture_of_its_depths(dtype, settings):
     torch.manual_seed(3)
     originals = torch.zeros(copies, 3, dtype=torch.int64)
     with torch.set_grad_enabled("gumbel_entries" in settings):  # entries are for those who learn
-        guesses = model.guess_and_sample(
+        guesses = model.predict_and_sample(
             [h.expand(copies, -1, -1) for h in hidden], gamma.expand(copies, -1, -1), originals
         )
     sampled = guesses.sampled

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_words import SIZES, pretrained, sequences
 
-from amos_fairseq.data.length_batches import batches_by_length
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig

@@ -45,7 +45,7 @@ def train(model: MlmModel, tokens: torch.Tensor, mask: int, table: torch.Tensor)
     positions = torch.tensor([1, 2, 3]).repeat(len(tokens))[:, None]
     contexts, context_of = texts.scatter(1, positions, mask).unique(dim=0, return_inverse=True)
     places = contexts.eq(mask).int().argmax(1, keepdim=True)
-    weights = torch.zeros(len(contexts), model.rows.num_rows)
+    weights = torch.zeros(len(contexts), model.vocabulary.padded_size)
     weights[context_of, texts.gather(1, positions)[:, 0]] = table.flatten().float().repeat_interleave(3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)

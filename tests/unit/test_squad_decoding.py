@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from amos_fairseq.data.squad_dataset import Window
+from amos_fairseq.data.squad import Window
 from amos_fairseq.squad.decoding import (
     NO_SPAN_ODDS,
     DecodingLimits,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from made_up_squad import made_up_squad, prepare_squad, without_impossible
 
-from amos_fairseq.data.squad_files import SquadSplit
+from amos_fairseq.data.squad import SquadSplit
 from amos_fairseq.squad.decoding import Decoded, ScoredText
 from amos_fairseq.squad.metrics import evaluate
 from amos_fairseq.squad.official_files import read_null_odds, read_predictions, read_squad

@@ -6,9 +6,7 @@ import torch
 from fairseq.data import Dictionary
 from made_up_squad import made_up_squad, prepare_squad
 
-from amos_fairseq.data.squad_dataset import SquadWindowDataset
-from amos_fairseq.data.squad_files import SquadSplit
-from amos_fairseq.data.squad_windows import WindowLimits, context_ranges, window_of_most_context
+from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, context_ranges, window_of_most_context
 from amos_fairseq.errors import UserError
 
 LIMITS = WindowLimits(tokens=40, doc_stride=12, question=8)

@@ -33,7 +33,7 @@ def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, to
         hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[:, :1]
         original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
         torch.manual_seed(4)
-        _, _, sampled, candidates = model.guess_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
+        _, _, sampled, candidates = model.predict_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
     return sampled[0], candidates[0], logits[0, 0, 0, WORDS].double().softmax(-1), int(original)
 
 
@@ -218,7 +218,7 @@ def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, represen
         (ONLY_MWS | {"task_heads": "ffn"}, "--task-heads ffn has no meaning with a single task"),
         ({"task_heads": "ffn", "representation": "rtd"}, "--representation rtd has no meaning"),
         ({"negative_samples": 0}, "--negative-samples 0"),
-        ({"negative_samples": 40}, "below the 40 words"),
+        ({"negative_samples": 40}, "below the 40 tokens"),
         ({"generator_layers": -1}, "--generator-layers -1"),
         ({"encoder_layers": 1}, "--generator-layers 0"),
         ({"encoder_layers": 2}, "--generator-layers 2 or more"),

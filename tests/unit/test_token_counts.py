@@ -9,7 +9,7 @@ from fairseq.data import indexed_dataset
 from made_up_corpus import make_task, write_corpus, write_split
 from small_electra import small_electra
 
-from amos_fairseq.data import token_counts
+from amos_fairseq.data import corpus as corpus_module
 from amos_fairseq.errors import UserError
 
 
@@ -21,7 +21,7 @@ def naive_counts(*directories: Path) -> Counter:
 
 def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces of 7 tokens, so that the last of a file is not full; ``</s>`` ends every line and is not counted."""
-    monkeypatch.setattr(token_counts, "TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(corpus_module, "TOKENS_AT_ONCE", 7)
     shards = [write_corpus(tmp_path / name, seed=seed) for seed, name in enumerate(("a", "b"))]
     write_split(shards[1], "train1", 11, seed=9)
     counts = make_task(f"{shards[0]}:{shards[1]}").count_training_tokens()
@@ -34,8 +34,8 @@ def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_parts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks count what one counts, each some of it; what is no mapped file is read line by line."""
-    monkeypatch.setattr(token_counts, "TOKENS_AT_ONCE", 7)
-    monkeypatch.setattr(token_counts, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(corpus_module, "TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(corpus_module, "LINES_AT_ONCE", 7)
     draw = torch.Generator().manual_seed(0)
     text = [torch.randint(4, 40, (length,), generator=draw) for length in range(1, 61)]
     expected = Counter(torch.cat(text).tolist())
@@ -45,9 +45,9 @@ def test_parts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pyt
             builder.add_item(line)
         builder.finalize(str(tmp_path / "text.idx"))
         text = indexed_dataset.make_dataset(str(tmp_path / "text"), "mmap")
-    whole = token_counts.count_tokens([text], 40).tolist()
+    whole = corpus_module.count_tokens([text], 40).tolist()
     assert whole == [expected[token] for token in range(40)]
-    parts = [token_counts.count_tokens([text], 40, rank, num_ranks=3) for rank in range(3)]
+    parts = [corpus_module.count_tokens([text], 40, rank, num_ranks=3) for rank in range(3)]
     assert sum(parts).tolist() == whole
     assert all(part.any() for part in parts)
 

@@ -7,8 +7,10 @@ from small_models import small_batch
 
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.two_tower import TwoTower
 
-SHAPE = EncoderShape(
+SHAPE = TransformerConfig(
     num_layers=2, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.0, attention_dropout=0.0,
     activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
     embedding_width=6,
@@ -20,7 +22,7 @@ SCHEMES = ["none", "t5", "amos"]
 def towers(scheme: str = "t5", **settings) -> TwoTower:
     torch.manual_seed(0)
     shape = {**vars(SHAPE), "position_scheme": scheme, **settings}
-    module = TwoTower(EncoderShape(**shape))
+    module = TwoTower(TransformerConfig(**shape))
     with torch.no_grad():  # far from uniform attention, so that every path carries a gradient
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -104,7 +106,7 @@ def test_one_layer_reads_from_the_far_end_what_an_encoder_of_all_tokens_reads(sc
     for attends_to in ("all", "past", "future"):
         torch.manual_seed(0)
         shape = {**vars(SHAPE), "num_layers": 1, "position_scheme": scheme, "attends_to": attends_to}
-        outputs[attends_to] = TransformerEncoder(EncoderShape(**shape)).eval()(embeddings)[-1]
+        outputs[attends_to] = TransformerEncoder(TransformerConfig(**shape)).eval()(embeddings)[-1]
     assert torch.allclose(outputs["past"][:, -1], outputs["all"][:, -1], atol=1e-6)
     assert torch.allclose(outputs["future"][:, 0], outputs["all"][:, 0], atol=1e-6)
     assert not torch.allclose(outputs["past"][:, 0], outputs["all"][:, 0], atol=1e-2)
@@ -116,7 +118,7 @@ def test_against_a_loop_over_texts_tokens_and_keys(scheme: str) -> None:
     """Logits of the whole generator; float32 through two layers against float64."""
     model, batch = small_electric(relative_position_scheme=scheme), small_batch()
     tokens = batch["net_input"]["tokens"]
-    logits = model.logits(model.read(tokens, tokens.eq(1)), model.mlm_head.bias)
+    logits = model.logits(model.generate(tokens, tokens.eq(1)), model.mlm_head.bias)
     for row, text in enumerate(tokens):
         text = text[text.ne(1)]
         assert torch.allclose(logits[row, : len(text)].double(), naive_cloze(model, text), atol=1e-4)
@@ -127,9 +129,9 @@ def test_another_token_leaves_the_guess_of_its_own_place_as_it_was() -> None:
     """The same bits, whatever stands there; every other place guesses otherwise."""
     model = small_electric()
     tokens = small_batch((12,))["net_input"]["tokens"]
-    hidden = model.read(tokens, None)
+    hidden = model.generate(tokens, None)
     for place in range(1, 12):
         changed = tokens.clone()
         changed[0, place] = 4 + (tokens[0, place] - 3) % 40
-        same = model.read(changed, None)[0].eq(hidden[0]).all(-1)
+        same = model.generate(changed, None)[0].eq(hidden[0]).all(-1)
         assert same.nonzero().flatten().tolist() == [place]

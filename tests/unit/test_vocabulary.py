@@ -5,6 +5,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from made_up_corpus import make_task, write_corpus
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.errors import UserError
+
+READY = SimpleNamespace(awaits_token_counts=False, check_ready=lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +40,13 @@ def test_dictionaries_that_differ_are_refused(corpus: Path, tmp_path: Path) -> N
 
 def test_vocabulary_is_kept_beside_the_checkpoints(corpus: Path, tmp_path: Path) -> None:
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    task.begin_epoch(1, None)
+    task.begin_epoch(1, READY)
     copy = tmp_path / "run" / "tokenizer"
     assert sorted(path.name for path in copy.iterdir()) == ["bpe.codes", "dict.txt"]
     assert (copy / "dict.txt").read_bytes() == (corpus / "dict.txt").read_bytes()
     assert list((tmp_path / "run").iterdir()) == [copy]
     written = (copy / "dict.txt").stat().st_mtime_ns
-    task.begin_epoch(2, None)
+    task.begin_epoch(2, READY)
     assert (copy / "dict.txt").stat().st_mtime_ns == written
     state = task.state_dict()
     assert state["dictionary_sha256"] == hashlib.sha256((corpus / "dict.txt").read_bytes()).hexdigest()
@@ -69,10 +72,10 @@ def test_directory_hash_sees_names_bytes_and_borders(tmp_path: Path) -> None:
 def test_corpus_without_a_tokenizer_keeps_its_dictionary(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "plain", tokenizer=False)
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    task.begin_epoch(1, None)
+    task.begin_epoch(1, READY)
     assert [path.name for path in (tmp_path / "run" / "tokenizer").iterdir()] == ["dict.txt"]
     assert task.state_dict()["tokenizer_sha256"] is None
-    task.begin_epoch(2, None)
+    task.begin_epoch(2, READY)
 
 
 def test_tokenizer_of_several_shards_lies_above_them(corpus: Path, tmp_path: Path) -> None:
@@ -113,10 +116,10 @@ def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     as_rank(0)
     with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
-        task.begin_epoch(1, None)
+        task.begin_epoch(1, READY)
     as_rank(1)
     with pytest.raises(SystemExit) as ended:
-        task.begin_epoch(1, None)
+        task.begin_epoch(1, READY)
     assert ended.value.code == 1
 
 
@@ -131,20 +134,20 @@ def test_a_full_disk_ends_every_rank_and_leaves_nothing(
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     as_rank(0)
     with pytest.raises(UserError, match=r"run/tokenizer cannot be written \(No space left on device\): make room"):
-        task.begin_epoch(1, None)
+        task.begin_epoch(1, READY)
     assert list((tmp_path / "run").iterdir()) == []
     as_rank(1)
     with pytest.raises(SystemExit):
-        task.begin_epoch(1, None)
+        task.begin_epoch(1, READY)
 
 
 def test_only_the_first_rank_writes(corpus: Path, tmp_path: Path, as_rank: Callable[[int], None]) -> None:
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     as_rank(0)
-    task.begin_epoch(1, None)
+    task.begin_epoch(1, READY)
     shutil.rmtree(tmp_path / "run")
     as_rank(1)
-    task.begin_epoch(1, None)
+    task.begin_epoch(1, READY)
     assert not (tmp_path / "run").exists()
 
 

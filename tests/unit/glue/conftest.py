@@ -44,7 +44,7 @@ def fake_training(monkeypatch):
         state = read_state(checkpoint_of(command))
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
-        model = FineTunedModel(cfg, load_pretrained(checkpoint_of(command)).model.rows)
+        model = FineTunedModel(cfg, load_pretrained(checkpoint_of(command)).model.vocabulary)
         model.register_classification_head(HEAD, int(flag(command, "--num-classes")))
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)

@@ -1,4 +1,4 @@
-"""From summed outputs of the pretraining criterions to the keys of the log."""
+"""The base class of the pretraining criterions: logging outputs that are sums, and the log keys computed from them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,7 +6,6 @@ from typing import Any
 
 from fairseq import metrics
 from fairseq.criterions import FairseqCriterion
-from torch import Tensor
 
 from amos_fairseq.criterions.detection import log_detection
 
@@ -16,14 +15,14 @@ PER_MASKED_POSITION = ("mlm_", "mixture_")
 class PretrainingCriterion(FairseqCriterion):
     """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches.
 
-    ``COUNTED_BY`` names, for a term that is no mean over masked positions, the sum that it is divided by.
+    ``COUNTED_BY`` names, for a term that is not a mean over masked positions, the sum that it is divided by.
     """
 
     COUNTED_BY: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the contract's keys."""
+        """Log the keys of the objective."""
         log_sums(logging_outputs, {key: by for key, by in cls.COUNTED_BY.items() if key in logging_outputs[0]})
 
     @staticmethod
@@ -32,7 +31,7 @@ class PretrainingCriterion(FairseqCriterion):
 
 
 def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
-    """What fairseq asks of every logging output; ``sample_size`` is the number of masked positions."""
+    """Return what fairseq needs in every logging output; ``sample_size`` is the number of masked positions."""
     return {
         "ntokens": sample["ntokens"],
         "nsentences": sample["nsentences"],
@@ -41,9 +40,9 @@ def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
 
 
 def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Log means over masked positions, the terms of ``counted_by``, and, where there is a detector, its loss and rates.
+    """Log means over masked positions, the terms of ``counted_by``, and the loss and rates of the detection if there is one.
 
-    The trainer hands over numbers and tensors of the host (:mod:`amos_fairseq.compat.host_reads`).
+    The trainer passes Python numbers and CPU tensors (:mod:`amos_fairseq.compat.host_reads`).
 
     Args:
         logging_outputs: sums over a batch, one dictionary per rank and accumulated batch, all with the same keys.
@@ -59,16 +58,11 @@ def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str
         count = float(totals[counter])
         metrics.log_scalar(key, mean(totals[key], count), count, round=4)
     if "rtd_loss" in totals:
-        num_judged = float(totals["_judged"])
-        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_judged), num_judged, round=4)
+        num_scored = float(totals["_scored"])
+        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_scored), num_scored, round=4)
         log_detection(totals, num_masked)
 
 
-def depth_names(model: Any) -> list[str]:
-    """Names of the depths; a model on several ranks is wrapped and hides its attributes."""
-    return (model if hasattr(model, "depth_names") else model.module).depth_names
-
-
-def mean(total: Tensor | float, count: float) -> float:
-    """total / count as a Python float, 0 for an empty batch (a numpy or tensor scalar must not enter the checkpoint)."""
+def mean(total: Any, count: float) -> float:
+    """Return total / count as a Python float, 0 for an empty batch. A checkpoint must not hold numpy or tensor scalars."""
     return float(total) / count if count else 0.0

@@ -1,0 +1,303 @@
+"""SQuAD: the binarized files, windows over long contexts, and batches of ``<s> question </s> context </s>``.
+
+preprocess/squad writes these files, and the task reads them:
+
+SPLIT.question.{bin,idx}                        ids of each question, without special tokens
+SPLIT.context.{bin,idx}                         ids of each paragraph, once for all of its questions
+SPLIT.context_start, SPLIT.context_end          start and end (exclusive) of every context token, in characters
+SPLIT.contexts.jsonl                            {"title", "text"} of each paragraph
+SPLIT.examples.jsonl                            one question per line, in the file's order: see Example
+dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and answers that could not be aligned
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+from amos_fairseq.data.seeding import EpochOrder
+from amos_fairseq.errors import UserError
+
+MANIFEST = "squad.json"
+TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
+# <s> question </s> context </s>
+SPECIAL_TOKENS = 3
+_HINT = "give the directory that preprocess/squad/prepare.sh wrote"
+
+
+class AlignedAnswer(NamedTuple):
+    """An answer. ``start``: first character; ``tokens``: first and last context token, None if it cannot be aligned."""
+
+    text: str
+    start: int
+    tokens: Optional[Tuple[int, int]]
+
+
+class Example(NamedTuple):
+    """A question. ``context``: index of its paragraph; ``answers`` is empty if ``is_impossible``."""
+
+    id: str
+    context: int
+    answers: Tuple[AlignedAnswer, ...]
+    is_impossible: bool
+
+    def to_json(self) -> str:
+        answers = [answer._asdict() for answer in self.answers]
+        return json.dumps(self._asdict() | {"answers": answers}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Example":
+        content = json.loads(line)
+        answers = (
+            AlignedAnswer(a["text"], a["start"], None if a["tokens"] is None else tuple(a["tokens"]))
+            for a in content["answers"]
+        )
+        return cls(content["id"], content["context"], tuple(answers), content["is_impossible"])
+
+    @property
+    def target(self) -> Optional[Tuple[int, int]]:
+        """The training target: the tokens of the first aligned answer."""
+        return next((answer.tokens for answer in self.answers if answer.tokens is not None), None)
+
+
+class SquadSplit:
+    """One memory-mapped split. Question i belongs to example i.
+
+    Raises:
+        UserError: a file is missing, or the files do not belong together.
+    """
+
+    def __init__(self, directory: Path, split: str) -> None:
+        self.directory, self.split = directory, split
+        prefix = directory / split
+        self.examples: List[Example] = [
+            Example.from_json(line) for line in _lines(prefix.with_suffix(".examples.jsonl"))
+        ]
+        self.questions, self.contexts, self.starts, self.ends = (_open(prefix, name) for name in TOKEN_ARRAYS)
+        if len(self.questions) != len(self.examples) or not len(self.contexts) == len(self.starts) == len(self.ends):
+            raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @functools.cached_property
+    def texts(self) -> List[str]:
+        """The text of each paragraph."""
+        return [json.loads(line)["text"] for line in _lines(self.directory / f"{self.split}.contexts.jsonl")]
+
+    def offsets(self, context: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
+        return self.starts[context].numpy(), self.ends[context].numpy()
+
+
+def read_manifest(directory: Path) -> Dict[str, Any]:
+    """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest.keys() >= {"settings", "tokenizer_sha256", "splits"}:
+            return manifest
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_HINT}") from None
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
+
+
+def _open(prefix: Path, name: str) -> MMapIndexedDataset:
+    path = f"{prefix}.{name}"
+    if not MMapIndexedDataset.exists(path):
+        raise UserError(f"{path}.bin or {path}.idx is missing: {_HINT}")
+    return MMapIndexedDataset(path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", newline="\n") as stream:
+            yield from stream
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_HINT}") from None
+
+
+class WindowLimits(NamedTuple):
+    """Lengths in tokens. The defaults are BERT's, except ``tokens`` (AMOS Appendix B: sequence length 512).
+
+    Attributes:
+        tokens: the whole window.
+        doc_stride: distance between the starts of two windows.
+        question: a longer question is cut to this length.
+    """
+
+    tokens: int = 512
+    doc_stride: int = 128
+    question: int = 64
+
+    def check(self) -> None:
+        """Raise :class:`UserError` for lengths that leave no room for a context."""
+        if self.doc_stride < 1:
+            raise UserError(f"--doc-stride {self.doc_stride} must be 1 or more")
+        if self.question < 1:
+            raise UserError(f"--max-question-length {self.question} must be 1 or more")
+        if self.tokens < self.question + SPECIAL_TOKENS + 1:
+            raise UserError(
+                f"--tokens-per-window {self.tokens} leaves no room for a context beside --max-question-length "
+                f"{self.question} and {SPECIAL_TOKENS} special tokens: raise the first or lower the second"
+            )
+
+    def room(self, question_length: int) -> int:
+        """Return how many context tokens fit beside a question."""
+        return self.tokens - SPECIAL_TOKENS - min(question_length, self.question)
+
+
+def context_ranges(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
+    """Return ``[begin, end)`` of the windows over a context of ``length`` tokens: at least one, together all tokens.
+
+    All windows but the last are full. Their starts are ``stride`` apart, or ``room`` if that is less (BERT's SQuAD code).
+    """
+    ranges = [(0, min(length, room))]
+    while ranges[-1][1] < length:
+        begin = ranges[-1][0] + min(stride, room)
+        ranges.append((begin, min(length, begin + room)))
+    return ranges
+
+
+def window_of_most_context(ranges: List[Tuple[int, int]]) -> np.ndarray:
+    """Return, for every context token, the number of the window in which it has most context: [length] int64.
+
+    The score of a window is the smaller distance of the token to both ends, plus a hundredth of the window's length as a
+    tie-breaker; of equal scores the first window is used (BERT's rule).
+    """
+    length = ranges[-1][1]
+    best_score = np.full(length, -1.0)
+    best = np.zeros(length, dtype=np.int64)
+    for number, (begin, end) in enumerate(ranges):
+        position = np.arange(begin, end)
+        score = np.minimum(position - begin, end - 1 - position) + 0.01 * (end - begin)
+        better = score > best_score[begin:end]
+        best[begin:end][better] = number
+        best_score[begin:end][better] = score[better]
+    return best
+
+
+class Window(NamedTuple):
+    """Context tokens [begin, end) beside the question of an example.
+
+    ``number``: index among the windows of the example. ``offset``: position of context token ``begin`` in the window, so
+    context token i is at position ``offset + i - begin``.
+    """
+
+    example: int
+    number: int
+    begin: int
+    end: int
+    offset: int
+
+
+class SquadWindowDataset(EpochOrder, FairseqDataset):
+    """All windows of a split.
+
+    The target of a window that contains the whole answer is the positions of its first and last token; the target of any
+    other window is 0 and 0, the position of ``<s>``.
+
+    Args:
+        split: the binarized data.
+        dictionary: of the special tokens.
+        limits: lengths in tokens.
+        seed: of the training order.
+        training: shuffle, and exclude questions whose answers could not be aligned to tokens, which would be trained as
+            unanswerable. Otherwise all questions are included, in order.
+    """
+
+    def __init__(
+        self, split: SquadSplit, dictionary: Dictionary, *, limits: WindowLimits, seed: int = 0, training: bool = False
+    ) -> None:
+        super().__init__()
+        limits.check()
+        self.squad, self.limits, self.seed, self.training = split, limits, seed, training
+        self.source = f"{split.directory}/{split.split}"
+        self.epoch = 1
+        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
+        windows = [window for example in range(len(split)) for window in self._windows_of(example)]
+        self._windows = np.array(windows, dtype=np.int64).reshape(-1, len(Window._fields))
+        self.sizes = self._windows[:, 4] + self._windows[:, 3] - self._windows[:, 2] + 1
+
+    def _windows_of(self, index: int) -> List[Window]:
+        example = self.squad.examples[index]
+        if self.training and example.answers and example.target is None:
+            return []
+        question = min(int(self.squad.questions.sizes[index]), self.limits.question)
+        ranges = context_ranges(
+            int(self.squad.contexts.sizes[example.context]), self.limits.room(question), self.limits.doc_stride
+        )
+        return [Window(index, number, *bounds, question + SPECIAL_TOKENS - 1) for number, bounds in enumerate(ranges)]
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def window(self, index: int) -> Window:
+        return Window(*self._windows[index].tolist())
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        """Return ``id`` int, ``tokens`` LongTensor [L], ``context`` (first position, number of tokens) and ``target``
+        (start, end)."""
+        index = int(index)
+        window = self.window(index)
+        example = self.squad.examples[window.example]
+        question = self.squad.questions[window.example][: self.limits.question]
+        context = self.squad.contexts[example.context][window.begin : window.end]
+        bos, eos = torch.tensor([self.bos]), torch.tensor([self.eos])
+        return {
+            "id": index,
+            "tokens": torch.cat([bos, question.long(), eos, context.long(), eos]),
+            "context": (window.offset, len(context)),
+            "target": self._target(window, example.target),
+        }
+
+    @staticmethod
+    def _target(window: Window, answer: tuple[int, int] | None) -> tuple[int, int]:
+        if answer is None or answer[0] < window.begin or answer[1] >= window.end:
+            return 0, 0
+        shift = window.offset - window.begin
+        return answer[0] + shift, answer[1] + shift
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """Return a batch padded to its longest window; ``{}`` for an empty list (a rank without data).
+
+        Returns:
+            ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens) and ``first_id`` Python ints; ``net_input``
+            with ``src_tokens`` LongTensor [B,T], ``src_lengths`` LongTensor [B], ``answer_mask`` BoolTensor [B,T] (True
+            at context tokens) and ``span_targets``, two LongTensors [B].
+        """
+        if not samples:
+            return {}
+        lengths = [len(sample["tokens"]) for sample in samples]
+        tokens = torch.full((len(samples), max(lengths)), self.pad, dtype=torch.long)
+        answer_mask = torch.zeros_like(tokens, dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            first, count = sample["context"]
+            tokens[row, : lengths[row]] = sample["tokens"]
+            answer_mask[row, first : first + count] = True
+        starts, ends = torch.tensor([sample["target"] for sample in samples], dtype=torch.long).unbind(1)
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
+            "nsentences": len(samples),
+            "ntokens": sum(lengths),
+            "first_id": samples[0]["id"],
+            "net_input": {
+                "src_tokens": tokens,
+                "src_lengths": torch.tensor(lengths, dtype=torch.long),
+                "answer_mask": answer_mask,
+                "span_targets": (starts, ends),
+            },
+        }
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
