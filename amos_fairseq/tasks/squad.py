@@ -10,6 +10,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
+from amos_fairseq.collectives import on_first_rank
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
 from amos_fairseq.data.squad_dataset import SquadWindowDataset
 from amos_fairseq.data.squad_files import SquadSplit, read_manifest
@@ -17,7 +18,6 @@ from amos_fairseq.data.squad_windows import WindowLimits
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.span_heads import SPAN_HEADS
-from amos_fairseq.ranks import on_first_rank
 from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf
 
+from amos_fairseq.collectives import on_first_rank, sum_over_ranks
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
 from amos_fairseq.data.corpus import read_blocks, require_split
 from amos_fairseq.data.mask_treatment import OF_OBJECTIVE, TREATMENTS, MaskTreatment
@@ -20,7 +21,6 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.token_counts import count_tokens
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.ranks import on_first_rank, sum_over_ranks
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 from amos_fairseq.tasks.micro_batch_noise import MicroBatchNoise
 

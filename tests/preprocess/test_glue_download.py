@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from glue_files import FILES, MRPC_HEADER
 from glue_server import make_archive, serve
-
-from preprocess.glue import download, fetching, remote_files
 from preprocess.glue.mrpc import build_mrpc
 from preprocess.glue.remote_files import REMOTE_FILES, RemoteFile
+
+from preprocess.glue import download, fetching, remote_files
 from preprocess.glue.tasks import TASKS
 
 RTE = {f"RTE/{name}": FILES[f"RTE/{name}"] for name in ("train.tsv", "dev.tsv")}

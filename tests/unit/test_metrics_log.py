@@ -29,10 +29,11 @@ def read(save_dir):
 
 @pytest.fixture(autouse=True)
 def _stock_fairseq(monkeypatch):
-    """Each test is a process of its own: it applies the patches to fairseq's functions as they come."""
-    monkeypatch.setattr(progress_bar, "progress_bar", inspect.unwrap(progress_bar.progress_bar))
-    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda cfg, trainer, **_: ("extra", "iterator"))
-    metrics_log.apply()
+    """Each test applies the patches to fairseq's own functions, as a new process does."""
+    stock = inspect.unwrap(progress_bar.progress_bar)
+    monkeypatch.setattr(progress_bar, "progress_bar", metrics_log.record_logged_values(stock))
+    load_checkpoint = metrics_log.note_resumed_update(lambda cfg, trainer, **_: ("extra", "iterator"))
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", load_checkpoint)
 
 
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):

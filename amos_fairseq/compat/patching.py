@@ -1,0 +1,90 @@
+"""Replace attributes of fairseq, torch and Hydra, and functions of fairseq's training script.
+
+``fairseq_cli.train`` calls ``train`` and ``validate_and_save`` as globals of its own module. The module is named
+``fairseq_cli.train`` under ``fairseq-train`` and Hydra, ``__main__`` under ``python -m`` and ``torchrun -m``, and
+``__mp_main__`` in a rank that fairseq has spawned. To import it early would configure logging to stdout in every program
+that imports the plugin, so its functions are replaced only in a process that runs it.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from enum import Enum
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fairseq.trainer import Trainer
+
+SCRIPT_NAMES = ("fairseq_cli.train", "__main__", "__mp_main__")
+
+
+class Script(Enum):
+    """fairseq's training script as the owner of a function."""
+
+    STARTING = "replaced at once, in the scripts that are running; also in the Hydra entry point"
+    TRAINING = "replaced when the script creates its trainer"
+
+
+class Patch(NamedTuple):
+    """One attribute to replace.
+
+    Attributes:
+        owner: a module, a class, or fairseq's training script.
+        name: the attribute.
+        replacement_for: takes the present value and returns the new one. A new function gets the name and docstring of
+            the old one, which it keeps as ``__wrapped__``.
+    """
+
+    owner: ModuleType | type | Script
+    name: str
+    replacement_for: Callable[[Any], Any]
+
+    def apply_to(self, owner: ModuleType | type) -> None:
+        present = getattr(owner, self.name)
+        new = self.replacement_for(present)
+        if inspect.isfunction(new) and inspect.isroutine(present):
+            functools.update_wrapper(new, present)
+        is_static = isinstance(inspect.getattr_static(owner, self.name), staticmethod)
+        setattr(owner, self.name, staticmethod(new) if is_static else new)
+
+
+_training_script_patches: list[Patch] = []
+
+
+def apply_patches(patches: tuple[Patch, ...]) -> None:
+    """Apply patches in their order: where two replace the same attribute, the later one calls the earlier one."""
+    for patch in patches:
+        if patch.owner is Script.TRAINING:
+            _training_script_patches.append(patch)
+        elif patch.owner is Script.STARTING:
+            for module in (*running_scripts(), *running_hydra_scripts()):
+                patch.apply_to(module)
+        else:
+            patch.apply_to(patch.owner)
+
+
+def running_scripts() -> list[ModuleType]:
+    """Return fairseq's training script under each of its names in this process."""
+    modules = {id(module): module for module in map(sys.modules.get, SCRIPT_NAMES)}
+    return [module for module in modules.values() if hasattr(module, "validate_and_save")]
+
+
+def running_hydra_scripts() -> list[ModuleType]:
+    """Return fairseq's Hydra entry point under each of its names; it fills in defaults before it trains."""
+    modules = map(sys.modules.get, ("fairseq_cli.hydra_train", "__main__"))
+    return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
+
+
+def patch_training_script(make_trainer: Callable[..., None]) -> Callable[..., None]:
+    """Replace the functions of the training script, once per module, before the trainer is created."""
+
+    def make_trainer_and_patch(self: Trainer, *args: Any, **kwargs: Any) -> None:
+        for module in running_scripts():
+            if not getattr(module, "patched_by_amos_fairseq", False):
+                for patch in _training_script_patches:
+                    patch.apply_to(module)
+                module.patched_by_amos_fairseq = True
+        make_trainer(self, *args, **kwargs)
+
+    return make_trainer_and_patch
