@@ -166,32 +166,24 @@ _logs: dict[str, MetricsLog] = {}
 _resumed_updates: dict[str, int] = {}
 
 
-def record_logged_values(make_bar: Callable[..., Any]) -> Callable[..., Any]:
+def record_logged_values(make_bar: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace ``progress_bar.progress_bar``: the bars of fairseq's trainer record what they log."""
-
-    def recording_progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        bar = make_bar(iterator, *args, **kwargs)
-        # Only fairseq's trainer passes the checkpoint directory (under the name that Aim uses); other commands do not.
-        save_dir = kwargs.get("aim_param_checkpoint_dir")
-        if save_dir is None:
-            return bar
-        log = _logs.setdefault(save_dir, MetricsLog(save_dir))
-        if kwargs.get("prefix") is None:  # for validation it holds the name of the subset
-            log.follow(kwargs["epoch"], iterator)
-            # Here and not when the checkpoint was loaded: a run that is refused in between changes nothing.
-            if save_dir in _resumed_updates:
-                on_first_rank(functools.partial(log.cut_back, _resumed_updates.pop(save_dir)))
-        return MetricsProgressBar(bar, iterator, log) if is_master_rank() else bar
-
-    return recording_progress_bar
+    bar = make_bar(iterator, *args, **kwargs)
+    # Only fairseq's trainer passes the checkpoint directory (under the name that Aim uses); other commands do not.
+    save_dir = kwargs.get("aim_param_checkpoint_dir")
+    if save_dir is None:
+        return bar
+    log = _logs.setdefault(save_dir, MetricsLog(save_dir))
+    if kwargs.get("prefix") is None:  # for validation it holds the name of the subset
+        log.follow(kwargs["epoch"], iterator)
+        # Here and not when the checkpoint was loaded: a run that is refused in between changes nothing.
+        if save_dir in _resumed_updates:
+            on_first_rank(functools.partial(log.cut_back, _resumed_updates.pop(save_dir)))
+    return MetricsProgressBar(bar, iterator, log) if is_master_rank() else bar
 
 
-def note_resumed_update(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def note_resumed_update(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Replace ``checkpoint_utils.load_checkpoint``: note the update after which the file continues."""
-
-    def load_checkpoint_and_note_update(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-        loaded = load_checkpoint(cfg, trainer, **kwargs)
-        _resumed_updates[cfg.save_dir] = trainer.get_num_updates()
-        return loaded
-
-    return load_checkpoint_and_note_update
+    loaded = load_checkpoint(cfg, trainer, **kwargs)
+    _resumed_updates[cfg.save_dir] = trainer.get_num_updates()
+    return loaded

@@ -9,8 +9,6 @@ from amos_fairseq.compat.side_effects import hide_broken_torchaudio, open_withou
 silence_harmless_warnings()  # before anything imports fairseq
 # isort: on
 
-import sys
-
 from fairseq import checkpoint_utils, options
 from fairseq.data import indexed_dataset
 from fairseq.distributed import utils as distributed_utils
@@ -39,12 +37,11 @@ from amos_fairseq.compat import (
 )
 from amos_fairseq.compat.patching import Patch, Script, apply_patches, patch_training_script
 
-# Reason -> (owner, attribute, function from the present value to the new one). The order is that of application: of two
-# patches of one attribute, the later one wraps the earlier one.
+# Reason -> (owner, attribute, replacement). A replacement is called with the function that it replaces and then with the
+# arguments. The order is that of application: of two patches of one attribute, the later one wraps the earlier one.
 PATCHES = {
     "A user's mistake ends with one line instead of a traceback from Hydra or Python": (
         Patch(JobReturn, "return_value", user_errors.report_mistake_of_job),
-        Patch(sys, "excepthook", user_errors.report_uncaught_mistakes),
     ),
     "Unknown names, and a criterion that does not fit the model, fail late or with a traceback": (
         Patch(options, "parse_args_and_arch", known_names.check_parsed_flags),
@@ -103,7 +100,7 @@ PATCHES = {
     "--bf16 on the command line means TPU": (Patch(options, "parse_args_and_arch", precision.parse_bf16_without_tpu),),
     "Several ranks do not work on a CPU, and fail silently in some launches": (
         Patch(distributed_fairseq_model, "DistributedDataParallel", distribution.data_parallel_on_any_device),
-        Patch(Trainer, "_check_grad_norms", distribution.compare_gradient_norms),
+        Patch(Trainer, "_check_grad_norms", distribution.check_gradient_norms),
         Patch(Trainer, "__init__", distribution.require_connected_ranks),
     ),
     "An update reads the device two dozen times; these wrap what is done above with the gradient norm": (
@@ -130,6 +127,7 @@ PATCHES = {
 def apply() -> None:
     """Patch fairseq in place. Called once, when the plugin is imported, before fairseq parses the flags."""
     hide_broken_torchaudio()
+    user_errors.install_exception_hook()
     checkpoints.restrict_classes()
     for patches in PATCHES.values():
         apply_patches(patches)

@@ -43,25 +43,19 @@ def restrict_classes() -> None:
         logger.warning("%s is ignored: checkpoints are loaded without running code from them", UNSAFE_LOADING)
 
 
-def load_with_explanation(load_checkpoint_to_cpu: Callable[..., Any]) -> Callable[..., Any]:
+def load_with_explanation(
+    load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
+) -> dict[str, Any]:
     """Raise :class:`UserError` for a file that cannot be loaded."""
-
-    def load(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        with explain_load_errors(path):
-            return load_checkpoint_to_cpu(path, *args, **kwargs)
-
-    return load
+    with explain_load_errors(path):
+        return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 
-def broadcast_without_config(broadcast_object: Callable[..., Any]) -> Callable[..., Any]:
+def broadcast_without_config(broadcast_object: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
     """Send a checkpoint without ``cfg`` and ``args``, and every other object unchanged."""
-
-    def broadcast(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(obj, dict) and "optimizer_history" in obj:
-            obj = {**obj, "cfg": None, "args": None}
-        return broadcast_object(obj, *args, **kwargs)
-
-    return broadcast
+    if isinstance(obj, dict) and "optimizer_history" in obj:
+        obj = {**obj, "cfg": None, "args": None}
+    return broadcast_object(obj, *args, **kwargs)
 
 
 def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
@@ -85,16 +79,14 @@ def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
         ) from error
 
 
-def save_atomically(torch_persistent_save: Callable[..., None]) -> Callable[..., None]:
+def save_atomically(
+    torch_persistent_save: Callable[..., Any], obj: Any, filename: str, async_write: bool = False
+) -> None:
     """Save atomically on a local disk. iopath handles remote stores and background threads."""
-
-    def save(obj: Any, filename: str, async_write: bool = False) -> None:
-        if async_write or not PathManager.supports_rename(filename):
-            torch_persistent_save(obj, filename, async_write)
-        else:
-            write_atomically(filename, functools.partial(torch.save, obj))
-
-    return save
+    if async_write or not PathManager.supports_rename(filename):
+        torch_persistent_save(obj, filename, async_write)
+    else:
+        write_atomically(filename, functools.partial(torch.save, obj))
 
 
 def copy_atomically(source: str, target: str) -> bool:
@@ -108,42 +100,30 @@ def copy_atomically(source: str, target: str) -> bool:
     return True  # fairseq asserts it
 
 
-def copy_local_atomically(copy: Callable[..., Any]) -> Callable[..., Any]:
+def copy_local_atomically(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """Replace ``PathManager.copy``, which on a local disk overwrites whatever ``overwrite`` is."""
-
-    def copy_file(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
-            return copy(src_path, dst_path, overwrite)
-        return copy_atomically(src_path, dst_path)
-
-    return copy_file
+    if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
+        return copy(src_path, dst_path, overwrite)
+    return copy_atomically(src_path, dst_path)
 
 
-def rename_after_fsync(rename: Callable[[str, str], None]) -> Callable[[str, str], None]:
+def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
     """Replace ``PathManager.rename``: the content reaches the disk before the name does."""
-
-    def fsync_and_rename(src: str, dst: str) -> None:
-        with open(src, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(src, dst)
-
-    return fsync_and_rename
+    with open(src, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(src, dst)
 
 
-def repair_before_load(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def repair_before_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Check ``checkpoint_last.pt`` before it is loaded, and replace it where it is damaged, missing or outdated."""
-
-    def repair_and_load(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-        problem = None
-        if cfg.restore_file == "checkpoint_last.pt" and trainer.should_save_checkpoint_on_current_rank:
-            try:
-                problem = repair_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
-            except UserError as error:  # the other ranks wait for the result
-                problem = str(error)
-        raise_on_every_rank(problem)
-        return load_checkpoint(cfg, trainer, **kwargs)
-
-    return repair_and_load
+    problem = None
+    if cfg.restore_file == "checkpoint_last.pt" and trainer.should_save_checkpoint_on_current_rank:
+        try:
+            problem = repair_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
+        except UserError as error:  # the other ranks wait for the result
+            problem = str(error)
+    raise_on_every_rank(problem)
+    return load_checkpoint(cfg, trainer, **kwargs)
 
 
 def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> str | None:

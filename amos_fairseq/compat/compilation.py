@@ -127,14 +127,10 @@ def log_compilation(trainer: Trainer, clock: CompilationClock) -> None:
     trainer.train_step = train_step_and_log
 
 
-def compile_if_requested(make_trainer: Callable[..., None]) -> Callable[..., None]:
+def compile_if_requested(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
     """Apply ``model.compile`` and ``model.kernels`` after the trainer has been created."""
-
-    def make_compiling_trainer(self: Trainer, *args: Any, **kwargs: Any) -> None:
-        make_trainer(self, *args, **kwargs)
-        if str(OmegaConf.select(self.cfg, "model.kernels")) == "triton" and self.device.type == "cuda":
-            require_triton(self.device)
-        if OmegaConf.select(self.cfg, "model.compile"):  # models outside this package have no such setting
-            compile_layers(self)
-
-    return make_compiling_trainer
+    make_trainer(trainer, *args, **kwargs)
+    if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":
+        require_triton(trainer.device)
+    if OmegaConf.select(trainer.cfg, "model.compile"):  # models outside this package have no such setting
+        compile_layers(trainer)

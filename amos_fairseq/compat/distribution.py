@@ -42,23 +42,19 @@ PROCESS_COUNTS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZ
 GRADIENT_NORM_TOLERANCE = 1e-6
 
 
-def prepare_and_launch(call_main: Callable[..., Any]) -> Callable[..., Any]:
+def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> None:
     """Replace ``call_main``, which starts fairseq's training and validation commands, by flags or through Hydra.
 
     It receives the complete configuration before any rank exists. The configuration is checked and completed here, and a
     user's mistake, now or later in any rank, becomes one line and exit code 1 instead of a traceback.
     """
-
-    def prepare_and_call_main(cfg: Any, main: Callable[..., Any], **kwargs: Any) -> None:
-        with report_user_errors():
-            prepare_launch(cfg)
-        try:
-            call_main(cfg, functools.partial(run_rank, main), **kwargs)
-        except ProcessExitedException as ended:
-            # A spawned rank has printed the reason; its exit code tells a scheduler whether to start the run again.
-            sys.exit(ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code)
-
-    return prepare_and_call_main
+    with report_user_errors():
+        prepare_launch(cfg)
+    try:
+        call_main(cfg, functools.partial(run_rank, main), **kwargs)
+    except ProcessExitedException as ended:
+        # A spawned rank has printed the reason; its exit code tells a scheduler whether to start the run again.
+        sys.exit(ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code)
 
 
 def prepare_launch(cfg: Any) -> None:
@@ -215,62 +211,55 @@ def describe_rank(environment: Mapping[str, str]) -> str:
     return f"{place}: {cores} CPUs, OMP_NUM_THREADS={environment.get('OMP_NUM_THREADS', 'not set')}"
 
 
-def data_parallel_on_any_device(stock: type) -> Callable[..., DistributedDataParallel]:
+def data_parallel_on_any_device(
+    stock: Callable[..., Any],
+    module: torch.nn.Module,
+    device_ids: Any = None,
+    output_device: Any = None,
+    **settings: Any,
+) -> DistributedDataParallel:
     """Create DistributedDataParallel without a GPU for a module on the CPU, and keep gradients in its buckets.
 
     ``--gradient-as-bucket-view`` is always on: the trainer sets gradients to None after an update, which is all that views
     require. They save the memory of the gradients once, and the copy out of the buckets. ``static_graph`` stays off: the
     graph may change with the update, as in AMOS' ``layer_switch``, and where every parameter is used it saves nothing.
     """
-
-    def data_parallel(
-        module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any
-    ) -> DistributedDataParallel:
-        if next(module.parameters()).device.type == "cpu":
-            device_ids = output_device = None
-        settings["gradient_as_bucket_view"] = True
-        return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **settings)
-
-    return data_parallel
+    if next(module.parameters()).device.type == "cpu":
+        device_ids = output_device = None
+    settings["gradient_as_bucket_view"] = True
+    return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **settings)
 
 
-def compare_gradient_norms(stock: Callable[..., None]) -> Callable[..., None]:
-    """Replace fairseq's comparison, which needs GPUs."""
+def check_gradient_norms(stock: Callable[..., Any], trainer: Trainer, grad_norm: torch.Tensor) -> None:
+    """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
 
-    def check_gradient_norms(self: Trainer, grad_norm: torch.Tensor) -> None:
-        """End the run if the gradients differ between ranks after they were exchanged.
+    A norm that is not finite on every rank is accepted: the trainer handles it later.
 
-        A norm that is not finite on every rank is accepted: the trainer handles it later.
-
-        Raises:
-            UserError: with the norm of each rank.
-        """
-        if self.data_parallel_world_size == 1:
-            return
-        norms = torch.zeros(self.data_parallel_world_size, dtype=torch.float64, device=self.device)
-        norms[self.data_parallel_rank] = grad_norm
-        distributed_utils.all_reduce(norms, group=self.data_parallel_process_group)
-        norms = norms.cpu()
-        if not torch.isfinite(norms).any():
-            return
-        if not torch.isfinite(norms).all() or norms.max() - norms.min() > GRADIENT_NORM_TOLERANCE * norms.max():
-            listed = ", ".join(f"rank {rank}: {norm:.8g}" for rank, norm in enumerate(norms.tolist()))
-            raise UserError(
-                f"gradients differ between ranks in update {self.get_num_updates() + 1} (norms {listed}): the ranks do "
-                "not run the same code, settings and kind of device; the last checkpoint is from before"
-            )
-
-    return check_gradient_norms
+    Raises:
+        UserError: with the norm of each rank.
+    """
+    if trainer.data_parallel_world_size == 1:
+        return
+    norms = torch.zeros(trainer.data_parallel_world_size, dtype=torch.float64, device=trainer.device)
+    norms[trainer.data_parallel_rank] = grad_norm
+    distributed_utils.all_reduce(norms, group=trainer.data_parallel_process_group)
+    norms = norms.cpu()
+    if not torch.isfinite(norms).any():
+        return
+    if not torch.isfinite(norms).all() or norms.max() - norms.min() > GRADIENT_NORM_TOLERANCE * norms.max():
+        listed = ", ".join(f"rank {rank}: {norm:.8g}" for rank, norm in enumerate(norms.tolist()))
+        raise UserError(
+            f"gradients differ between ranks in update {trainer.get_num_updates() + 1} (norms {listed}): the ranks do "
+            "not run the same code, settings and kind of device; the last checkpoint is from before"
+        )
 
 
-def require_connected_ranks(make_trainer: Callable[..., None]) -> Callable[..., None]:
+def require_connected_ranks(
+    make_trainer: Callable[..., Any], trainer: Trainer, cfg: Any, *args: Any, **kwargs: Any
+) -> None:
     """Check the ranks before the trainer is created, and log where each one runs."""
-
-    def make_connected_trainer(self: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:
-        with report_user_errors():  # Hydra would print a traceback
-            require_ranks(cfg, os.environ)
-        if torch.distributed.is_initialized():
-            logger.info(describe_rank(os.environ))
-        make_trainer(self, cfg, *args, **kwargs)
-
-    return make_connected_trainer
+    with report_user_errors():  # Hydra would print a traceback
+        require_ranks(cfg, os.environ)
+    if torch.distributed.is_initialized():
+        logger.info(describe_rank(os.environ))
+    make_trainer(trainer, cfg, *args, **kwargs)

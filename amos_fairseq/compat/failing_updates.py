@@ -92,49 +92,39 @@ def check_logged_losses(trainer: Trainer, logged: dict[str, Any] | None) -> None
         stop(trainer, trainer.get_num_updates(), "the loss", broken)
 
 
-def stop_at_infinite_loss(train_step: Callable[..., Any]) -> Callable[..., Any]:
+def stop_at_infinite_loss(train_step: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
     """Collect the criterion's outputs during an update, and check the losses that are logged."""
-
-    def watched_train_step(self: Trainer, *args: Any, **kwargs: Any) -> Any:
-        self.logging_outputs_of_update = outputs = []
-        hook = self.get_criterion().register_forward_hook(lambda module, given, result: outputs.append(result[2]))
-        try:
-            logged = train_step(self, *args, **kwargs)
-        finally:
-            hook.remove()
-        check_logged_losses(self, logged)
-        return logged
-
-    return watched_train_step
+    trainer.logging_outputs_of_update = outputs = []
+    hook = trainer.get_criterion().register_forward_hook(lambda module, given, result: outputs.append(result[2]))
+    try:
+        logged = train_step(trainer, *args, **kwargs)
+    finally:
+        hook.remove()
+    check_logged_losses(trainer, logged)
+    return logged
 
 
-def stop_at_infinite_gradient(clip_grad_norm: Callable[..., Any]) -> Callable[..., Any]:
+def stop_at_infinite_gradient(clip_grad_norm: Callable[..., Any], trainer: Trainer, clip_norm: float) -> torch.Tensor:
     """Check the gradient norm of ``--fp16`` and ``--amp`` where fairseq checks for an overflow.
 
     In float32 and bf16 the norm is checked after the optimizer's step (:mod:`amos_fairseq.compat.host_reads`).
     """
-
-    def checked_clip_grad_norm(self: Trainer, clip_norm: float) -> torch.Tensor:
-        try:
-            grad_norm = clip_grad_norm(self, clip_norm)
-        except FloatingPointError as error:
-            reason = str(error).partition(". ")[0]
-            what = f"the gradient, after the loss scale was lowered to its minimum ({reason}),"
-            stop(self, self.get_num_updates() + 1, what, not_finite_on_any_rank(self))
-            raise
-        if self.cfg.common.amp and not torch.isfinite(grad_norm).all():
-            broken = not_finite_on_any_rank(self)
-            if broken:  # a smaller scale does not help
-                stop(self, self.get_num_updates() + 1, "the gradient", broken)
-        return grad_norm
-
-    return checked_clip_grad_norm
+    try:
+        grad_norm = clip_grad_norm(trainer, clip_norm)
+    except FloatingPointError as error:
+        reason = str(error).partition(". ")[0]
+        what = f"the gradient, after the loss scale was lowered to its minimum ({reason}),"
+        stop(trainer, trainer.get_num_updates() + 1, what, not_finite_on_any_rank(trainer))
+        raise
+    if trainer.cfg.common.amp and not torch.isfinite(grad_norm).all():
+        broken = not_finite_on_any_rank(trainer)
+        if broken:  # a smaller scale does not help
+            stop(trainer, trainer.get_num_updates() + 1, "the gradient", broken)
+    return grad_norm
 
 
-def stop_when_out_of_memory(train_step: Callable[..., Any]) -> Callable[..., Any]:
+def stop_when_out_of_memory(
+    train_step: Callable[..., Any], trainer: Trainer, samples: list[dict[str, Any]], raise_oom: bool = True
+) -> Any:
     """Let the trainer raise the exception, which is an option of its. Validation still retries with an empty cache."""
-
-    def train_step_or_stop(self: Trainer, samples: list[dict[str, Any]], raise_oom: bool = True) -> Any:
-        return train_step(self, samples, raise_oom)
-
-    return train_step_or_stop
+    return train_step(trainer, samples, raise_oom)

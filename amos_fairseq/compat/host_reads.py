@@ -75,54 +75,44 @@ def log_gradient_norm(norm: float, clip_norm: float) -> None:
         metrics.log_scalar("clip", 100.0 if norm > clip_norm else 0.0, priority=500, round=1)
 
 
-def read_fp16_norm_once(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def read_fp16_norm_once(
+    stock: Callable[..., Any], optimizer: Any, max_norm: float, aggregate_norm_fn: Any = None
+) -> Tensor:
     """Clip the gradients of ``--fp16`` with one read of their norm."""
-
-    def clip_grad_norm(self: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
-        if self.scaler is None:
-            return stock(self, max_norm, aggregate_norm_fn)
-        self._sync_fp16_grads_to_fp32()
-        norm = on_host(self._multiply_factor * self.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn))
-        if norm > max_norm > 0.0:
-            self._multiply_factor *= max_norm / norm
-        self.scaler.check_overflow(norm)
-        return torch.full((), norm)
-
-    return clip_grad_norm
+    if optimizer.scaler is None:
+        return stock(optimizer, max_norm, aggregate_norm_fn)
+    optimizer._sync_fp16_grads_to_fp32()
+    norm = on_host(optimizer._multiply_factor * optimizer.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn))
+    if norm > max_norm > 0.0:
+        optimizer._multiply_factor *= max_norm / norm
+    optimizer.scaler.check_overflow(norm)
+    return torch.full((), norm)
 
 
-def clip_without_reading(clip_grad_norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def clip_without_reading(clip_grad_norm: Callable[..., Any], trainer: Trainer, clip_norm: float) -> Tensor:
     """Keep the norm on the device, and return a constant for the checks of fairseq's ``train_step``."""
-
-    def clip(self: Trainer, clip_norm: float) -> Tensor:
-        self.grad_norm_of_update = clip_grad_norm(self, clip_norm)
-        return self.grad_norm_of_update if self.cfg.common.amp else NOT_READ_YET
-
-    return clip
+    trainer.grad_norm_of_update = clip_grad_norm(trainer, clip_norm)
+    return trainer.grad_norm_of_update if trainer.cfg.common.amp else NOT_READ_YET
 
 
-def check_true_norms(check_grad_norms: Callable[..., None]) -> Callable[..., None]:
+def check_true_norms(check_grad_norms: Callable[..., Any], trainer: Trainer, grad_norm: Tensor) -> None:
     """Compare the norms that were kept on the device between ranks."""
-
-    def check(self: Trainer, grad_norm: Tensor) -> None:
-        check_grad_norms(self, self.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm)
-
-    return check
+    check_grad_norms(trainer, trainer.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm)
 
 
-def read_once_and_log(reduce_and_log_stats: Callable[..., dict]) -> Callable[..., dict]:
+def read_once_and_log(
+    reduce_and_log_stats: Callable[..., Any],
+    trainer: Trainer,
+    logging_outputs: Any,
+    sample_size: Any,
+    grad_norm: Tensor | None = None,
+) -> dict[str, Any]:
     """Read the statistics and the norm in one transfer, and end the run if the norm is not finite."""
-
-    def read_and_log(
-        self: Trainer, logging_outputs: Any, sample_size: Any, grad_norm: Tensor | None = None
-    ) -> dict[str, Any]:
-        norm = self.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm
-        logging_outputs, sample_size, norm = on_host((logging_outputs, sample_size, norm))
-        if norm is not None:
-            if math.isfinite(norm):
-                log_gradient_norm(norm, self.cfg.optimization.clip_norm)
-            elif not self.cfg.common.amp:
-                stop_at_gradient(self)
-        return reduce_and_log_stats(self, logging_outputs, sample_size)
-
-    return read_and_log
+    norm = trainer.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm
+    logging_outputs, sample_size, norm = on_host((logging_outputs, sample_size, norm))
+    if norm is not None:
+        if math.isfinite(norm):
+            log_gradient_norm(norm, trainer.cfg.optimization.clip_norm)
+        elif not trainer.cfg.common.amp:
+            stop_at_gradient(trainer)
+    return reduce_and_log_stats(trainer, logging_outputs, sample_size)

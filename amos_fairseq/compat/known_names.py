@@ -69,25 +69,17 @@ def ours(registry: Mapping[str, type]) -> set[str]:
     return {name for name, registered in registry.items() if registered.__module__.startswith("amos_fairseq.")}
 
 
-def check_config_before_defaults(add_defaults: Callable[[Any], None]) -> Callable[[Any], None]:
+def check_config_before_defaults(add_defaults: Callable[..., Any], cfg: Any) -> None:
     """Check the names before fairseq fills in the defaults of the components that they select."""
-
-    def check_and_add_defaults(cfg: Any) -> None:
-        check_names(cfg)
-        check_fit(cfg)
-        add_defaults(cfg)
-
-    return check_and_add_defaults
+    check_names(cfg)
+    check_fit(cfg)
+    add_defaults(cfg)
 
 
-def check_parsed_flags(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+def check_parsed_flags(parse_args_and_arch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Check the flags before they are converted to a configuration, where a criterion looks up settings of its model."""
-
-    def parse_and_check(*args: Any, **kwargs: Any) -> Any:
-        result = parse_args_and_arch(*args, **kwargs)
-        flags = vars(result if isinstance(result, Namespace) else result[0])
-        if all(flags.get(name) for name in ("task", "arch", "criterion")):  # programs other than training have fewer
-            check_fit({"task": flags["task"], "model": flags["arch"], "criterion": flags["criterion"]})
-        return result
-
-    return parse_and_check
+    result = parse_args_and_arch(*args, **kwargs)
+    flags = vars(result if isinstance(result, Namespace) else result[0])
+    if all(flags.get(name) for name in ("task", "arch", "criterion")):  # programs other than training have fewer
+        check_fit({"task": flags["task"], "model": flags["arch"], "criterion": flags["criterion"]})
+    return result

@@ -60,60 +60,48 @@ def restore_master_weights(optimizer: FP16Optimizer, saved: list[Tensor]) -> Non
         master.copy_(tensor)
 
 
-def save_masters(state_dict: Callable[[Any], dict]) -> Callable[[Any], dict]:
+def save_masters(state_dict: Callable[..., Any], optimizer: Any) -> dict[str, Any]:
     """Add the master weights, if there are any, and the history of the loss scaler to the optimizer's state."""
-
-    def state_dict_with_masters(self: Any) -> dict[str, Any]:
-        state = state_dict(self)
-        if hasattr(self, "fp32_params"):  # memory-efficient fp16 has none
-            state[MASTERS] = master_weights(self)
-        if self.scaler is not None:
-            state[SCALER] = {name: int(getattr(self.scaler, name)) for name in SCALER_HISTORY}
-        return state
-
-    return state_dict_with_masters
+    state = state_dict(optimizer)
+    if hasattr(optimizer, "fp32_params"):  # memory-efficient fp16 has none
+        state[MASTERS] = master_weights(optimizer)
+    if optimizer.scaler is not None:
+        state[SCALER] = {name: int(getattr(optimizer.scaler, name)) for name in SCALER_HISTORY}
+    return state
 
 
-def load_masters(load_state_dict: Callable[..., None]) -> Callable[..., None]:
+def load_masters(
+    load_state_dict: Callable[..., Any], optimizer: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None
+) -> None:
     """Restore what :func:`save_masters` adds."""
-
-    def load_state_dict_with_masters(self: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None) -> None:
-        masters, history = state_dict.get(MASTERS), state_dict.get(SCALER)
-        load_state_dict(self, without_our_keys(state_dict), optimizer_overrides)
-        if masters is not None:
-            restore_master_weights(self, masters)
-        elif hasattr(self, "fp32_params"):
-            logger.warning("the checkpoint has no float32 master weights: training continues from the rounded ones")
-        if self.scaler is not None and history is not None:
-            for name in SCALER_HISTORY:
-                setattr(self.scaler, name, history[name])
-
-    return load_state_dict_with_masters
+    masters, history = state_dict.get(MASTERS), state_dict.get(SCALER)
+    load_state_dict(optimizer, without_our_keys(state_dict), optimizer_overrides)
+    if masters is not None:
+        restore_master_weights(optimizer, masters)
+    elif hasattr(optimizer, "fp32_params"):
+        logger.warning("the checkpoint has no float32 master weights: training continues from the rounded ones")
+    if optimizer.scaler is not None and history is not None:
+        for name in SCALER_HISTORY:
+            setattr(optimizer.scaler, name, history[name])
 
 
-def save_scaler(stock: Callable) -> Callable[[AMPOptimizer], dict]:
+def save_scaler(stock: Callable[..., Any], optimizer: AMPOptimizer) -> dict[str, Any]:
     """Save the GradScaler of ``--amp``.
 
     ``AMPOptimizer`` inherits ``state_dict``, which asks the torch optimizer and not the fairseq optimizer that it wraps.
     fairseq's other two mixed-precision wrappers ask the wrapped one, as is done here.
     """
-
-    def state_dict(self: AMPOptimizer) -> dict[str, Any]:
-        # The scaler's state consists of Python numbers; it is empty where the scaler is disabled.
-        return {**self.fp32_optimizer.state_dict(), SCALER: self.scaler.state_dict()}
-
-    return state_dict
+    # The scaler's state consists of Python numbers; it is empty where the scaler is disabled.
+    return {**optimizer.fp32_optimizer.state_dict(), SCALER: optimizer.scaler.state_dict()}
 
 
-def load_scaler(stock: Callable) -> Callable[..., None]:
+def load_scaler(
+    stock: Callable[..., Any], optimizer: AMPOptimizer, state_dict: dict[str, Any], optimizer_overrides: Any = None
+) -> None:
     """Restore what :func:`save_scaler` saves."""
-
-    def load_state_dict(self: AMPOptimizer, state_dict: dict[str, Any], optimizer_overrides: Any = None) -> None:
-        self.fp32_optimizer.load_state_dict(without_our_keys(state_dict), optimizer_overrides)
-        if state_dict.get(SCALER) and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state_dict[SCALER])
-
-    return load_state_dict
+    optimizer.fp32_optimizer.load_state_dict(without_our_keys(state_dict), optimizer_overrides)
+    if state_dict.get(SCALER) and optimizer.scaler.is_enabled():
+        optimizer.scaler.load_state_dict(state_dict[SCALER])
 
 
 def without_our_keys(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -200,59 +188,43 @@ def distributed_model(model: Any) -> DistributedDataParallel | None:
     return model
 
 
-def sum_in_float32(build_optimizer: Callable[[Trainer], None]) -> Callable[[Trainer], None]:
+def sum_in_float32(build_optimizer: Callable[..., Any], trainer: Trainer) -> None:
     """Give an optimizer with float32 masters its :class:`MasterGradients` when the trainer builds it."""
-
-    def build_summing_optimizer(self: Trainer) -> None:
-        build_optimizer(self)
-        optimizer = self._optimizer
-        if isinstance(optimizer, FP16Optimizer) and not optimizer.has_flat_params and can_sum(self):
-            optimizer.master_gradients = MasterGradients(optimizer.fp16_params, optimizer.fp32_params)
-
-    return build_summing_optimizer
+    build_optimizer(trainer)
+    optimizer = trainer._optimizer
+    if isinstance(optimizer, FP16Optimizer) and not optimizer.has_flat_params and can_sum(trainer):
+        optimizer.master_gradients = MasterGradients(optimizer.fp16_params, optimizer.fp32_params)
 
 
-def sum_after_backward(stock_backward: Callable[..., None]) -> Callable[..., None]:
+def sum_after_backward(stock_backward: Callable[..., Any], optimizer: FP16Optimizer, loss: Tensor) -> None:
     """Add the gradients of a micro-batch to the masters' after its backward pass."""
-
-    def backward(self: FP16Optimizer, loss: Tensor) -> None:
-        stock_backward(self, loss)
-        if (gradients := getattr(self, "master_gradients", None)) is not None:
-            gradients.take()
-            self._needs_sync = False
-
-    return backward
+    stock_backward(optimizer, loss)
+    if (gradients := getattr(optimizer, "master_gradients", None)) is not None:
+        gradients.take()
+        optimizer._needs_sync = False
 
 
-def zero_masters_at_once(stock_zero_grad: Callable[..., None]) -> Callable[..., None]:
+def zero_masters_at_once(stock_zero_grad: Callable[..., Any], optimizer: FP16Optimizer) -> None:
     """Zero the masters' gradients in one launch, and release the model's."""
-
-    def zero_grad(self: FP16Optimizer) -> None:
-        if self.has_flat_params:
-            stock_zero_grad(self)
-        else:
-            for parameter in self.fp16_params:
-                parameter.grad = None
-            gradients = [master.grad for master in self.fp32_params if master.grad is not None]
-            if gradients:
-                torch._foreach_zero_(gradients)
-            self._needs_sync = False
-        # Without a scaler, stock fairseq keeps the divisor of the last step, which would scale every later update.
-        self._multiply_factor = 1.0 if self.scaler is None else 1.0 / float(self.scaler.loss_scale)
-        if (sums := getattr(self, "master_gradients", None)) is not None:
-            sums.is_sum = False
-
-    return zero_grad
+    if optimizer.has_flat_params:
+        stock_zero_grad(optimizer)
+    else:
+        for parameter in optimizer.fp16_params:
+            parameter.grad = None
+        gradients = [master.grad for master in optimizer.fp32_params if master.grad is not None]
+        if gradients:
+            torch._foreach_zero_(gradients)
+        optimizer._needs_sync = False
+    # Without a scaler, stock fairseq keeps the divisor of the last step, which would scale every later update.
+    optimizer._multiply_factor = 1.0 if optimizer.scaler is None else 1.0 / float(optimizer.scaler.loss_scale)
+    if (sums := getattr(optimizer, "master_gradients", None)) is not None:
+        sums.is_sum = False
 
 
-def copy_masters_at_once(stock_copy: Callable[..., None]) -> Callable[..., None]:
+def copy_masters_at_once(stock_copy: Callable[..., Any], optimizer: FP16Optimizer) -> None:
     """Copy the masters to the model in one launch."""
-
-    def copy_to_model(self: FP16Optimizer) -> None:
-        if self.has_flat_params:
-            stock_copy(self)
-        else:
-            with torch.no_grad():
-                torch._foreach_copy_(self.fp16_params, self.fp32_params)
-
-    return copy_to_model
+    if optimizer.has_flat_params:
+        stock_copy(optimizer)
+    else:
+        with torch.no_grad():
+            torch._foreach_copy_(optimizer.fp16_params, optimizer.fp32_params)

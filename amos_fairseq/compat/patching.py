@@ -1,4 +1,4 @@
-"""Replace attributes of fairseq, torch and Hydra, and functions of fairseq's training script.
+"""Replace functions of fairseq, torch and Hydra, also those of fairseq's training script.
 
 ``fairseq_cli.train`` calls ``train`` and ``validate_and_save`` as globals of its own module. The module is named
 ``fairseq_cli.train`` under ``fairseq-train`` and Hydra, ``__main__`` under ``python -m`` and ``torchrun -m``, and
@@ -27,33 +27,41 @@ class Script(Enum):
 
 
 class Patch(NamedTuple):
-    """One attribute to replace.
+    """One function to replace.
 
     Attributes:
         owner: a module, a class, or fairseq's training script.
-        name: the attribute.
-        replacement_for: takes the present value and returns the new one. A new function gets the name and docstring of
-            the old one, which it keeps as ``__wrapped__``.
+        name: the attribute: a function, a method, or a property.
+        replacement: called with the present function and then with its arguments. The attribute keeps the name and docstring
+            of the present function, and the function itself as ``__wrapped__``.
     """
 
     owner: ModuleType | type | Script
     name: str
-    replacement_for: Callable[[Any], Any]
+    replacement: Callable[..., Any]
 
     def apply_to(self, owner: ModuleType | type) -> None:
-        present = getattr(owner, self.name)
-        new = self.replacement_for(present)
-        if inspect.isfunction(new) and inspect.isroutine(present):
-            functools.update_wrapper(new, present)
-        is_static = isinstance(inspect.getattr_static(owner, self.name), staticmethod)
-        setattr(owner, self.name, staticmethod(new) if is_static else new)
+        attribute = inspect.getattr_static(owner, self.name)
+        present = attribute.fget if isinstance(attribute, property) else getattr(owner, self.name)
+
+        def call_replacement(*args: Any, **kwargs: Any) -> Any:
+            return self.replacement(present, *args, **kwargs)
+
+        if inspect.isroutine(present):  # not a class, whose attributes would be copied
+            functools.update_wrapper(call_replacement, present)
+        call_replacement.patch = self
+        if isinstance(attribute, property):
+            setattr(owner, self.name, property(call_replacement, attribute.fset))
+        else:
+            is_static = isinstance(attribute, staticmethod)
+            setattr(owner, self.name, staticmethod(call_replacement) if is_static else call_replacement)
 
 
 _training_script_patches: list[Patch] = []
 
 
 def apply_patches(patches: tuple[Patch, ...]) -> None:
-    """Apply patches in their order: where two replace the same attribute, the later one calls the earlier one."""
+    """Apply patches in their order: of two for one attribute, the later one calls the earlier one."""
     for patch in patches:
         if patch.owner is Script.TRAINING:
             _training_script_patches.append(patch)
@@ -76,15 +84,11 @@ def running_hydra_scripts() -> list[ModuleType]:
     return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
 
 
-def patch_training_script(make_trainer: Callable[..., None]) -> Callable[..., None]:
+def patch_training_script(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
     """Replace the functions of the training script, once per module, before the trainer is created."""
-
-    def make_trainer_and_patch(self: Trainer, *args: Any, **kwargs: Any) -> None:
-        for module in running_scripts():
-            if not getattr(module, "patched_by_amos_fairseq", False):
-                for patch in _training_script_patches:
-                    patch.apply_to(module)
-                module.patched_by_amos_fairseq = True
-        make_trainer(self, *args, **kwargs)
-
-    return make_trainer_and_patch
+    for module in running_scripts():
+        if not getattr(module, "patched_by_amos_fairseq", False):
+            for patch in _training_script_patches:
+                patch.apply_to(module)
+            module.patched_by_amos_fairseq = True
+    make_trainer(trainer, *args, **kwargs)

@@ -50,26 +50,24 @@ def choose_precision(cfg: Any, has_gpu: bool) -> None:
         common.fp16_no_flatten_grads = True
 
 
-def parse_bf16_without_tpu(parse_args_and_arch: Callable[..., Any]) -> Callable[..., Any]:
+def parse_bf16_without_tpu(
+    parse_args_and_arch: Callable[..., Any], parser: Any, input_args: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """Let ``--bf16`` mean bfloat16 on the present device; only ``--tpu`` selects a TPU."""
-
-    def parse(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with report_user_errors():
-            try:
-                result = parse_args_and_arch(parser, input_args, *args, **kwargs)
-            except ValueError as error:
-                if "--fp16 and --tpu" not in str(error):
-                    raise
-                raise UserError("--fp16 and --bf16 exclude each other: choose one") from error
-        namespace = result if isinstance(result, Namespace) else result[0]
-        if getattr(namespace, "bf16", False):
-            namespace.tpu = "--tpu" in (sys.argv if input_args is None else input_args)
-        return result
-
-    return parse
+    with report_user_errors():
+        try:
+            result = parse_args_and_arch(parser, input_args, *args, **kwargs)
+        except ValueError as error:
+            if "--fp16 and --tpu" not in str(error):
+                raise
+            raise UserError("--fp16 and --bf16 exclude each other: choose one") from error
+    namespace = result if isinstance(result, Namespace) else result[0]
+    if getattr(namespace, "bf16", False):
+        namespace.tpu = "--tpu" in (sys.argv if input_args is None else input_args)
+    return result
 
 
-def unscale_once(stock_step: Callable[[AMPOptimizer], None]) -> Callable[[AMPOptimizer], None]:
+def unscale_once(stock_step: Callable[..., Any], optimizer: AMPOptimizer) -> None:
     """Divide the gradient of ``--amp`` by the loss scale once.
 
     fairseq unscales the gradients of the torch optimizer before it clips them, but then calls ``GradScaler.step`` with its
@@ -77,9 +75,5 @@ def unscale_once(stock_step: Callable[[AMPOptimizer], None]) -> Callable[[AMPOpt
     been unscaled, and divides by the scale again. The update then uses g / scale after clipping by the norm of g: Adam
     tolerates that only while g / scale is far above its epsilon, which is not the case at the usual scale of 2^16.
     """
-
-    def step(self: AMPOptimizer) -> None:
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    return step
+    optimizer.scaler.step(optimizer.optimizer)
+    optimizer.scaler.update()

@@ -155,36 +155,30 @@ def finished_here(cfg: Any, trainer: Any, epoch_itr: Any) -> bool:
     return limit is not None
 
 
-def check_before_and_after_load(load_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def check_before_and_after_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Refuse a checkpoint that does not fit before it is loaded, and a run that cannot continue afterwards."""
-
-    def load_checked_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-        problem = None
-        if trainer.should_save_checkpoint_on_current_rank:
-            try:
-                path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
-                if path is not None:
-                    check_fits(path, trainer.task, trainer.cfg.model)
-            except UserError as error:
-                problem = str(error)
-        raise_on_every_rank(problem)
-        extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
-        raise_on_every_rank(None if finished_here(cfg, trainer, epoch_itr) else refusal(trainer, cfg.restore_file))
-        return extra_state, epoch_itr
-
-    return load_checked_checkpoint
+    problem = None
+    if trainer.should_save_checkpoint_on_current_rank:
+        try:
+            path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
+            if path is not None:
+                check_fits(path, trainer.task, trainer.cfg.model)
+        except UserError as error:
+            problem = str(error)
+    raise_on_every_rank(problem)
+    extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
+    raise_on_every_rank(None if finished_here(cfg, trainer, epoch_itr) else refusal(trainer, cfg.restore_file))
+    return extra_state, epoch_itr
 
 
-def skip_if_finished(train: Callable[..., Any]) -> Callable[..., Any]:
+def skip_if_finished(
+    train: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any
+) -> tuple[list[None], bool]:
     """Check the limits before each epoch. Stock fairseq compares --max-update only after the next update."""
-
-    def train_unless_finished(cfg: Any, trainer: Any, task: Any, epoch_itr: Any) -> tuple[list[None], bool]:
-        if finished(trainer, epoch_itr):
-            wait_for_readers()
-            return [None], True
-        return train(cfg, trainer, task, epoch_itr)
-
-    return train_unless_finished
+    if finished(trainer, epoch_itr):
+        wait_for_readers()
+        return [None], True
+    return train(cfg, trainer, task, epoch_itr)
 
 
 def wait_for_readers() -> None:
@@ -198,19 +192,15 @@ def wait_for_readers() -> None:
             thread.join(timeout=60)
 
 
-def return_comparable_scores(validate: Callable[..., Any]) -> Callable[..., Any]:
+def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
     """Convert the scores that the training script's ``validate`` returns.
 
     ``--best-checkpoint-metric spearman`` (or ``pearson``) of fairseq's ``sentence_prediction`` is computed by scipy as a
     numpy scalar, which reaches the checkpoint through the "best so far" of fairseq and of its scheduler. A loader that runs
     no code from checkpoints does not know that class: the run's own checkpoints could not be loaded again.
     """
-
-    def validate_comparably(cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
-        maximize = cfg.checkpoint.maximize_best_checkpoint_metric
-        return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
-
-    return validate_comparably
+    maximize = cfg.checkpoint.maximize_best_checkpoint_metric
+    return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
 
 
 def comparable(score: Any, maximize: bool) -> float | None:

@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 HARMLESS_WARNINGS = (
     r"hydra\.experimental\..* is no longer experimental",
@@ -52,14 +53,9 @@ def hide_broken_torchaudio() -> None:
         sys.modules["torchaudio"] = None
 
 
-def open_without_reading(warm_up: Callable[[str], None]) -> Callable[[str], None]:
+def open_without_reading(warm_up: Callable[..., Any], path: str) -> None:
     """Replace ``_warmup_mmap_file``, which reads a whole memory-mapped file in every rank and for every shard.
 
     That takes minutes of an idle device where the corpus is on a network disk, and evicts other pages from memory. Loader
     processes read the blocks of an epoch in random order, each when it is needed.
     """
-
-    def warm_up_nothing(path: str) -> None:
-        pass
-
-    return warm_up_nothing

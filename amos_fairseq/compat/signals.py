@@ -97,64 +97,52 @@ def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any) -> NoReturn:
     sys.exit(REQUEUE)
 
 
-def stop_after_update(validate_and_save: Callable[..., Any]) -> Callable[..., Any]:
+def stop_after_update(
+    validate_and_save: Callable[..., Any],
+    cfg: Any,
+    trainer: Trainer,
+    task: Any,
+    epoch_itr: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Stop after ``validate_and_save``, which follows each update: the update is complete and, where due, saved."""
-
-    def validate_save_and_stop(cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any) -> Any:
-        valid_losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
-        if stop_is_requested(trainer) and not is_last:
-            save_and_exit(cfg, trainer, epoch_itr)
-        return valid_losses, is_last
-
-    return validate_save_and_stop
+    valid_losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+    if stop_is_requested(trainer) and not is_last:
+        save_and_exit(cfg, trainer, epoch_itr)
+    return valid_losses, is_last
 
 
-def record_last_save(save_checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def record_last_save(save_checkpoint: Callable[..., Any], cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
     """Record at which update the trainer was saved."""
-
-    def save_and_record(cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-        saved = save_checkpoint(cfg, trainer, *args, **kwargs)
-        trainer.update_of_last_save = trainer.get_num_updates()
-        return saved
-
-    return save_and_record
+    saved = save_checkpoint(cfg, trainer, *args, **kwargs)
+    trainer.update_of_last_save = trainer.get_num_updates()
+    return saved
 
 
-def handle_in_launcher(call_main: Callable[..., Any]) -> Callable[..., Any]:
+def handle_in_launcher(call_main: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Handle signals in the process that launches ranks, until they have ended."""
-
-    def listen_and_call_main(*args: Any, **kwargs: Any) -> Any:
-        with restored_handlers():
-            install_handlers()
-            return call_main(*args, **kwargs)
-
-    return listen_and_call_main
-
-
-def handle_in_rank(make_trainer: Callable[..., None]) -> Callable[..., None]:
-    """Handle signals in a rank before its trainer is created."""
-
-    def make_trainer_and_listen(self: Trainer, *args: Any, **kwargs: Any) -> None:
+    with restored_handlers():
         install_handlers()
-        make_trainer(self, *args, **kwargs)
-
-    return make_trainer_and_listen
+        return call_main(*args, **kwargs)
 
 
-def handle_in_loader_process(set_worker_signal_handlers: Callable[[], None]) -> Callable[[], None]:
+def handle_in_rank(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    """Handle signals in a rank before its trainer is created."""
+    install_handlers()
+    make_trainer(trainer, *args, **kwargs)
+
+
+def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> None:
     """In a loader process, exit on SIGTERM from its own rank and ignore signals from other processes."""
+    set_worker_signal_handlers()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    rank = os.getppid()
 
-    def set_handlers_and_listen() -> None:
-        set_worker_signal_handlers()
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        rank = os.getppid()
+    def listen() -> None:
+        while True:
+            info = signal.sigwaitinfo(SIGNALS)
+            if info.si_pid == rank and info.si_signo == signal.SIGTERM:
+                os._exit(0)
 
-        def listen() -> None:
-            while True:
-                info = signal.sigwaitinfo(SIGNALS)
-                if info.si_pid == rank and info.si_signo == signal.SIGTERM:
-                    os._exit(0)
-
-        threading.Thread(target=listen, daemon=True, name="signals").start()
-
-    return set_handlers_and_listen
+    threading.Thread(target=listen, daemon=True, name="signals").start()

@@ -102,9 +102,10 @@ def exit_on_mistake() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def report_uncaught_mistakes(present_hook: Callable[..., None]) -> Callable[..., None]:
-    """Replace ``sys.excepthook`` in fairseq's scripts. Other programs keep their own hook."""
-    return _exception_hook if running_scripts() else present_hook
+def install_exception_hook() -> None:
+    """Report mistakes that end fairseq's scripts. Other programs keep their own hook."""
+    if running_scripts():
+        sys.excepthook = _exception_hook
 
 
 def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
@@ -114,12 +115,8 @@ def _exception_hook(kind: type, error: BaseException, traceback: TracebackType |
     sys.__excepthook__(kind, error, traceback)
 
 
-def report_mistake_of_job(return_value: property) -> property:
+def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> Any:
     """Replace ``JobReturn.return_value``, which raises the exception of a Hydra job."""
-
-    def value_or_exit(job: JobReturn) -> Any:
-        if isinstance(job._return_value, Exception) and report(job._return_value):
-            raise SystemExit(1)
-        return return_value.fget(job)
-
-    return property(value_or_exit, return_value.fset)
+    if isinstance(job._return_value, Exception) and report(job._return_value):
+        raise SystemExit(1)
+    return return_value(job)

@@ -12,7 +12,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.compat import distribution
-from amos_fairseq.compat.distribution import arrange_ranks, compare_gradient_norms, describe_rank, require_ranks
+from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, describe_rank, require_ranks
 from amos_fairseq.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,10 +169,10 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
 
     monkeypatch.setattr(distribution.distributed_utils, "all_reduce", other_rank_adds)
     if message is None:
-        compare_gradient_norms(None)(TrainerOfTwo(), torch.tensor(mine))
+        check_gradient_norms(None, TrainerOfTwo(), torch.tensor(mine))
     else:
         with pytest.raises(UserError, match=message):
-            compare_gradient_norms(None)(TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
+            check_gradient_norms(None, TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])

@@ -1,5 +1,6 @@
 """Which starts are refused, which do nothing, and which go on."""
 
+import functools
 import hashlib
 import queue
 import time
@@ -93,7 +94,7 @@ def test_a_finished_run_waits_for_what_still_reads() -> None:
 
 def test_a_finished_run_is_not_trained() -> None:
     calls = []
-    train = run_lifecycle.skip_if_finished(lambda *args: calls.append(args) or ([1.0], False))
+    train = functools.partial(run_lifecycle.skip_if_finished, lambda *args: calls.append(args) or ([1.0], False))
     epoch = SimpleNamespace(next_epoch_idx=1)
     assert train(None, trainer_at(100, 100, 100), None, epoch) == ([None], True)
     assert not calls

@@ -1,5 +1,6 @@
 """Signals to ranks, launchers and loader processes."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -131,7 +132,7 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: int, saves: list) -> None:
     trainer = alone(updates=5)
     trainer.update_of_last_save = saved_at
-    stop = signals.stop_after_update(lambda *args: ([None], False))
+    stop = functools.partial(signals.stop_after_update, lambda *args: ([None], False))
     arguments = (config(**settings), trainer, None, "position", ["valid"], False)
     assert stop(*arguments) == ([None], False)
     signals._received.append(signal.SIGTERM)
@@ -146,7 +147,7 @@ def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: 
 
 def test_the_last_update_of_a_run_ends_it_as_usual(saves: list) -> None:
     signals._received.append(signal.SIGTERM)
-    stop = signals.stop_after_update(lambda *args: ([2.5], True))
+    stop = functools.partial(signals.stop_after_update, lambda *args: ([2.5], True))
     assert stop(config(), alone(), None, None, ["valid"], True) == ([2.5], True)
     assert not saves
 

@@ -15,7 +15,7 @@ NAN = np.float64("nan")
 
 def validated(scores, maximize=True):
     cfg = SimpleNamespace(checkpoint=SimpleNamespace(maximize_best_checkpoint_metric=maximize))
-    return return_comparable_scores(lambda cfg, trainer: list(scores))(cfg, "trainer")
+    return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
 
 
 def test_a_numpy_scalar_becomes_a_number_that_a_checkpoint_can_hold(tmp_path):
