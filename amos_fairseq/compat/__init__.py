@@ -109,15 +109,11 @@ PATCHES = {
         Patch(Trainer, "_check_grad_norms", host_reads.check_true_norms),
         Patch(Trainer, "_reduce_and_log_stats", host_reads.read_once_and_log),
     ),
-    "--compile and --kernels triton are settings of this package": (
-        Patch(Trainer, "__init__", compilation.compile_if_requested),
-    ),
+    "--compile and --kernels are our settings": (Patch(Trainer, "__init__", compilation.compile_if_requested),),
     "The settings of a launch are checked before any rank exists": (
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
     ),
-    "Every rank reads the whole corpus when it opens it": (
-        Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),
-    ),
+    "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "Validation scores can be numpy scalars or nan": (
         Patch(Script.TRAINING, "validate", run_lifecycle.return_comparable_scores),
     ),

@@ -49,23 +49,14 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
     user's mistake, now or later in any rank, becomes one line and exit code 1 instead of a traceback.
     """
     with report_user_errors():
-        prepare_launch(cfg)
+        num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
+        choose_precision(cfg, has_gpu=num_gpus > 0)
+        arrange_ranks(cfg, os.environ, num_gpus)
     try:
         call_main(cfg, functools.partial(run_rank, main), **kwargs)
     except ProcessExitedException as ended:
         # A spawned rank has printed the reason; its exit code tells a scheduler whether to start the run again.
         sys.exit(ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code)
-
-
-def prepare_launch(cfg: Any) -> None:
-    """Check and complete the configuration for the devices of this machine.
-
-    Raises:
-        UserError: the precision or the launch cannot work here.
-    """
-    num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
-    choose_precision(cfg, has_gpu=num_gpus > 0)
-    arrange_ranks(cfg, os.environ, num_gpus)
 
 
 def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:

@@ -24,20 +24,13 @@ from amos_fairseq.collectives import raise_on_every_rank
 ADVICE = "lower the learning rate, warm up longer or clip more (--clip-norm); the last checkpoint can be resumed"
 
 
-def losses_of(logging_output: dict[str, Any]) -> dict[str, float]:
-    """Return the losses in a criterion's logging output as Python numbers."""
-    return {
-        key: float(value)
-        for key, value in logging_output.items()
-        if "loss" in key and "scale" not in key and (not torch.is_tensor(value) or value.numel() == 1)
-    }
-
-
 def not_finite(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
     """Return the losses that are not finite in any micro-batch; the total only if all of its parts are finite."""
     broken: dict[str, float] = {}
-    for logging_output in logging_outputs:
-        broken.update({key: loss for key, loss in losses_of(logging_output).items() if not math.isfinite(loss)})
+    for key, value in (item for logging_output in logging_outputs for item in logging_output.items()):
+        is_loss = "loss" in key and "scale" not in key and (not torch.is_tensor(value) or value.numel() == 1)
+        if is_loss and not math.isfinite(float(value)):
+            broken[key] = float(value)
     parts = {key: loss for key, loss in broken.items() if key != "loss"}
     return parts or broken
 

@@ -20,12 +20,10 @@ from fairseq.tasks import TASK_REGISTRY
 
 from amos_fairseq.errors import UserError
 
-BUILT_FROM_REGISTRIES = ("criterion", "optimizer", "lr_scheduler")
-
 
 def known_names() -> dict[str, set[str]]:
     """Return the valid names for each section of the configuration."""
-    names = {kind: set(REGISTRIES[kind]["registry"]) for kind in BUILT_FROM_REGISTRIES}
+    names = {kind: set(REGISTRIES[kind]["registry"]) for kind in ("criterion", "optimizer", "lr_scheduler")}
     return {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}, **names}
 
 

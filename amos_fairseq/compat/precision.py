@@ -17,12 +17,6 @@ from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer
 from amos_fairseq.errors import UserError, report_user_errors
 
 
-def keeps_parameter_groups(cfg: Any) -> bool:
-    """Return whether the optimizer is one of this package's."""
-    optimizer = OPTIMIZER_REGISTRY.get(getattr(cfg.optimizer, "_name", None))
-    return optimizer is not None and optimizer.__module__.startswith("amos_fairseq.")
-
-
 def choose_precision(cfg: Any, has_gpu: bool) -> None:
     """Complete ``cfg.common`` for the device.
 
@@ -37,8 +31,9 @@ def choose_precision(cfg: Any, has_gpu: bool) -> None:
         raise UserError(f"--{chosen[0]} needs a GPU: on a CPU use --bf16, or float32 without a flag")
     if "bf16" in chosen and has_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("--bf16 is not supported by this GPU: use --fp16, or float32 without a flag")
-    if not keeps_parameter_groups(cfg):
-        return
+    optimizer = OPTIMIZER_REGISTRY.get(getattr(cfg.optimizer, "_name", None))
+    if optimizer is None or not optimizer.__module__.startswith("amos_fairseq."):
+        return  # only this package's optimizers need parameter groups and float32 weights
     for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
         if getattr(common, name):
             flag = name.replace("_", "-")
