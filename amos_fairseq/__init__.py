@@ -1,6 +1,6 @@
-"""AMOS and its family as a fairseq plugin: ``fairseq-train --user-dir amos_fairseq``.
+"""AMOS and related objectives as a fairseq plugin: ``fairseq-train --user-dir amos_fairseq``.
 
-This is the one place that registers everything; fairseq imports it before it parses the flags.
+Importing the package patches fairseq and registers everything. fairseq imports it before it parses the flags.
 """
 
 import importlib
@@ -32,11 +32,11 @@ def load(
     dtype: "torch.dtype | None" = None,
     batch_size: int = 32,
 ) -> "Encoder":
-    """The encoder of a checkpoint or SAVE_DIR, in eval mode: ``load(path)(["a text"]).pooled()`` gives its features.
+    """Load the encoder of a checkpoint or SAVE_DIR in eval mode: ``load(path)(["a text"]).pooled()`` returns features.
 
     See :func:`amos_fairseq.interop.encoder.load` for arguments, shapes and errors.
     """
-    # Imported here: training needs no tokenizer library.
+    # Imported here, because training does not need a tokenizer library.
     from amos_fairseq.interop import encoder
 
     return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)

@@ -1,4 +1,4 @@
-"""A YAML recipe as ``fairseq-hydra-train`` composes it, for those who look at a configuration without training it."""
+"""Compose a YAML recipe as ``fairseq-hydra-train`` does, to use its configuration without training."""
 
 import contextlib
 import warnings
@@ -18,14 +18,14 @@ RECIPES = Path(__file__).resolve().parents[1] / "examples" / "pretraining" / "co
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
-    """The whole configuration, resolved: what fairseq's trainer gets.
+    """Return the complete, resolved configuration that fairseq's trainer receives.
 
     Args:
-        name: of a YAML in ``config_dir``, without ``.yaml``; ``variants/NAME`` for one in a folder there.
-        overrides: ``model.dropout=0.2`` and the like, as on the command line of ``fairseq-hydra-train``.
+        name: name of a YAML file in ``config_dir`` without ``.yaml``; ``variants/NAME`` for one in a subfolder.
+        overrides: for example ``model.dropout=0.2``, as on the command line of ``fairseq-hydra-train``.
 
     Raises:
-        UserError: there is no such recipe, or it or an override holds what fairseq does not know.
+        UserError: the recipe does not exist, or it or an override contains a setting that fairseq does not know.
     """
     if not (config_dir / f"{name}.yaml").is_file():
         raise UserError(f"{config_dir / name}.yaml is missing: name a recipe such as amos_base, or the path of a YAML")
@@ -40,14 +40,14 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
 def compose_with_hydra(
     name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES, with_hydra_settings: bool = True
 ) -> DictConfig:
-    """What Hydra makes of a recipe, before fairseq adds its defaults and before anything is resolved.
+    """Return the configuration that Hydra composes, before fairseq adds its defaults and before it is resolved.
 
     Args:
-        name, overrides, config_dir: those of :func:`compose_recipe`.
-        with_hydra_settings: keep the group ``hydra`` (directories of the run).
+        name, overrides, config_dir: as in :func:`compose_recipe`.
+        with_hydra_settings: include the group ``hydra`` (directories of the run).
 
     Raises:
-        HydraException, OmegaConfBaseException: it cannot be composed.
+        HydraException, OmegaConfBaseException: the configuration cannot be composed.
     """
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
         return compose(name, overrides=list(overrides), return_hydra_config=with_hydra_settings)
@@ -55,17 +55,17 @@ def compose_with_hydra(
 
 @contextlib.contextmanager
 def fairseq_defaults(name: str) -> Iterator[None]:
-    """Let Hydra lay fairseq's defaults under the recipe ``name``, and under it alone.
+    """Register fairseq's defaults as the base of the recipe ``name`` while the context is active.
 
-    fairseq stores them for good, for the one recipe of a process; a later one that starts from ``name`` would find them
-    there a second time and be refused.
+    fairseq registers them permanently, for the one recipe of a process. A later recipe that starts from ``name`` would
+    find them a second time, and Hydra would reject it.
     """
     store = ConfigStore.instance()
     before = dict(store.repo)
     hydra_init(name)
     try:
         with warnings.catch_warnings():
-            # On every composition Hydra announces the end of this way of storing them.
+            # Hydra warns on every composition that this way of storing defaults is deprecated.
             warnings.filterwarnings("ignore", message="(?s).*automatic_schema_matching", category=UserWarning)
             yield
     finally:

@@ -1,19 +1,23 @@
-"""A user's mistake is one clear line and a non-zero exit, never a traceback."""
+"""User errors end a program with one clear line and a non-zero exit code instead of a traceback."""
 
 import contextlib
 import sys
 from typing import Iterator
 
+# Exit code of a run that a signal stopped and that can be started again: EX_TEMPFAIL of <sysexits.h>. Python, fairseq and
+# signals (128 + n) use other codes, so a batch script can requeue on this code alone.
+REQUEUE = 75
+
 
 class UserError(Exception):
-    """What is wrong, where, and how to mend it, in one line."""
+    """A mistake of the user. The message says in one line what is wrong, where, and how to fix it."""
 
 
 @contextlib.contextmanager
 def report_user_errors() -> Iterator[None]:
-    """Print a :class:`UserError` as one line on stderr and exit with status 1.
+    """Print a :class:`UserError` as one line on stderr and exit with code 1.
 
-    Works as a decorator too. Every other exception passes: a traceback is for our own mistakes.
+    Also works as a decorator. Every other exception propagates: it is a bug and needs its traceback.
     """
     try:
         yield

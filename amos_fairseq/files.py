@@ -1,35 +1,40 @@
-"""Files that are whole or absent."""
+"""Write files atomically, and load checkpoints as data only."""
 
 import contextlib
 import errno
 import glob
 import os
+import pickle
 import re
 import socket
-from typing import Iterator
+from typing import Any, Iterator
 
-# What a full disk, a quota and a limit on the size of files say.
+import torch
+
+from amos_fairseq.errors import UserError
+
+# Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def whole_file(path: str) -> Iterator[str]:
-    """Give a name beside ``path`` to write to; at the end that file takes the place of ``path`` in one step.
+    """Yield a temporary name next to ``path``; on success, the file written there replaces ``path`` atomically.
 
-    A reader, a kill or a full disk meets the old file or the new one, never a part. Where the body raises, the
-    unfinished file is removed; what a killed process left goes with the next writing. The name keeps the extension of
-    ``path``, from which libraries choose a format, and tells the process, so that two of them do not meet in one file.
+    A reader, a killed process or a full disk leaves either the old or the new file, never a part. If the body raises, the
+    temporary file is removed; the next call removes what a killed process left. The temporary name keeps the extension of
+    ``path``, from which libraries choose a format, and contains the process id, so that two processes use different files.
     """
     stem, extension = os.path.splitext(path)
     prefix = f"{stem}.unfinished.{socket.gethostname()}."
-    for left in abandoned(prefix, extension):  # a checkpoint may have gigabytes
-        with contextlib.suppress(OSError):  # gone already, or not ours to remove: no reason not to write
+    for left in abandoned(prefix, extension):  # a checkpoint may take gigabytes
+        with contextlib.suppress(OSError):  # already removed, or owned by another user
             os.unlink(left)
     unfinished = f"{prefix}{os.getpid()}{extension}"
     try:
         yield unfinished
         with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())  # a rename may reach the disk before the content that it names
+            os.fsync(file.fileno())  # a rename may reach the disk before the content does
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -38,7 +43,7 @@ def whole_file(path: str) -> Iterator[str]:
 
 
 def abandoned(prefix: str, extension: str = "") -> list[str]:
-    """Paths ``prefix`` PROCESS ``extension`` of this machine's processes that no longer run."""
+    """Return the paths ``{prefix}{process id}{extension}`` whose process on this machine has ended."""
     paths = glob.glob(f"{glob.escape(prefix)}*{glob.escape(extension)}")
     processes = {path: path[len(prefix) : len(path) - len(extension)] for path in paths}
     return [path for path, process in processes.items() if process.isdigit() and not _is_running(int(process))]
@@ -46,22 +51,69 @@ def abandoned(prefix: str, extension: str = "") -> list[str]:
 
 def _is_running(process: int) -> bool:
     try:
-        os.kill(process, 0)  # signal 0 only asks
+        os.kill(process, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # a process of another user
     return True
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:
-    """The OSError in a chain of exceptions: torch's zip writer covers it with a RuntimeError when it closes, safetensors and
-    tokenizers put it into their own words.
+    """Return the OSError in a chain of exceptions, or None.
+
+    torch's zip writer replaces it by a RuntimeError on closing; safetensors and tokenizers put it into their own messages.
     """
     while error is not None:
         if isinstance(error, OSError):
             return error
-        if told := re.search(r"\(os error (\d+)\)", str(error)):
-            return OSError(int(told.group(1)), os.strerror(int(told.group(1))))
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            return OSError(int(found.group(1)), os.strerror(int(found.group(1))))
         error = error.__cause__ or error.__context__
     return None
+
+
+class DamagedCheckpoint(UserError):
+    """The file is not a complete checkpoint: it is truncated, empty, or in another format."""
+
+
+def read_header(path: str) -> dict[str, Any]:
+    """Load a checkpoint with memory-mapped tensors: fast for files of any size.
+
+    Raises:
+        DamagedCheckpoint: the file is truncated or is not a checkpoint.
+        UserError: the file contains a class that is not allowed, or cannot be read.
+    """
+    try:
+        with explain_load_errors(path):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except DamagedCheckpoint as error:
+        if "mmap can only be used" not in str(error.__cause__):
+            raise
+    with explain_load_errors(path):  # files in the format before torch 1.6 cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+@contextlib.contextmanager
+def explain_load_errors(path: str) -> Iterator[None]:
+    """Turn what ``torch.load`` raises for the file ``path`` into a :class:`UserError`."""
+    try:
+        with open(path, "rb"):  # torch reports a file without read permission as "not an archive"
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        # In a truncated file torch seeks to an invalid position: EINVAL. Every other OSError comes from the disk.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}): permit reading it, or give another file"
+            ) from error
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and foreign:
+            raise UserError(
+                f"{path} contains an object of class {foreign.group(1)}, which is not loaded because it could run code of "
+                "the author of the file: store only tensors, numbers, strings, lists and dictionaries in it"
+            ) from error
+        raise DamagedCheckpoint(
+            f"{path} is not a complete checkpoint (truncated, or not written by fairseq): give another file"
+        ) from error

@@ -16,18 +16,18 @@ import json
 import logging
 import math
 import os
+from collections.abc import Callable
 from numbers import Number
 from typing import Any, Iterator, Optional
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import progress_bar
 from fairseq.logging.meters import Meter
 
+from amos_fairseq.collectives import on_first_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.ranks import on_first_rank
 
 logger = logging.getLogger(__name__)
 
@@ -162,38 +162,28 @@ def is_master_rank() -> bool:
     return distributed_utils.get_global_rank() == 0
 
 
-def apply() -> None:
-    """Record from now on. The plugin calls this once, before fairseq's trainer asks for its first progress bar.
+_logs: dict[str, MetricsLog] = {}
+_resumed_updates: dict[str, int] = {}
 
-    Both places are looked up in their modules by ``fairseq_cli.train`` at each call, so replacing them there suffices.
-    """
-    if getattr(progress_bar.progress_bar, "records_metrics", False):
-        return
-    make_bar, load_checkpoint = progress_bar.progress_bar, checkpoint_utils.load_checkpoint
-    logs: dict[str, MetricsLog] = {}
-    resumed_updates: dict[str, int] = {}
 
-    @functools.wraps(make_bar)
-    def recording_progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        bar = make_bar(iterator, *args, **kwargs)
-        # Only fairseq's trainer names the checkpoint directory (by the name that Aim gave it); other commands do not.
-        save_dir = kwargs.get("aim_param_checkpoint_dir")
-        if save_dir is None:
-            return bar
-        log = logs.setdefault(save_dir, MetricsLog(save_dir))
-        if kwargs.get("prefix") is None:  # validation names its subset there
-            log.follow(kwargs["epoch"], iterator)
-            # Now and not when it was loaded: a run that is refused in between changes nothing.
-            if save_dir in resumed_updates:
-                on_first_rank(functools.partial(log.cut_back, resumed_updates.pop(save_dir)))
-        return MetricsProgressBar(bar, iterator, log) if is_master_rank() else bar
+def record_logged_values(make_bar: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``progress_bar.progress_bar``: the bars of fairseq's trainer record what they log."""
+    bar = make_bar(iterator, *args, **kwargs)
+    # Only fairseq's trainer passes the checkpoint directory (under the name that Aim uses); other commands do not.
+    save_dir = kwargs.get("aim_param_checkpoint_dir")
+    if save_dir is None:
+        return bar
+    log = _logs.setdefault(save_dir, MetricsLog(save_dir))
+    if kwargs.get("prefix") is None:  # for validation it holds the name of the subset
+        log.follow(kwargs["epoch"], iterator)
+        # Here and not when the checkpoint was loaded: a run that is refused in between changes nothing.
+        if save_dir in _resumed_updates:
+            on_first_rank(functools.partial(log.cut_back, _resumed_updates.pop(save_dir)))
+    return MetricsProgressBar(bar, iterator, log) if is_master_rank() else bar
 
-    @functools.wraps(load_checkpoint)
-    def load_checkpoint_and_note_update(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-        loaded = load_checkpoint(cfg, trainer, **kwargs)
-        resumed_updates[cfg.save_dir] = trainer.get_num_updates()
-        return loaded
 
-    recording_progress_bar.records_metrics = True
-    progress_bar.progress_bar = recording_progress_bar
-    checkpoint_utils.load_checkpoint = load_checkpoint_and_note_update
+def note_resumed_update(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Replace ``checkpoint_utils.load_checkpoint``: note the update after which the file continues."""
+    loaded = load_checkpoint(cfg, trainer, **kwargs)
+    _resumed_updates[cfg.save_dir] = trainer.get_num_updates()
+    return loaded

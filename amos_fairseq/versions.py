@@ -1,4 +1,4 @@
-"""The version of this package, and those of the libraries that it records beside results."""
+"""Versions of this package and of the libraries that are recorded with results."""
 
 from importlib import metadata
 
@@ -6,9 +6,9 @@ __version__ = "0.1.0"  # setup.py reads this line
 
 
 def version_of(distribution: str) -> str:
-    """The version of an installed distribution; "unknown" for a library that is on ``PYTHONPATH`` without its metadata.
+    """Return the version of an installed distribution; "unknown" if it is on ``PYTHONPATH`` without metadata.
 
-    This package itself is often used from a checkout, so its version never comes from metadata.
+    The version of this package never comes from metadata, because it is often used from a checkout.
     """
     if distribution == "amos_fairseq":
         return __version__

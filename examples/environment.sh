@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# One Python environment for every script of the checkout: .venv, made once and kept.
-# Source it and call `prepare_environment [test]`; the commands of .venv are then first in PATH.
-# Run it (`bash examples/environment.sh [test]`) to do nothing but make the environment.
-# PYTHON=/path/to/python: make .venv with this Python. Default: python3, python, then the newest python3.X found.
-# AMOS_ENVIRONMENT=active: install nothing and need no network; use the environment that is active ($PYTHON, python or
-# python3). It must hold the dependencies; the package and its commands come from the checkout.
+# Create the Python environment of all scripts of the checkout: .venv, created once and reused.
+# Source this file and call `prepare_environment [test]`; the commands of .venv are then first in PATH.
+# Run it (`bash examples/environment.sh [test]`) to create the environment only.
+# PYTHON=/path/to/python: create .venv with this Python. Default: python3, python, then the newest python3.X found.
+# AMOS_ENVIRONMENT=active: install nothing, without network; use the active environment ($PYTHON, python or python3).
+# It must contain the dependencies; the package and its commands come from the checkout.
 
 CHECKOUT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 ENVIRONMENT="$CHECKOUT/.venv"
 ENVIRONMENT_STAMP="$ENVIRONMENT/amos_fairseq.stamp"
 INSTALL_LOG="$ENVIRONMENT/install.log"
-# The versions that were run, as in setup.py; the README's table says what was run with each. The newest one comes first.
+# The tested versions, as in setup.py, newest first; the README's table lists what was run with each.
 PYTHON_VERSIONS="3.13 3.12 3.11 3.10"
-# The newest torch with which the complete suite was run; one within these bounds that is there already is kept.
+# Up to the newest torch with which the complete suite was run. An installed one within these bounds is used.
 TORCH_REQUIREMENT="torch>=2.6,<2.14"
 
 fail() {
@@ -29,13 +29,13 @@ is_supported() {
     case " $PYTHON_VERSIONS " in *" $1 "*) [ -n "$1" ] ;; *) return 1 ;; esac
 }
 
-# Prints the Python to use: $PYTHON alone where it is given, so that a mistake in it is not passed over.
+# Prints the Python to use: only $PYTHON if it is given, so that a mistake in it is noticed.
 find_python() {
     local candidate version seen="" candidates
     local needed="needs Python ${PYTHON_VERSIONS// /, }"
     if [ -n "${PYTHON:-}" ]; then
         version="$(python_version_of "$PYTHON")"
-        is_supported "$version" || fail "$needed, but PYTHON=$PYTHON ${version:+is }${version:-does not run}: name another one"
+        is_supported "$version" || fail "$needed, but PYTHON=$PYTHON ${version:+is }${version:-does not run}: give another one"
         echo "$PYTHON"
         return
     fi
@@ -53,11 +53,11 @@ find_python() {
         fi
         [ -z "$version" ] || seen="$seen $candidate is $version;"
     done
-    fail "$needed, found${seen:- none;} install one, or name it with PYTHON=/path/to/python3.12"
+    fail "$needed, found${seen:- none;} install one, or give it as PYTHON=/path/to/python3.12"
 }
 
-# fairseq is compiled, except where PyPI has a wheel (CPython 3.12 on x86-64), and so is fastBPE for the tests: a C++
-# compiler and Python's headers must be there before anything is downloaded.
+# fairseq is compiled unless PyPI has a wheel (CPython 3.12 on x86-64); fastBPE, for the tests, always is. Check for a C++
+# compiler and Python's headers before anything is downloaded.
 check_build_tools() {
     local python="$1" extra="$2" version compiler header
     version="$(python_version_of "$python")"
@@ -71,10 +71,10 @@ check_build_tools() {
         [ -f "$header" ] || fail "Python's headers are missing ($header): install the package python$version-dev"
     fi
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "this Python makes no environments (no venv or ensurepip): install the package python$version-venv"
+        fail "this Python cannot create environments (no venv or ensurepip): install the package python$version-venv"
 }
 
-# What an up-to-date environment was made from: setup.py's hash, and the checkout, because an environment cannot be moved.
+# Prints the inputs of an up-to-date environment: setup.py's hash, and the checkout, because an environment cannot be moved.
 current_stamp() {
     "$ENVIRONMENT/bin/python" - "$CHECKOUT" <<'PYTHON' 2>/dev/null || true
 import hashlib, pathlib, sys
@@ -83,7 +83,7 @@ print("setup.py", hashlib.sha256((checkout / "setup.py").read_bytes()).hexdigest
 PYTHON
 }
 
-# The stamp is written last, so an interrupted installation has none and is finished by the next run.
+# The stamp is written last, so an interrupted installation has none and the next run completes it.
 environment_is_ready() {
     local extra="$1" stamp
     [ -x "$ENVIRONMENT/bin/python" ] && [ -f "$ENVIRONMENT_STAMP" ] || return 1
@@ -92,7 +92,7 @@ environment_is_ready() {
     [ -z "$extra" ] || grep -qx "extra $extra" "$ENVIRONMENT_STAMP"
 }
 
-# A torch that the machine's Python already has (a vendor's container, for one) is seen by the environment and kept.
+# The environment uses a torch that the machine's Python already has (for example in a vendor's container).
 sees_usable_torch() {
     "$1" - <<'PYTHON' 2>/dev/null
 import importlib.metadata, sys
@@ -101,7 +101,7 @@ sys.exit(not (sys.prefix == sys.base_prefix and (2, 6) <= version < (2, 14)))
 PYTHON
 }
 
-# Prints the active Python, or the one to make or finish .venv with: .venv's own, unless $PYTHON asks for another version.
+# Prints the active Python, or the one that creates or completes .venv: its own, unless $PYTHON is another version.
 python_of_environment() {
     local version="" wanted
     [ "${AMOS_ENVIRONMENT:-}" = active ] || version="$(python_version_of "$ENVIRONMENT/bin/python")"
@@ -110,12 +110,12 @@ python_of_environment() {
         return
     fi
     is_supported "$version" ||
-        fail "$ENVIRONMENT holds Python $version, needed is ${PYTHON_VERSIONS// /, }: remove that folder and start again"
+        fail "$ENVIRONMENT has Python $version, but needs ${PYTHON_VERSIONS// /, }: remove that folder and start again"
     if [ -n "${PYTHON:-}" ]; then
         wanted="$(find_python)" || exit 1
         wanted="$(python_version_of "$wanted")"
         [ "$wanted" = "$version" ] ||
-            fail "$ENVIRONMENT holds Python $version, but PYTHON=$PYTHON is $wanted: remove that folder, or unset PYTHON"
+            fail "$ENVIRONMENT has Python $version, but PYTHON=$PYTHON is $wanted: remove that folder, or unset PYTHON"
     fi
     echo "$ENVIRONMENT/bin/python"
 }
@@ -124,31 +124,31 @@ make_environment() {
     local python="$1" options=()
     if [ -e "$ENVIRONMENT" ]; then
         if [ -f "$ENVIRONMENT_STAMP" ] && [ "$(sed -n '1s/.* checkout //p' "$ENVIRONMENT_STAMP")" != "$CHECKOUT" ]; then
-            echo "  the checkout was moved: making .venv again"
+            echo "  the checkout was moved: creating .venv again"
             options+=(--clear)
         elif "$ENVIRONMENT/bin/python" -m pip --version >/dev/null 2>&1; then
             return
         fi
     fi
-    # An environment's Python is a link to the one that it was made with, and cannot make itself.
+    # An environment's Python is a link to the one that created it, and cannot create itself.
     python="$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')"
     ! sees_usable_torch "$python" || options+=(--system-site-packages)
-    echo "  making .venv with $("$python" --version)"
+    echo "  creating .venv with $("$python" --version)"
     "$python" -m venv ${options[@]+"${options[@]}"} "$ENVIRONMENT" || fail "python -m venv failed in $ENVIRONMENT (see above)"
 }
 
-# pip's whole output goes to the log; the terminal shows the lines that tell how far it is.
+# The log gets pip's complete output; the terminal shows the lines that indicate progress.
 install() {
     local status=0
     (cd "$CHECKOUT" && "$ENVIRONMENT/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1) |
         tee -a "$INSTALL_LOG" |
         awk '/^ *(Collecting|Downloading|Building wheel|Installing) / { print "    " substr($0, 1, 100); fflush() }' || status=1
-    [ "$status" -eq 0 ] || fail "the installation failed: $(grep -i '^error' "$INSTALL_LOG" | tail -n 1 | cut -c 1-200) (whole log: $INSTALL_LOG)"
+    [ "$status" -eq 0 ] || fail "the installation failed: $(grep -i '^error' "$INSTALL_LOG" | tail -n 1 | cut -c 1-200) (complete log: $INSTALL_LOG)"
 }
 
 install_everything() {
     local extra="$1" target="."
-    # A second run with the other extra must not take the first one's out of the stamp.
+    # A second run without the extra must not remove it from the stamp.
     if [ -z "$extra" ] && [ -f "$ENVIRONMENT_STAMP" ]; then
         extra="$(sed -n 's/^extra //p' "$ENVIRONMENT_STAMP" | head -n 1)"
     fi
@@ -160,20 +160,20 @@ install_everything() {
     install numpy "$TORCH_REQUIREMENT"
     echo "  2/3 fairseq and the rest (fairseq is compiled: one or two minutes)"
     install --no-build-isolation --editable "$target"
-    echo "  3/3 trying the imports"
-    # fairseq requires torchaudio for speech. PyPI's does not load beside a CPU build of torch, and transformers 5 imports it.
+    echo "  3/3 testing the imports"
+    # fairseq requires torchaudio for speech. PyPI's does not load with a CPU build of torch, and transformers 5 imports it.
     "$ENVIRONMENT/bin/python" -c 'import torchaudio' >>"$INSTALL_LOG" 2>&1 ||
         "$ENVIRONMENT/bin/python" -m pip uninstall --yes torchaudio >>"$INSTALL_LOG" 2>&1
     "$ENVIRONMENT/bin/python" -c '
-import amos_fairseq  # hides a torchaudio of the machine that does not load and that pip cannot remove from .venv
+import amos_fairseq  # hides a broken torchaudio of the machine, which pip cannot remove from .venv
 import fairseq, matplotlib, sentencepiece, tensorboard, tokenizers, torch
 from transformers import AutoModel' >>"$INSTALL_LOG" 2>&1 ||
-        fail "what was installed does not import: $(tail -n 1 "$INSTALL_LOG") (whole log: $INSTALL_LOG); remove $ENVIRONMENT and start again"
+        fail "what was installed does not import: $(tail -n 1 "$INSTALL_LOG") (complete log: $INSTALL_LOG); remove $ENVIRONMENT and start again"
     { current_stamp; [ -z "$extra" ] || echo "extra $extra"; } >"$ENVIRONMENT_STAMP.part"
     mv "$ENVIRONMENT_STAMP.part" "$ENVIRONMENT_STAMP"
 }
 
-# The dependencies are those of the active Python; a missing one is named in one line.
+# Use the dependencies of the active Python; one line names missing ones.
 use_active_environment() {
     local extra="$1" python
     python="$(find_python)" || exit 1
@@ -182,7 +182,7 @@ use_active_environment() {
     export AMOS_PYTHON PYTHONPATH="$CHECKOUT${PYTHONPATH:+:$PYTHONPATH}" PATH="$CHECKOUT/examples/commands:$PATH"
 }
 
-# prepare_environment [test]: makes or finishes .venv if it is not up to date; needs bash's `set -euo pipefail`.
+# prepare_environment [test]: creates or completes .venv if it is not up to date; needs bash's `set -euo pipefail`.
 prepare_environment() {
     local extra="${1:-}" python started=$SECONDS
     case "${AMOS_ENVIRONMENT:-}" in
@@ -191,7 +191,7 @@ prepare_environment() {
             use_active_environment "$extra"
             return
             ;;
-        *) fail "AMOS_ENVIRONMENT=$AMOS_ENVIRONMENT: it can be 'active' or absent" ;;
+        *) fail "AMOS_ENVIRONMENT=$AMOS_ENVIRONMENT: it must be 'active' or not set" ;;
     esac
     python="$(python_of_environment)" || exit 1
     if ! environment_is_ready "$extra"; then
@@ -204,7 +204,7 @@ prepare_environment() {
     export PATH="$ENVIRONMENT/bin:$PATH"
 }
 
-# For scripts that use the commands in PATH: with AMOS_ENVIRONMENT=active they are those of the checkout.
+# For scripts that use the commands in PATH: with AMOS_ENVIRONMENT=active, use those of the checkout.
 prepare_active_environment() {
     [ "${AMOS_ENVIRONMENT:-}" != active ] || prepare_environment
 }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Source it: a path may hold spaces, commas and equals signs, which mean something to Hydra's command line.
+# Source this file. quoted PATH: escape spaces, commas and equals signs, which Hydra's command line interprets.
 quoted() {
     local escaped="${1//\\/\\\\}"
     echo "\"${escaped//\"/\\\"}\""

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # bash examples/quickstart.sh [TEXT_FILE] [OUT_DIR] [KEY=VALUE...]
 #
-# From nothing to a pretrained AMOS: makes the environment, learns a small vocabulary, binarizes the text, pretrains
-# `amos_tiny`, and shows what it learned on text that it did not see. About eight minutes on two cores after the
-# installation. Started again, it goes on where it was, and does nothing that is already done.
+# Pretrain an AMOS from scratch: create the environment, learn a small vocabulary, binarize the text, pretrain `amos_tiny`,
+# and show what it learned on held-out text. Takes about eight minutes on two cores after the installation. Started again,
+# it continues where it stopped and skips what is done.
 #
-# TEXT_FILE  UTF-8 text, documents separated by blank lines (.txt .gz .xz .zst .jsonl); absent or "": the English prose
-#            of the documentation that the environment holds, about 11 MB
-# OUT_DIR    everything is written below it (default: quickstart_out)
+# TEXT_FILE  UTF-8 text, documents separated by blank lines (.txt .gz .xz .zst .jsonl); by default, or if "": the English
+#            prose of the documentation in the environment, about 11 MB
+# OUT_DIR    directory of all output (default: quickstart_out)
 # KEY=VALUE  settings of amos_tiny to change, for example optimization.max_update=700
 set -euo pipefail
 
@@ -17,7 +17,7 @@ source "$EXAMPLES/environment.sh"
 # shellcheck source=examples/hydra_quoting.sh
 source "$EXAMPLES/hydra_quoting.sh"
 
-# Few pieces: a model of minutes sees each of them often enough. The number belongs to amos_tiny (by measurement).
+# Small, so that the model sees each piece often enough in minutes of training. Chosen by measurement for amos_tiny.
 VOCABULARY_SIZE=400
 
 absolute_path() {
@@ -27,7 +27,7 @@ absolute_path() {
     esac
 }
 
-# Prints what OUT_DIR is made from, so that a second run with another text is noticed.
+# Prints what identifies the text, so that a second run with another text is noticed.
 text_identity() {
     local python
     if [ -z "$TEXT_FILE" ]; then
@@ -38,7 +38,7 @@ text_identity() {
     fi
 }
 
-# Everything that can be wrong with what the user typed, before the first byte is written.
+# Check everything that the user typed before anything is written.
 check_arguments() {
     case "${1:-}" in
         -h | --help)
@@ -51,10 +51,10 @@ check_arguments() {
     OVERRIDES=("${@:3}")
     local override
     for override in ${OVERRIDES[@]+"${OVERRIDES[@]}"}; do
-        [[ "$override" == *=* ]] || fail "'$override' is not KEY=VALUE; what is given is TEXT_FILE, OUT_DIR, then settings"
+        [[ "$override" == *=* ]] || fail "'$override' is not KEY=VALUE; the arguments are TEXT_FILE, OUT_DIR, then settings"
     done
     IDENTITY="$(text_identity)"
-    [[ "$OUT_DIR" != *:* ]] || fail "$OUT_DIR holds a colon, which separates shards in fairseq: give another OUT_DIR"
+    [[ "$OUT_DIR" != *:* ]] || fail "$OUT_DIR contains a colon, which separates shards in fairseq: give another OUT_DIR"
     [ ! -e "$OUT_DIR" ] || [ -d "$OUT_DIR" ] || fail "$OUT_DIR is not a folder: give another OUT_DIR"
     if [ -f "$OUT_DIR/text.identity" ] && [ "$(cat "$OUT_DIR/text.identity")" != "$IDENTITY" ]; then
         fail "$OUT_DIR was made from another text: give another OUT_DIR, or remove that folder"
@@ -70,7 +70,7 @@ make_text() {
     [ -z "$TEXT_FILE" ] || return 0
     TEXT_FILE="$OUT_DIR/documentation.txt"
     if [ ! -f "$TEXT_FILE" ]; then
-        step "Collecting the prose of the documentation that is already here"
+        step "Collecting the prose of the installed documentation"
         python -m preprocess.pretraining.documentation_corpus --out "$TEXT_FILE"
     fi
 }
@@ -84,14 +84,14 @@ binarize() {
 
 pretrain() {
     step "Pretraining amos_tiny (the same command continues a run that was stopped)"
-    # One process, whatever the machine has: the settings of amos_tiny are those of one.
+    # One process on any machine: the settings of amos_tiny are for one.
     fairseq-hydra-train --config-dir examples/pretraining/config --config-name amos_tiny \
         task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
         distributed_training.distributed_world_size=1 ${OVERRIDES[@]+"${OVERRIDES[@]}"}
 }
 
-look_at_it() {
-    step "Looking at it"
+show_results() {
+    step "Showing the results"
     python examples/quickstart_report.py "$DATA" "$RUN"
     amos plot "$RUN" --out "$OUT_DIR/plots"
     amos inspect "$RUN/checkpoint_last.pt" --html "$OUT_DIR/inspect.html" \
@@ -104,9 +104,9 @@ main() {
     cd "$CHECKOUT"
     DATA="$OUT_DIR/data"
     RUN="$OUT_DIR/run"
-    # More threads than the little matrices can feed make it slower.
+    # More threads make it slower, because the matrices are small.
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"
-    # Hydra and fairseq discuss their deprecated spellings before the plugin is there to silence them.
+    # Hydra and fairseq print deprecation warnings before the plugin is imported and silences them.
     export PYTHONWARNINGS="${PYTHONWARNINGS:-ignore::UserWarning,ignore::FutureWarning}"
     SECONDS=0
     mkdir -p "$OUT_DIR"
@@ -114,10 +114,10 @@ main() {
     make_text
     binarize
     pretrain
-    look_at_it
+    show_results
     step "Done"
     echo "  text          $TEXT_FILE"
-    echo "  binarized     $DATA  (what fairseq-train takes)"
+    echo "  binarized     $DATA  (input of fairseq-train)"
     echo "  run           $RUN  (checkpoints, metrics.jsonl, tensorboard/, tokenizer/)"
     echo "  curves        $OUT_DIR/plots/overview.png"
     echo "  every token   $OUT_DIR/inspect.html  (open it in a browser)"

@@ -1,4 +1,4 @@
-"""Print what a run learned on held-out text: its first and its last validation, beside the unigram plateau."""
+"""Print what a run learned on held-out text: its first and last validation, and the unigram plateau."""
 
 import argparse
 import json
@@ -15,31 +15,33 @@ from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 
 def unigram_entropy(data: Path, split: str = "valid") -> float:
-    """Entropy, in nats, of the non-special tokens of a binarized text: what a model that sees no context cannot beat.
+    """Compute the unigram entropy, in nats, of the non-special tokens of a binarized text.
+
+    A model without context cannot reach a lower loss.
 
     Raises:
-        UserError: the split is missing or holds no such token.
+        UserError: the split is missing or contains no such token.
     """
-    # Imported here, after amos_fairseq, which silences what fairseq says while it is imported.
+    # Imported here, after amos_fairseq, which silences what fairseq logs while it is imported.
     from fairseq.data import Dictionary, data_utils
 
     dictionary = Dictionary.load(str(data / "dict.txt"))
     dictionary.add_symbol(MASK_SYMBOL)
     dataset = data_utils.load_indexed_dataset(str(data / split), dictionary)
     if dataset is None:
-        raise UserError(f"{data} has no {split}.bin: make it with preprocess/pretraining/prepare.sh")
+        raise UserError(f"{data} has no {split}.bin: create it with preprocess/pretraining/prepare.sh")
     counts = torch.zeros(len(dictionary), dtype=torch.float64)
     for line in range(len(dataset)):
         counts += torch.bincount(dataset[line].long(), minlength=len(dictionary))
     counts[special_ids(dictionary)] = 0
     if counts.sum() == 0:
-        raise UserError(f"{data}/{split}.bin holds no tokens: the text is too small")
+        raise UserError(f"{data}/{split}.bin contains no tokens: the text is too small, give more text")
     shares = counts[counts > 0] / counts.sum()
     return -(shares * shares.log()).sum().item()
 
 
 def validations(save_dir: Path) -> list[dict]:
-    """The validation records of SAVE_DIR/metrics.jsonl in order.
+    """Return the validation records of SAVE_DIR/metrics.jsonl in order.
 
     Raises:
         UserError: there are none.
@@ -48,17 +50,17 @@ def validations(save_dir: Path) -> list[dict]:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
     found = [record for record in records if record["split"] == "valid"]
     if not found:
-        raise UserError(f"{path} holds no validation yet: let the run reach its first one")
+        raise UserError(f"{path} contains no validation yet: train until the first one")
     return found
 
 
 def depths_of(record: dict) -> list[str]:
-    """The suffixes of the depths that a record logs, in the order of the log."""
+    """Return the suffixes of the depths in a record, in the order of the log."""
     return [key.removeprefix("mlm_loss_") for key in record if key.startswith("mlm_loss_")]
 
 
 def rows(first: dict, last: dict, entropy: float) -> list[tuple[str, str, str, str]]:
-    """(what, first validation, last validation, value of a model that learned nothing), as printed."""
+    """Return the printed rows: name, first validation, last validation, value of a model that learned nothing."""
     depths = depths_of(last)
     plain = [(f"mlm_loss_{depth}", f"MLM loss, depth {depth} (nats)", f"{entropy:.3f}") for depth in depths]
     plain += [(f"mlm_acc_{depth}", f"MLM accuracy, depth {depth}", "") for depth in depths]
@@ -74,7 +76,7 @@ def rows(first: dict, last: dict, entropy: float) -> list[tuple[str, str, str, s
 
 
 def number(value: float | None) -> str:
-    """Three decimals, or a dash for what was not logged."""
+    """Format with three decimals; a dash for a value that was not logged."""
     return "-" if value is None else f"{value:.3f}"
 
 
@@ -85,7 +87,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="directory that prepare.sh wrote")
     parser.add_argument("save_dir", type=Path, help="SAVE_DIR of the run")
     arguments = parser.parse_args()
-    logging.getLogger().setLevel(logging.WARNING)  # fairseq tells of every file that it opens
+    logging.getLogger().setLevel(logging.WARNING)  # fairseq logs every file that it opens
     records = validations(arguments.save_dir)
     first, last = records[0], records[-1]
     table = Table(title="On held-out text")

@@ -1,6 +1,6 @@
 """Check the text file of the quickstart before anything is installed or written; print its sha256.
 
-Runs on a bare Python, so it knows the standard library only; compressed files are checked by prepare.sh.
+It uses only the standard library, to run before the installation; prepare.sh checks compressed files.
 """
 
 import codecs
@@ -16,10 +16,10 @@ def check_text(path: Path) -> str:
     """Return the sha256 of a text file.
 
     Raises:
-        ValueError: it is missing, empty or not UTF-8; the message is for the user.
+        ValueError: the file is missing, empty or not UTF-8, with a message for the user.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; give a text file, or nothing for the text of the documentation")
+        raise ValueError(f"{path}: no such file; give a text file, or no argument for the text of the documentation")
     decoder = codecs.getincrementaldecoder("utf-8")()
     digest = hashlib.sha256()
     has_text = False
@@ -39,12 +39,12 @@ def check_text(path: Path) -> str:
     if decoder.getstate()[0]:
         raise not_utf8(path, position - len(decoder.getstate()[0]))
     if not has_text:
-        raise ValueError(f"{path}: there is no text in this file; give one with some thousand sentences")
+        raise ValueError(f"{path}: this file contains no text; give one with some thousand sentences")
     return digest.hexdigest()
 
 
 def not_utf8(path: Path, position: int) -> ValueError:
-    """The error for a byte that is not UTF-8, counted from 0."""
+    """Return the error for a byte that is not UTF-8; positions count from 0."""
     return ValueError(f"{path}: not UTF-8 at byte {position}; convert it, for example: iconv -f latin1 -t utf-8")
 
 

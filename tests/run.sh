@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash tests/run.sh [PYTEST ARGUMENTS]: makes the environment, checks the style, runs the tests (all of them by default).
+# bash tests/run.sh [PYTEST ARGUMENTS]: create the environment, check the style, and run the tests (by default all).
 # Example: bash tests/run.sh -m "not slow" tests/unit
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,7 +10,7 @@ prepare_environment test
 python -m ruff check .
 python -m ruff format --check .
 
-# Two test processes, one thread each: more threads than cores make small tensors slower, not faster.
+# Two test processes with one thread each: more threads than cores are slower on small tensors.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-# The slow tests stand together: whoever has nothing left takes them from the other.
+# The slow tests are next to each other, so an idle process takes over tests from the other.
 exec python -m pytest -n "${PYTEST_PROCESSES:-2}" --dist worksteal "$@"

@@ -20,11 +20,11 @@ from amos_fairseq.bench.ranks_page import RanksReport
 from amos_fairseq.bench.session import micro_batch_size
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.timing import Batch, Progress
+from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.ranks import raise_on_every_rank
 
 # DistributedDataParallel sorts its buckets by the first backward pass.
 WARMUP_UPDATES = 2

@@ -1,38 +1,31 @@
-"""``--compile`` (``model.compile``) and ``--kernels triton``: what they need is tried out before training.
+"""``--compile`` (``model.compile``) and ``--kernels triton``: test their requirements before training starts.
 
-With ``--compile`` fairseq's trainer runs the encoder's layers through torch.compile.
-
-It is arranged where a trainer is made, so that pretraining, fine-tuning and ``amos bench`` share it, and a model that is only
-read (exported, inspected, scored) is never compiled. torch.compile by itself starts at the first update, in silence, and
-answers a missing compiler there with a long traceback: here it is tried out beforehand, and what it took is logged.
+With ``--compile`` fairseq's trainer runs the encoder's layers through torch.compile. This is set up where a trainer is
+created, so that pretraining, fine-tuning and ``amos bench`` share it, and a model that is exported, inspected or scored is
+never compiled. torch.compile by itself starts silently at the first update, and reports a missing compiler there with a long
+traceback: here it is tested beforehand, and the time it took is logged.
 """
 
 import functools
-import importlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from amos_fairseq.errors import UserError
+from amos_fairseq.compilers import require_compiler, require_triton
 
 logger = logging.getLogger(__name__)
 
-# What torch.compile writes code for, by type of device, and who compiles that.
-COMPILERS = {
-    "cpu": "a C++ compiler (g++ or clang++; CXX names another one)",
-    "cuda": "the Triton that belongs to this PyTorch, and a C compiler (gcc; CC names another one)",
-}
-
 
 class CompilationClock:
-    """Seconds that torch.compile has taken in this process since the clock was made."""
+    """Seconds that torch.compile has taken in this process since the clock was created."""
 
     def __init__(self) -> None:
-        # Imported here: half a second that only those wait who compile.
+        # Imported here, because it takes half a second that only --compile needs.
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
         self.seconds = 0.0
@@ -47,96 +40,46 @@ class CompilationClock:
         self.seconds += time.perf_counter() - self._start
 
 
-def require_compiler(device: torch.device) -> None:
-    """Compile something small on ``device``.
-
-    Raises:
-        UserError: PyTorch finds no compiler that works, or does not compile on this Python.
-    """
-    new = time.time()  # or the result may come from a file that was compiled when there was a compiler
-
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return (x * new).sin()
-
-    try:
-        torch.compile(scaled)(torch.ones(64, device=device))
-    except Exception as error:  # whatever the compiler, or what should start it, raises
-        # "backend='inductor' raised:" is a line by itself, with the reason below.
-        reasons = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
-        raise UserError(
-            f"model.compile=true cannot be had on this machine ({reasons[0] if reasons else repr(error)}): install "
-            f"{COMPILERS.get(device.type, 'what PyTorch needs to compile')}, or train with model.compile=false (without "
-            "--compile)"
-        ) from error
-
-
-def require_triton(device: torch.device) -> None:
-    """Run the attention of ``model.kernels=triton`` once, forward and backward.
-
-    Raises:
-        UserError: Triton is not installed, or does not compile here.
-    """
-    try:
-        attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    heads = torch.randn(1, 16, 3, 1, 16, device=device, dtype=torch.float16, requires_grad=True)
-    try:
-        attention.triton_attention(heads).sum().backward()
-    except Exception as error:  # whatever the compiler, or what should start it, raises
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise UserError(
-            f"model.kernels=triton cannot be had on this machine ({reason}): install {COMPILERS['cuda']}, or train with "
-            "model.kernels=fast"
-        ) from error
-
-
 def compile_layers(trainer: Trainer) -> None:
-    """Let the encoders of the trainer's model run compiled layers, and say what that costs.
+    """Compile the layers of the encoders in the trainer's model, and log how long that takes.
 
     Raises:
         UserError: nothing can be compiled here.
     """
-    # Imported here: compat is applied before anything else of the package is imported.
+    # Imported here, because compat is applied before any other module of the package is imported.
     from amos_fairseq.modules.encoder import TransformerEncoder
 
     if trainer.is_data_parallel_master:
         logger.info("compiling the encoder's layers: the first updates take about a minute longer")
     require_compiler(trainer.device)
-    # PyTorch would cut every layer at the buckets of DistributedDataParallel, so that a bucket is exchanged while the rest
-    # of the graph is computed. Here the graph is one layer, and the layers below it are the rest.
+    # PyTorch would split every layer at the buckets of DistributedDataParallel, to exchange a bucket while the rest of the
+    # graph is computed. Here the graph is one layer, and the layers below it are the rest.
     torch._dynamo.config.optimize_ddp = False
     for module in trainer.get_model().modules():
         if isinstance(module, TransformerEncoder):
             module.is_compiled = True
-    announce(trainer, CompilationClock())
+    log_compilation(trainer, CompilationClock())
 
 
-def announce(trainer: Trainer, clock: CompilationClock) -> None:
-    """Log for each update in which something was compiled how long that took."""
+def log_compilation(trainer: Trainer, clock: CompilationClock) -> None:
+    """Log the compilation time of each update that compiles something."""
     train_step = trainer.train_step
 
     @functools.wraps(train_step)
-    def train_step_and_tell(*args: Any, **kwargs: Any) -> Any:
+    def train_step_and_log(*args: Any, **kwargs: Any) -> Any:
         before = clock.seconds
         logged = train_step(*args, **kwargs)
         if clock.seconds > before and trainer.is_data_parallel_master:
             logger.info(f"compiled for {clock.seconds - before:.0f} seconds in update {trainer.get_num_updates()}")
         return logged
 
-    trainer.train_step = train_step_and_tell
+    trainer.train_step = train_step_and_log
 
 
-def apply() -> None:
-    """Let every trainer look at ``model.compile`` and ``model.kernels``."""
-    make_trainer = Trainer.__init__
-
-    @functools.wraps(make_trainer)
-    def make_compiling_trainer(self: Trainer, *args: Any, **kwargs: Any) -> None:
-        make_trainer(self, *args, **kwargs)
-        if str(OmegaConf.select(self.cfg, "model.kernels")) == "triton" and self.device.type == "cuda":
-            require_triton(self.device)
-        if OmegaConf.select(self.cfg, "model.compile"):  # models of others have no such setting
-            compile_layers(self)
-
-    Trainer.__init__ = make_compiling_trainer
+def compile_if_requested(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    """Apply ``model.compile`` and ``model.kernels`` after the trainer has been created."""
+    make_trainer(trainer, *args, **kwargs)
+    if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":
+        require_triton(trainer.device)
+    if OmegaConf.select(trainer.cfg, "model.compile"):  # models outside this package have no such setting
+        compile_layers(trainer)

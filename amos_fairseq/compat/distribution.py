@@ -1,55 +1,81 @@
-"""Which ranks train, on which devices, on a CPU as on GPUs.
+"""Launch: which ranks train, on which devices, on a CPU as on GPUs.
 
-What stock fairseq does, seen by running it:
+Stock fairseq, as observed:
 
-- under torchrun on a CPU it divides by the number of GPUs, which is zero; with a world size of 1 (the default on a CPU,
-  and with one GPU per node) it overlooks torchrun, and N processes train N models that overwrite one another;
-- a world size above 1 on a CPU starts no process and exits 0;
-- it takes the device from rank % GPUs, which is wrong where nodes differ, instead of torchrun's LOCAL_RANK;
-- DistributedDataParallel gets a CUDA device for a model on the CPU and refuses it;
-- gradients that differ between ranks are noticed on GPUs only;
-- it does not say how many CPU cores a rank may use, which a scheduler can set to one by mistake;
-- gradients exist twice, as tensors and as the buckets that are exchanged, and are copied back after the exchange.
+- Under torchrun on a CPU it divides by the number of GPUs, which is zero. With a world size of 1 (the default on a CPU, and
+  with one GPU per node) it ignores torchrun, and N processes train N models that overwrite one another.
+- A world size above 1 on a CPU starts no process and exits with code 0.
+- It uses rank % GPUs as the device, which is wrong where nodes differ, instead of torchrun's LOCAL_RANK.
+- It passes a CUDA device to DistributedDataParallel for a model on the CPU, which raises an error.
+- It notices gradients that differ between ranks only on GPUs.
+- It does not log how many CPU cores a rank may use, which a scheduler may limit to one by mistake.
+- It stores gradients twice, as tensors and in the buckets that are exchanged, and copies them back after the exchange.
 
-What fairseq arranges by itself stays as it is: Slurm without torchrun, one process per GPU of one machine.
+Slurm without torchrun, and one process per GPU of one machine, are launched by fairseq as before.
 """
 
 import functools
 import logging
 import os
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import distributed_fairseq_model
 from fairseq.trainer import Trainer
+from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn.parallel import DistributedDataParallel
 
+from amos_fairseq.compat.precision import choose_precision
+from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
 
 logger = logging.getLogger(__name__)
-logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank has one line to say
+logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank logs one line here
 
 TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-# Launchers that start several copies of a command without saying so in torchrun's variables.
+# Launchers that start several copies of a command without setting torchrun's variables.
 PROCESS_COUNTS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE", "mpiexec": "PMI_SIZE"}
-# Of the larger of two norms. Ranks add the same numbers in the same order, so that they agree to the last bit.
+# Relative to the larger of two norms. Ranks add the same numbers in the same order, so they agree to the last bit.
 GRADIENT_NORM_TOLERANCE = 1e-6
 
 
+def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> None:
+    """Replace ``call_main``, which starts fairseq's training and validation commands, by flags or through Hydra.
+
+    It receives the complete configuration before any rank exists. The configuration is checked and completed here, and a
+    user's mistake, now or later in any rank, becomes one line and exit code 1 instead of a traceback.
+    """
+    with report_user_errors():
+        num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
+        choose_precision(cfg, has_gpu=num_gpus > 0)
+        arrange_ranks(cfg, os.environ, num_gpus)
+    try:
+        call_main(cfg, functools.partial(run_rank, main), **kwargs)
+    except ProcessExitedException as ended:
+        # A spawned rank has printed the reason; its exit code tells a scheduler whether to start the run again.
+        sys.exit(ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code)
+
+
+def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
+    """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
+    with exit_on_mistake():
+        main(cfg, **kwargs)
+
+
 def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> None:
-    """Fill in ``cfg.distributed_training`` before fairseq's ``call_main`` reads it.
+    """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
     Args:
-        cfg: fairseq's whole configuration.
-        environment: of the process.
-        num_gpus: GPUs that this process sees; 0 with ``--cpu``.
+        cfg: fairseq's complete configuration.
+        environment: environment variables of the process.
+        num_gpus: number of GPUs visible to this process; 0 with ``--cpu``.
 
     Raises:
-        UserError: the launch would train several models that overwrite one another, or none; or an exchange that loses
-            what bf16 can hold.
+        UserError: the launch would train no model, or several that overwrite one another; or the exchange would lose
+            the range of bf16.
     """
     training = cfg.distributed_training
     _check_exchange(cfg)
@@ -79,22 +105,22 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> No
 
 
 def _check_exchange(cfg: Any) -> None:
-    """Gradients are exchanged in the number format of the model, so under ``--bf16`` there is nothing to compress."""
+    """Refuse to compress the gradients of ``--bf16``, which are exchanged in the model's dtype, in 16 bits."""
     if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
         raise UserError(
-            "--ddp-comm-hook fp16 would squeeze the gradients of --bf16, which take 16 bits already, into the smaller range "
-            "of fp16: leave it out (distributed_training.ddp_comm_hook=none)"
+            "--ddp-comm-hook fp16 would convert the gradients of --bf16, which already have 16 bits, to the smaller range "
+            "of fp16: remove it (distributed_training.ddp_comm_hook=none)"
         )
 
 
 def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
-    """Be the rank that torchrun has given this process, whatever world size was asked for."""
+    """Use the rank that torchrun has assigned to this process, regardless of the world size in the settings."""
     rank = int(environment["RANK"])
     local_rank = int(environment.get("LOCAL_RANK", rank % max(num_gpus, 1)))
     if num_gpus > 0 and local_rank >= num_gpus:
         raise UserError(
-            f"LOCAL_RANK={local_rank} but this machine has {num_gpus} GPUs to give: "
-            f"start torchrun with --nproc-per-node {num_gpus} at most, or add --cpu"
+            f"LOCAL_RANK={local_rank} but this machine has {num_gpus} GPUs: "
+            f"start torchrun with --nproc-per-node {num_gpus} or less, or add --cpu"
         )
     training.distributed_init_method = "env://"
     training.distributed_world_size = int(environment["WORLD_SIZE"])
@@ -114,11 +140,11 @@ def _refuse_copies(environment: Mapping[str, str]) -> None:
 
 
 def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
-    """What fairseq's own way through Slurm assumes and otherwise answers with an assertion or a CUDA error."""
+    """Check what fairseq's own Slurm launch assumes; otherwise it fails with an assertion or a CUDA error."""
     num_nodes = int(environment.get("SLURM_NNODES", 1))
     if num_nodes > 1 and training.distributed_port <= 0:
         raise UserError(
-            f"{num_nodes} Slurm nodes need a port to meet at: give --distributed-port (distributed_training."
+            f"{num_nodes} Slurm nodes need a common port: give --distributed-port (distributed_training."
             "distributed_port), the same on all nodes, for example 29500"
         )
     num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
@@ -129,19 +155,19 @@ def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -
         )
     if num_tasks > num_nodes and int(environment.get("SLURM_LOCALID", 0)) >= num_gpus:
         raise UserError(
-            f"SLURM_LOCALID={environment['SLURM_LOCALID']} but this task sees {num_gpus} GPUs: ask for GPUs by node "
+            f"SLURM_LOCALID={environment['SLURM_LOCALID']} but this task sees {num_gpus} GPUs: request GPUs by node "
             "(--gpus-per-node), not by task"
         )
 
 
 def _stay_on_this_machine(training: Any, num_gpus: int) -> None:
-    """One process per GPU, which fairseq starts itself."""
+    """Let fairseq start one process per GPU."""
     if training.distributed_world_size > num_gpus:
         raise UserError(
             f"--distributed-world-size is {training.distributed_world_size} but this machine has {num_gpus} GPUs: "
-            "start one torchrun on each node (examples/multi_node), or ask for fewer"
+            "start one torchrun on each node (examples/multi_node), or request fewer"
         )
-    # With --distributed-port fairseq leaves this out and trains on one GPU, calling it many.
+    # With --distributed-port fairseq skips this call and trains on one GPU, reporting several.
     distributed_utils._infer_single_node_init(training)
 
 
@@ -153,23 +179,23 @@ def _no_process(world_size: int) -> str:
 
 
 def require_ranks(cfg: Any, environment: Mapping[str, str]) -> None:
-    """Refuse to train alone where several ranks were meant; for runs whose launch this package did not see.
+    """Refuse to train one rank alone where several were requested, in runs that this package did not launch.
 
     Raises:
-        UserError: a world size above 1, in the settings or from torchrun, but no process group.
+        UserError: the world size is above 1, in the settings or from torchrun, but there is no process group.
     """
     world_size = max(cfg.distributed_training.distributed_world_size, int(environment.get("WORLD_SIZE", 1)))
     if world_size > 1 and not torch.distributed.is_initialized():
         raise UserError(
-            f"{world_size} ranks were asked for but they are not connected, because the plugin was imported after fairseq "
+            f"{world_size} ranks were requested but they are not connected, because the plugin was imported after fairseq "
             "had chosen the ranks: in a YAML of your own, keep the lines under hydra.callbacks of examples/pretraining"
         )
 
 
 def describe_rank(environment: Mapping[str, str]) -> str:
-    """Where this rank runs, and on how many CPU cores: too few starve its loader processes.
+    """Return where this rank runs, and on how many CPU cores: with too few, its loader processes are slow.
 
-    The count is the affinity of the process. ``nproc`` would answer OMP_NUM_THREADS where that is smaller.
+    The count is the affinity of the process. ``nproc`` would print OMP_NUM_THREADS where that is smaller.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     place = f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} on {socket.gethostname()}"
@@ -177,13 +203,17 @@ def describe_rank(environment: Mapping[str, str]) -> str:
 
 
 def data_parallel_on_any_device(
-    module: torch.nn.Module, device_ids: Any = None, output_device: Any = None, **settings: Any
+    stock: Callable[..., Any],
+    module: torch.nn.Module,
+    device_ids: Any = None,
+    output_device: Any = None,
+    **settings: Any,
 ) -> DistributedDataParallel:
-    """DistributedDataParallel that asks for no GPU where the module is on the CPU, and keeps gradients in its buckets.
+    """Create DistributedDataParallel without a GPU for a module on the CPU, and keep gradients in its buckets.
 
-    ``--gradient-as-bucket-view`` is always on: the trainer forgets gradients after an update (``None``), which is all that
-    views ask for. They save the memory of the gradients once, and the copy out of the buckets. A static graph is not
-    promised: it may not change with the update, as AMOS' ``layer_switch`` does, and with every parameter used it saves nothing.
+    ``--gradient-as-bucket-view`` is always on: the trainer sets gradients to None after an update, which is all that views
+    require. They save the memory of the gradients once, and the copy out of the buckets. ``static_graph`` stays off: the
+    graph may change with the update, as in AMOS' ``layer_switch``, and where every parameter is used it saves nothing.
     """
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
@@ -191,10 +221,10 @@ def data_parallel_on_any_device(
     return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **settings)
 
 
-def check_gradient_norms(trainer: Trainer, grad_norm: torch.Tensor) -> None:
-    """Stop where the gradients are not the same on all ranks after they were exchanged.
+def check_gradient_norms(stock: Callable[..., Any], trainer: Trainer, grad_norm: torch.Tensor) -> None:
+    """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
 
-    A norm that is not finite on every rank passes: what follows in the trainer handles it.
+    A norm that is not finite on every rank is accepted: the trainer handles it later.
 
     Raises:
         UserError: with the norm of each rank.
@@ -215,18 +245,12 @@ def check_gradient_norms(trainer: Trainer, grad_norm: torch.Tensor) -> None:
         )
 
 
-def apply() -> None:
-    """Patch what works on several ranks; :mod:`amos_fairseq.compat.launch` calls :func:`arrange_ranks`."""
-    distributed_fairseq_model.DistributedDataParallel = data_parallel_on_any_device
-    Trainer._check_grad_norms = check_gradient_norms
-    make_trainer = Trainer.__init__
-
-    @functools.wraps(make_trainer)
-    def make_connected_trainer(self: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:
-        with report_user_errors():  # Hydra would print a traceback
-            require_ranks(cfg, os.environ)
-        if torch.distributed.is_initialized():
-            logger.info(describe_rank(os.environ))
-        make_trainer(self, cfg, *args, **kwargs)
-
-    Trainer.__init__ = make_connected_trainer
+def require_connected_ranks(
+    make_trainer: Callable[..., Any], trainer: Trainer, cfg: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Check the ranks before the trainer is created, and log where each one runs."""
+    with report_user_errors():  # Hydra would print a traceback
+        require_ranks(cfg, os.environ)
+    if torch.distributed.is_initialized():
+        logger.info(describe_rank(os.environ))
+    make_trainer(trainer, cfg, *args, **kwargs)

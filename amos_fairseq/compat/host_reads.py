@@ -1,37 +1,36 @@
-"""An update copies everything that the host needs from the device in one transfer, after all its work has been queued.
+"""Read everything that the host needs from the device in one transfer per update, after all work has been queued.
 
-Stock fairseq reads the norm of the gradient three times before the optimizer's step and once behind it, then each
-statistic by itself: two dozen times the host waits until the device has nothing to do, and the device then waits for the
-host. Here clipping stays on the device, and the norm is read with the statistics, behind the step. A norm that is not
-finite still ends the run (:mod:`amos_fairseq.compat.non_finite`), with weights that are not saved.
+Stock fairseq reads the gradient norm three times before the optimizer's step and once after it, then each statistic
+separately: two dozen times the host waits until the device is idle, and the device then waits for the host. Here clipping
+stays on the device, and the norm is read with the statistics, after the step. A norm that is not finite still ends the run
+(:mod:`amos_fairseq.compat.failing_updates`), with weights that are not saved.
 
-An update of AMOS waits once, in place of 23 times. ``--fp16`` needs the norm before the step, for its loss scale: it is
-read there, once instead of three times. Several ranks wait for their summed sample size and to compare their norms, both
-before the step, and ``--amp`` keeps fairseq's way.
+An update of AMOS waits once instead of 23 times. ``--fp16`` needs the norm before the step for its loss scale: there it is
+read once instead of three times. Several ranks also wait for their summed sample size and to compare their norms, both before
+the step. ``--amp`` works as in fairseq.
 """
 
-import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from fairseq.logging import metrics
-from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from amos_fairseq.compat.non_finite import stop_at_gradient
+from amos_fairseq.compat.failing_updates import stop_at_gradient
 
-# In place of a norm that was not read: what fairseq looks at between clipping and the optimizer's step.
+# Stands for a norm that has not been read, in the code of fairseq between clipping and the optimizer's step.
 NOT_READ_YET = torch.zeros(())
 
 
 def on_host(values: Any) -> Any:
-    """The same nest of lists and dictionaries with its tensors on the CPU, from each device in one transfer.
+    """Copy the tensors in nested lists and dictionaries to the CPU, in one transfer per device.
 
-    A tensor of one element becomes a Python number; others keep shape and dtype. They travel as float64, so that counts
+    A tensor with one element becomes a Python number; others keep shape and dtype. They are sent as float64, so that counts
     below 2^53 stay exact.
     """
     leaves, structure = tree_flatten(values)
@@ -46,7 +45,7 @@ def on_host(values: Any) -> Any:
 
 
 def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
-    """Tensors of one device by one copy; a few launches, since those of a dtype are joined before they are converted."""
+    """Copy tensors of one device in one transfer, with few launches: those of a dtype are joined before they are converted."""
     by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
         by_dtype[tensor.dtype].append(index)
@@ -64,61 +63,56 @@ def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
 
 
 def fetch(values: Tensor) -> Tensor:
-    """A copy on the CPU. With one rank this is the only place where an update waits for its device."""
+    """Copy to the CPU. On one rank this is the only place where an update waits for its device."""
     return values.to("cpu", copy=True)
 
 
 def log_gradient_norm(norm: float, clip_norm: float) -> None:
-    """``gnorm``, and in ``clip`` the share of updates that were clipped, in percent: fairseq's keys, as numbers."""
+    """Log ``gnorm``, and in ``clip`` the share of clipped updates in percent, under fairseq's keys."""
     metrics.log_speed("ups", 1.0, priority=100, round=2)
     metrics.log_scalar("gnorm", norm, priority=400, round=3)
     if clip_norm > 0:
         metrics.log_scalar("clip", 100.0 if norm > clip_norm else 0.0, priority=500, round=1)
 
 
-def _clip_with_one_read(stock: Any) -> Any:
-    @functools.wraps(stock)
-    def clip_grad_norm(self: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
-        if self.scaler is None:
-            return stock(self, max_norm, aggregate_norm_fn)
-        self._sync_fp16_grads_to_fp32()
-        norm = on_host(self._multiply_factor * self.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn))
-        if norm > max_norm > 0.0:
-            self._multiply_factor *= max_norm / norm
-        self.scaler.check_overflow(norm)
-        return torch.full((), norm)
+def read_fp16_norm_once(
+    stock: Callable[..., Any], optimizer: Any, max_norm: float, aggregate_norm_fn: Any = None
+) -> Tensor:
+    """Clip the gradients of ``--fp16`` with one read of their norm."""
+    if optimizer.scaler is None:
+        return stock(optimizer, max_norm, aggregate_norm_fn)
+    optimizer._sync_fp16_grads_to_fp32()
+    norm = on_host(optimizer._multiply_factor * optimizer.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn))
+    if norm > max_norm > 0.0:
+        optimizer._multiply_factor *= max_norm / norm
+    optimizer.scaler.check_overflow(norm)
+    return torch.full((), norm)
 
-    return clip_grad_norm
+
+def clip_without_reading(clip_grad_norm: Callable[..., Any], trainer: Trainer, clip_norm: float) -> Tensor:
+    """Keep the norm on the device, and return a constant for the checks of fairseq's ``train_step``."""
+    trainer.grad_norm_of_update = clip_grad_norm(trainer, clip_norm)
+    return trainer.grad_norm_of_update if trainer.cfg.common.amp else NOT_READ_YET
 
 
-def apply() -> None:
-    """Call after :mod:`amos_fairseq.compat.non_finite` and :mod:`amos_fairseq.compat.distribution`: it wraps theirs."""
-    _FP16OptimizerMixin.clip_grad_norm = _clip_with_one_read(_FP16OptimizerMixin.clip_grad_norm)
-    clip_grad_norm, check_grad_norms = Trainer.clip_grad_norm, Trainer._check_grad_norms
-    reduce_and_log_stats = Trainer._reduce_and_log_stats
+def check_true_norms(check_grad_norms: Callable[..., Any], trainer: Trainer, grad_norm: Tensor) -> None:
+    """Compare the norms that were kept on the device between ranks."""
+    check_grad_norms(trainer, trainer.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm)
 
-    @functools.wraps(clip_grad_norm)
-    def clip_without_reading(self: Trainer, clip_norm: float) -> Tensor:
-        self.grad_norm_of_update = clip_grad_norm(self, clip_norm)
-        return self.grad_norm_of_update if self.cfg.common.amp else NOT_READ_YET
 
-    @functools.wraps(check_grad_norms)
-    def check_the_true_norms(self: Trainer, grad_norm: Tensor) -> None:
-        check_grad_norms(self, self.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm)
-
-    @functools.wraps(reduce_and_log_stats)
-    def read_once_and_log(
-        self: Trainer, logging_outputs: Any, sample_size: Any, grad_norm: Tensor | None = None
-    ) -> dict[str, Any]:
-        norm = self.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm
-        logging_outputs, sample_size, norm = on_host((logging_outputs, sample_size, norm))
-        if norm is not None:
-            if math.isfinite(norm):
-                log_gradient_norm(norm, self.cfg.optimization.clip_norm)
-            elif not self.cfg.common.amp:
-                stop_at_gradient(self)
-        return reduce_and_log_stats(self, logging_outputs, sample_size)
-
-    Trainer.clip_grad_norm = clip_without_reading
-    Trainer._check_grad_norms = check_the_true_norms
-    Trainer._reduce_and_log_stats = read_once_and_log
+def read_once_and_log(
+    reduce_and_log_stats: Callable[..., Any],
+    trainer: Trainer,
+    logging_outputs: Any,
+    sample_size: Any,
+    grad_norm: Tensor | None = None,
+) -> dict[str, Any]:
+    """Read the statistics and the norm in one transfer, and end the run if the norm is not finite."""
+    norm = trainer.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm
+    logging_outputs, sample_size, norm = on_host((logging_outputs, sample_size, norm))
+    if norm is not None:
+        if math.isfinite(norm):
+            log_gradient_norm(norm, trainer.cfg.optimization.clip_norm)
+        elif not trainer.cfg.common.amp:
+            stop_at_gradient(trainer)
+    return reduce_and_log_stats(trainer, logging_outputs, sample_size)

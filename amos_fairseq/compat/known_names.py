@@ -1,41 +1,34 @@
-"""A misspelt task, arch, criterion, optimizer or scheduler is said to be one, and so is a pair that does not fit.
+"""Refuse unknown tasks, architectures, criterions, optimizers and schedulers, and pairs that do not fit.
 
-argparse refuses unknown names on the command line, but through Hydra they reach fairseq's registries, which answer with
-``KeyError: "'_name'"`` or with the whole configuration. ``fairseq_cli.train.main`` imports the plugin and fills in
-defaults right after it: there every name is known and nothing has been built. So does the Hydra entry before it, where the
-YAML has the plugin imported.
+argparse refuses unknown names on the command line, but through Hydra they reach fairseq's registries, which raise
+``KeyError: "'_name'"`` or an error with the whole configuration. ``fairseq_cli.train.main`` imports the plugin and then fills
+in defaults: at that point every name is known and nothing has been built. The Hydra entry point does the same earlier, where
+the YAML imports the plugin.
 
-A criterion of this package reads the named output of the model of its own name (``squad``: of the task of its name). Beside
-another one it would end in a traceback about a field that is missing.
+A criterion of this package uses the named output of the model with the same name (``squad``: of the task with that name).
+With another model it would fail with a traceback about a missing field.
 """
 
 import difflib
-import functools
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
-from fairseq import options
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
-from amos_fairseq.compat.train_script import running_scripts
 from amos_fairseq.errors import UserError
-
-BUILT_FROM_REGISTRIES = ("criterion", "optimizer", "lr_scheduler")
 
 
 def known_names() -> dict[str, set[str]]:
-    """Section of the configuration -> names that it may have."""
-    names = {kind: set(REGISTRIES[kind]["registry"]) for kind in BUILT_FROM_REGISTRIES}
+    """Return the valid names for each section of the configuration."""
+    names = {kind: set(REGISTRIES[kind]["registry"]) for kind in ("criterion", "optimizer", "lr_scheduler")}
     return {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}, **names}
 
 
 def name_of(section: Any) -> str | None:
-    """What a section of the configuration names; a section without settings may be its name alone."""
+    """Return the name in a section of the configuration; a section without settings may be only its name."""
     return section if isinstance(section, str) else section and section.get("_name")
 
 
@@ -52,7 +45,7 @@ def check_names(cfg: Any) -> None:
 
 
 def check_fit(cfg: Any) -> None:
-    """Raise :class:`UserError` for a criterion of this package beside a task or a model of it that it cannot train."""
+    """Raise :class:`UserError` for a criterion of this package with a task or a model of it that it cannot train."""
     task, arch, criterion = (name_of(cfg.get(kind)) for kind in ("task", "model", "criterion"))
     models, criterions, tasks = map(ours, (MODEL_REGISTRY, REGISTRIES["criterion"]["registry"], TASK_REGISTRY))
     model = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
@@ -70,42 +63,21 @@ def check_fit(cfg: Any) -> None:
 
 
 def ours(registry: Mapping[str, type]) -> set[str]:
-    """Names under which this package has registered something itself."""
+    """Return the names that this package has registered."""
     return {name for name, registered in registry.items() if registered.__module__.startswith("amos_fairseq.")}
 
 
-def _checking(add_defaults: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(add_defaults)
-    def check_and_add_defaults(cfg: Any) -> None:
-        check_names(cfg)
-        check_fit(cfg)
-        add_defaults(cfg)
-
-    return check_and_add_defaults
+def check_config_before_defaults(add_defaults: Callable[..., Any], cfg: Any) -> None:
+    """Check the names before fairseq fills in the defaults of the components that they select."""
+    check_names(cfg)
+    check_fit(cfg)
+    add_defaults(cfg)
 
 
-def _checking_flags(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """Flags are made a configuration before the script begins, where a criterion looks for settings of its own model."""
-
-    @functools.wraps(parse)
-    def parse_and_check(*args: Any, **kwargs: Any) -> Any:
-        result = parse(*args, **kwargs)
-        flags = vars(result if isinstance(result, Namespace) else result[0])
-        if all(flags.get(name) for name in ("task", "arch", "criterion")):  # other programs than training have fewer
-            check_fit({"task": flags["task"], "model": flags["arch"], "criterion": flags["criterion"]})
-        return result
-
-    return parse_and_check
-
-
-def apply() -> None:
-    """Check the flags, and in the scripts that are running, if they are."""
-    options.parse_args_and_arch = _checking_flags(options.parse_args_and_arch)
-    for script in (*running_scripts(), *running_hydra_scripts()):
-        script.add_defaults = _checking(script.add_defaults)
-
-
-def running_hydra_scripts() -> list[ModuleType]:
-    """fairseq's Hydra entry under its names: it fills in defaults, of the criterion that is named, before it trains."""
-    modules = map(sys.modules.get, ("fairseq_cli.hydra_train", "__main__"))
-    return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
+def check_parsed_flags(parse_args_and_arch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Check the flags before they are converted to a configuration, where a criterion looks up settings of its model."""
+    result = parse_args_and_arch(*args, **kwargs)
+    flags = vars(result if isinstance(result, Namespace) else result[0])
+    if all(flags.get(name) for name in ("task", "arch", "criterion")):  # programs other than training have fewer
+        check_fit({"task": flags["task"], "model": flags["arch"], "criterion": flags["criterion"]})
+    return result

@@ -1,56 +1,55 @@
-"""Starting again and continuing: what stock fairseq does in silence is done rightly or refused.
+"""Start, continue and finish a run: handle or refuse the cases in which stock fairseq silently does the wrong thing.
 
-* A finished run started again trains one more update and writes its checkpoints anew. Here it changes nothing.
+* A finished run that is started again trains one more update and rewrites its checkpoints. Here nothing changes.
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
-* ``--restore-file`` with a path that does not exist starts from nothing; typed again (by a scheduler that requeues), it
-  starts again from the old checkpoint and overwrites what the run has reached.
-* A checkpoint of another vocabulary, scheme of relative positions or LayerNorm epsilon loads where its shapes happen to fit.
+* ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
+  again from the old checkpoint and overwrites the run's progress.
+* A checkpoint with another vocabulary, relative position scheme or LayerNorm epsilon loads if its shapes happen to match.
+* The score of a validation may be a numpy scalar, which makes checkpoints unloadable, or nan, which is not comparable.
 """
 
-import functools
+import hashlib
 import logging
 import math
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fairseq import checkpoint_utils
 from fairseq.data import iterators
 from fairseq.file_io import PathManager
 
-from amos_fairseq.compat.safe_loading import read_header
-from amos_fairseq.compat.train_script import wrap_when_training
-from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.ranks import raise_on_every_rank
+from amos_fairseq.files import read_header
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FILE = "checkpoint_last.pt"
-FRESH_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
+NEW_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
 LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
 
 
 def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
-    """The file that ``checkpoint_utils.load_checkpoint`` is going to read, as it chooses it; None for none.
+    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None.
 
     Raises:
-        UserError: the user named a file that does not exist, or one that would replace the run in SAVE_DIR.
+        UserError: the user named a file that does not exist, or one that would overwrite the run in SAVE_DIR.
     """
     own = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
     if cfg.restore_file != DEFAULT_FILE:
         path = cfg.restore_file.replace(".pt", suffix + ".pt")
         if not PathManager.isfile(path):
             raise UserError(
-                f"--restore-file {path} does not exist: give the path of a checkpoint, or leave the flag out to resume "
+                f"--restore-file {path} does not exist: give the path of a checkpoint, or remove the flag to resume "
                 f"from {own}"
             )
-        # A checkpoint of SAVE_DIR itself is a step back that was meant; one from elsewhere is the first start repeated.
+        # A checkpoint in SAVE_DIR is an intended step back; one from elsewhere repeats the first start.
         if PathManager.isfile(own) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir):
             raise UserError(
-                f"--restore-file {path} would start again and overwrite {own}: leave the flag and --reset-* out to resume "
+                f"--restore-file {path} would start again and overwrite {own}: remove the flag and --reset-* to resume "
                 "that run, or give another --save-dir; --finetune-from-model starts from a checkpoint once and resumes later"
             )
         return path
@@ -64,9 +63,12 @@ def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
 
 
 def check_fits(path: str, task: Any, model_cfg: Any) -> None:
-    """Raise :class:`UserError` unless the checkpoint has this task's vocabulary, and this model's relative positions and eps.
+    """Check that a checkpoint has this task's vocabulary, and this model's relative positions and LayerNorm epsilon.
 
-    Only what a checkpoint says about itself is compared: a stock fairseq checkpoint says nothing of either.
+    Only what the checkpoint records is compared; a stock fairseq checkpoint records neither.
+
+    Raises:
+        UserError: the checkpoint does not fit.
     """
     header = read_header(path)
     try:
@@ -85,14 +87,16 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
 
 
 def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
-    """fairseq's ``sentence_prediction`` compares no vocabulary: token 17 would silently be another word.
+    """Check the dictionary of fairseq's ``sentence_prediction``, which compares none: token 17 could be another word.
 
     Raises:
-        UserError: the dictionary of its inputs is not that of the checkpoint.
+        UserError: the dictionary of the inputs is not that of the checkpoint.
     """
     expected = task_state.get("dictionary_sha256")
-    dictionary = os.path.join(str(getattr(task.cfg, "data", "")), "input0", "dict.txt")
-    if expected is not None and os.path.isfile(dictionary) and file_sha256(dictionary) != expected:
+    dictionary = Path(str(getattr(task.cfg, "data", "")), "input0", "dict.txt")
+    if expected is None or not dictionary.is_file():
+        return
+    if hashlib.sha256(dictionary.read_bytes()).hexdigest() != expected:
         raise UserError(
             f"{dictionary} is not the dictionary that it was trained with (sha256 {expected[:12]}... expected): binarize "
             "the task with SAVE_DIR/tokenizer of that run"
@@ -100,8 +104,10 @@ def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
 
 
 def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
-    """The settings of a checkpoint that its weights' shapes do not show: relative positions (without a scheme their sizes
-    mean nothing), and the epsilon of its LayerNorms.
+    """Return the names of a checkpoint's settings that do not affect the shapes of its weights.
+
+    They describe relative positions (only the scheme if it is ``none``, which makes the sizes irrelevant), and the epsilon
+    of the LayerNorms.
     """
     if not isinstance(model_cfg, dict) or POSITION_SCHEME[0] not in model_cfg:
         return ()
@@ -110,7 +116,7 @@ def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
 
 
 def refusal(trainer: Any, restore_file: str) -> str | None:
-    """Why the run that was just loaded cannot go on usefully; None where it can, or has reached its end."""
+    """Return why the run that was just loaded cannot usefully continue; None if it can, or is finished."""
     updates, optimization = trainer.get_num_updates(), trainer.cfg.optimization
     if updates == 0:
         return None  # the first update of a warm-up has learning rate 0 as well
@@ -119,20 +125,20 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
         if restore_file == DEFAULT_FILE:
             return None
         return (
-            f"--restore-file {restore_file} stands at update {updates}, and --max-update {max_update} is reached: raise "
-            f"--max-update to continue that run, or give {FRESH_SCHEDULE} to start a new schedule from its weights"
+            f"--restore-file {restore_file} is at update {updates}, and --max-update {max_update} is reached: raise "
+            f"--max-update to continue that run, or give {NEW_SCHEDULE} to start a new schedule from its weights"
         )
     if trainer.get_lr() > 0:
         return None
     return (
-        f"after update {updates} the learning rate is 0, because the schedule has come to its end: raise "
+        f"after update {updates} the learning rate is 0, because the schedule has ended: raise "
         f"--total-num-update (at least to --max-update) to continue it, or give --restore-file CHECKPOINT "
-        f"{FRESH_SCHEDULE} to start a new schedule from these weights"
+        f"{NEW_SCHEDULE} to start a new schedule from these weights"
     )
 
 
 def finished(trainer: Any, epoch_itr: Any) -> str | None:
-    """What says that the run is at its end; None while it is not."""
+    """Return which limit the run has reached; None if it has reached none."""
     updates, optimization = trainer.get_num_updates(), trainer.cfg.optimization
     if optimization.max_update and updates >= optimization.max_update:
         return f"{updates} updates of --max-update {optimization.max_update}"
@@ -141,59 +147,69 @@ def finished(trainer: Any, epoch_itr: Any) -> str | None:
     return None
 
 
-def _skip_if_finished(train: Callable[..., Any]) -> Callable[..., Any]:
-    """``train`` is called once an epoch; stock fairseq asks for --max-update only after the next update."""
+def finished_here(cfg: Any, trainer: Any, epoch_itr: Any) -> bool:
+    """Return whether the run of this SAVE_DIR is finished, and log it."""
+    limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
+    if limit:
+        logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
+    return limit is not None
 
-    @functools.wraps(train)
-    def train_unless_finished(cfg: Any, trainer: Any, task: Any, epoch_itr: Any) -> tuple[list[None], bool]:
-        if finished(trainer, epoch_itr):
-            wait_for_readers()
-            return [None], True
-        return train(cfg, trainer, task, epoch_itr)
 
-    return train_unless_finished
+def check_before_and_after_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Refuse a checkpoint that does not fit before it is loaded, and a run that cannot continue afterwards."""
+    problem = None
+    if trainer.should_save_checkpoint_on_current_rank:
+        try:
+            path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
+            if path is not None:
+                check_fits(path, trainer.task, trainer.cfg.model)
+        except UserError as error:
+            problem = str(error)
+    raise_on_every_rank(problem)
+    extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
+    raise_on_every_rank(None if finished_here(cfg, trainer, epoch_itr) else refusal(trainer, cfg.restore_file))
+    return extra_state, epoch_itr
+
+
+def skip_if_finished(
+    train: Callable[..., Any], cfg: Any, trainer: Any, task: Any, epoch_itr: Any
+) -> tuple[list[None], bool]:
+    """Check the limits before each epoch. Stock fairseq compares --max-update only after the next update."""
+    if finished(trainer, epoch_itr):
+        wait_for_readers()
+        return [None], True
+    return train(cfg, trainer, task, epoch_itr)
 
 
 def wait_for_readers() -> None:
-    """Join fairseq's threads that read ahead, which have reached the end of the validation data.
+    """Join fairseq's prefetching threads, which have reached the end of the validation data.
 
-    A finished run goes to its end at once, and a thread that is then still closing its loader processes, in C++ code, makes
-    the interpreter abort (one start in twelve).
+    A finished run exits at once. If a thread is then still closing its loader processes, in C++ code, the interpreter
+    aborts (one start in twelve).
     """
     for thread in threading.enumerate():
         if isinstance(thread, iterators.BackgroundConsumer):
             thread.join(timeout=60)
 
 
-def _problem_with(cfg: Any, trainer: Any) -> str | None:
-    try:
-        path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
-        if path is not None:
-            check_fits(path, trainer.task, trainer.cfg.model)
-    except UserError as error:
-        return str(error)
-    return None
+def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
+    """Convert the scores that the training script's ``validate`` returns.
+
+    ``--best-checkpoint-metric spearman`` (or ``pearson``) of fairseq's ``sentence_prediction`` is computed by scipy as a
+    numpy scalar, which reaches the checkpoint through the "best so far" of fairseq and of its scheduler. A loader that runs
+    no code from checkpoints does not know that class: the run's own checkpoints could not be loaded again.
+    """
+    maximize = cfg.checkpoint.maximize_best_checkpoint_metric
+    return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
 
 
-def apply() -> None:
-    """Look at a checkpoint before and after it is loaded, and at the end of the run before each epoch."""
-    load_checkpoint = checkpoint_utils.load_checkpoint
+def comparable(score: Any, maximize: bool) -> float | None:
+    """Return a score as a Python number, and nan as the worst one; None (nothing was validated) is unchanged.
 
-    @functools.wraps(load_checkpoint)
-    def load_checked_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-        is_reader = trainer.should_save_checkpoint_on_current_rank
-        raise_on_every_rank(_problem_with(cfg, trainer) if is_reader else None)
-        extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
-        raise_on_every_rank(None if finished_here(cfg, trainer, epoch_itr) else refusal(trainer, cfg.restore_file))
-        return extra_state, epoch_itr
-
-    checkpoint_utils.load_checkpoint = load_checked_checkpoint
-    wrap_when_training("train", _skip_if_finished)
-
-
-def finished_here(cfg: Any, trainer: Any, epoch_itr: Any) -> bool:
-    """Whether this SAVE_DIR's own run is at its end; says so in the log."""
-    end = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
-    if end:
-        logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({end}); raise the limit to train on")
-    return end is not None
+    A model that predicts one value for all examples has a rank correlation of nan. All of fairseq's comparisons with it are
+    false: after such an epoch it forgets the best score and treats the next checkpoint as the best.
+    """
+    if score is None:
+        return None
+    score = float(score)
+    return score if not math.isnan(score) else -math.inf if maximize else math.inf

@@ -1,24 +1,23 @@
-"""SIGTERM, SIGUSR1 and SIGUSR2 end a run after its running update, with a checkpoint and a code that a scheduler can requeue.
+"""SIGTERM, SIGUSR1 and SIGUSR2 end a run after the present update, with a checkpoint and an exit code for requeueing.
 
-Slurm sends SIGTERM before the time limit and at preemption, ``--signal=USR1@300`` earlier; submitit asks for SIGUSR2 the
-same way. All of them go to every process of a job step. Stock fairseq dies at once and loses what came after the last
-checkpoint. Here a rank notes the signal, all ranks agree on the update at which they stop (one number summed over the
-ranks after each update, only where there are several), rank 0 saves ``checkpoint_last.pt`` with the exact position in the
-epoch, and all exit with :data:`REQUEUE`. In the seconds before fairseq launches its ranks (under Hydra: before it makes its
-trainer) a signal kills as usual: nothing is lost.
+Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2 in
+the same way. All of them reach every process of a job step. Stock fairseq exits at once and loses what came after the last
+checkpoint. Here a rank records the signal, and all ranks agree on the update after which they stop (one number summed over
+the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the exact position in the
+epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. In the seconds before fairseq launches its ranks (under
+Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
 
-submitit has handlers of its own in each rank, set before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2
-rank 0 requeues the job and exits at once, or raises an error near the time limit, and in both cases nothing is saved. The
-handlers of this module replace them as long as fairseq runs, so that a rank saves first. It leaves by SystemExit, which
-submitit does not record as the job's result, and the batch script requeues on the exit code
+submitit installs its own handlers in each rank before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2 rank 0
+requeues the job and exits at once, or raises an error near the time limit, and nothing is saved in either case. The handlers
+of this module replace them while fairseq runs, so that a rank saves first. It exits with SystemExit, which submitit does not
+record as the job's result, and the batch script requeues on the exit code
 (``examples/multi_node/config/cluster/slurm_8x8.yaml``).
 
 The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
-SIGTERM only where their own rank sends it, which is how torch ends a loader process that does not answer.
+SIGTERM only from their own rank, which is how torch ends a loader process that does not respond.
 """
 
 import contextlib
-import functools
 import logging
 import multiprocessing
 import os
@@ -34,51 +33,47 @@ from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
-from torch.utils.data._utils import signal_handling
 
-from amos_fairseq.compat.train_script import wrap_when_training
+from amos_fairseq.errors import REQUEUE
 
 logger = logging.getLogger(__name__)
 
-# EX_TEMPFAIL of <sysexits.h>: "temporary failure, the user is invited to retry". No code of Python, fairseq or a signal
-# (128 + n) is the same, so that a batch script can requeue on this code alone.
-REQUEUE = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 _received: list[int] = []
 
 
-def note(number: int, frame: FrameType | None) -> None:
-    """Handler: remember the signal, and pass it on to spawned ranks where this process only launches them."""
+def record(number: int, frame: FrameType | None) -> None:
+    """Handler: record the signal, and forward it to spawned ranks if this process only launches them."""
     _received.append(number)
     for child in multiprocessing.active_children():
         if not child.daemon:  # loader processes are daemons
             os.kill(child.pid, number)
 
 
-def install() -> None:
-    """Handle the signals from now on, if this thread may."""
+def install_handlers() -> None:
+    """Handle the signals from now on, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
-        signal.signal(number, note)
-        signal.siginterrupt(number, False)  # system calls of NCCL and gloo are not to fail with EINTR
+        signal.signal(number, record)
+        signal.siginterrupt(number, False)  # system calls of NCCL and gloo must not fail with EINTR
 
 
 @contextlib.contextmanager
 def restored_handlers() -> Iterator[None]:
-    """A program that calls fairseq as a function has its own handlers back afterwards."""
-    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    """Restore the handlers of a program that calls fairseq as a function."""
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in previous.items():
             if handler is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(number, handler)
 
 
 def stop_is_requested(trainer: Trainer) -> bool:
-    """Whether any rank has received a signal; the same answer on all ranks, because they ask after the same update."""
+    """Return whether any rank has received a signal. All ranks call it after the same update and get the same answer."""
     if trainer.data_parallel_world_size == 1:
         return bool(_received)
     flag = torch.tensor([float(bool(_received))], device=trainer.device)
@@ -87,7 +82,7 @@ def stop_is_requested(trainer: Trainer) -> bool:
 
 
 def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any) -> NoReturn:
-    """Write ``checkpoint_last.pt`` unless this update's is there already, wait for rank 0, exit with REQUEUE."""
+    """Write ``checkpoint_last.pt`` unless this update has been saved there, wait for rank 0, and exit with REQUEUE."""
     updates = trainer.get_num_updates()
     name = signal.Signals(_received[0]).name if _received else "a signal to another rank"
     if cfg.checkpoint.no_save:
@@ -97,26 +92,50 @@ def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any) -> NoReturn:
         checkpoint = OmegaConf.merge(cfg.checkpoint, {"no_last_checkpoints": False})
         checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
     if trainer.data_parallel_world_size > 1:
-        torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one has gone
+        torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
     logger.info(f"{name}: stopped after update {updates}, exit code {REQUEUE}; start the same command again to go on")
     sys.exit(REQUEUE)
 
 
-def _stop_after(validate_and_save: Callable[..., Any]) -> Callable[..., Any]:
-    """``validate_and_save`` runs after each update, so that an update is complete and, where due, validated and saved."""
+def stop_after_update(
+    validate_and_save: Callable[..., Any],
+    cfg: Any,
+    trainer: Trainer,
+    task: Any,
+    epoch_itr: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Stop after ``validate_and_save``, which follows each update: the update is complete and, where due, saved."""
+    valid_losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+    if stop_is_requested(trainer) and not is_last:
+        save_and_exit(cfg, trainer, epoch_itr)
+    return valid_losses, is_last
 
-    @functools.wraps(validate_and_save)
-    def validate_save_and_stop(cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any) -> Any:
-        valid_losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
-        if stop_is_requested(trainer) and not is_last:
-            save_and_exit(cfg, trainer, epoch_itr)
-        return valid_losses, is_last
 
-    return validate_save_and_stop
+def record_last_save(save_checkpoint: Callable[..., Any], cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
+    """Record at which update the trainer was saved."""
+    saved = save_checkpoint(cfg, trainer, *args, **kwargs)
+    trainer.update_of_last_save = trainer.get_num_updates()
+    return saved
 
 
-def obey_own_rank_only() -> None:
-    """In a loader process: SIGTERM from its rank ends it, what others send is left to the rank."""
+def handle_in_launcher(call_main: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Handle signals in the process that launches ranks, until they have ended."""
+    with restored_handlers():
+        install_handlers()
+        return call_main(*args, **kwargs)
+
+
+def handle_in_rank(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    """Handle signals in a rank before its trainer is created."""
+    install_handlers()
+    make_trainer(trainer, *args, **kwargs)
+
+
+def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> None:
+    """In a loader process, exit on SIGTERM from its own rank and ignore signals from other processes."""
+    set_worker_signal_handlers()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     rank = os.getppid()
 
@@ -127,37 +146,3 @@ def obey_own_rank_only() -> None:
                 os._exit(0)
 
     threading.Thread(target=listen, daemon=True, name="signals").start()
-
-
-def apply() -> None:
-    """Handle signals in ranks and launchers, keep loader processes alive, look at the flag after each update."""
-    make_trainer, call_main = Trainer.__init__, distributed_utils.call_main
-    save_checkpoint, set_loader_handlers = checkpoint_utils.save_checkpoint, signal_handling._set_worker_signal_handlers
-
-    @functools.wraps(make_trainer)
-    def make_trainer_and_listen(self: Trainer, *args: Any, **kwargs: Any) -> None:
-        install()
-        make_trainer(self, *args, **kwargs)
-
-    @functools.wraps(call_main)
-    def listen_and_call_main(*args: Any, **kwargs: Any) -> Any:
-        with restored_handlers():
-            install()
-            return call_main(*args, **kwargs)
-
-    @functools.wraps(save_checkpoint)
-    def save_and_remember(cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-        saved = save_checkpoint(cfg, trainer, *args, **kwargs)
-        trainer.update_of_last_save = trainer.get_num_updates()
-        return saved
-
-    @functools.wraps(set_loader_handlers)
-    def set_handlers_and_obey() -> None:
-        set_loader_handlers()
-        obey_own_rank_only()
-
-    Trainer.__init__ = make_trainer_and_listen
-    distributed_utils.call_main = listen_and_call_main
-    checkpoint_utils.save_checkpoint = save_and_remember
-    signal_handling._set_worker_signal_handlers = set_handlers_and_obey
-    wrap_when_training("validate_and_save", _stop_after)

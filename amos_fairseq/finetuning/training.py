@@ -15,10 +15,8 @@ from typing import BinaryIO
 import torch
 
 import amos_fairseq
-from amos_fairseq.compat.safe_loading import read_header
-from amos_fairseq.compat.signals import REQUEUE
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.errors import REQUEUE, UserError
+from amos_fairseq.files import read_header, whole_file
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.plan import Run
 from amos_fairseq.finetuning.settings import settings_flags, total_updates, updates_per_epoch

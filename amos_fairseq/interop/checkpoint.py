@@ -23,9 +23,9 @@ from fairseq.models import (
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_load_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -103,8 +103,8 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint; nothing in the file can run code (what compat/safe_loading.py allows, and no more)."""
-    with explained(str(file)):
+    """The content of a checkpoint; nothing in the file can run code (what compat/checkpoints.py allows, and no more)."""
+    with explain_load_errors(str(file)):
         state = torch.load(file, map_location="cpu", weights_only=True)
     parts = ("cfg", "model", "optimizer_history")
     if not isinstance(state, dict) or not all(state.get(part) for part in parts):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_load_errors
 from amos_fairseq.interop.hugging_face import Weights
 from amos_fairseq.interop.hugging_face_config import MPNET_BUCKETS, MPNET_MAX_DISTANCE, POSITION_OFFSET
 from amos_fairseq.interop.hugging_face_tables import FAMILIES
@@ -127,7 +127,7 @@ def read_weights(path: Path) -> Weights:
         except SafetensorError as error:
             raise UserError(f"{safe} is not a whole safetensors file ({error}): download it again") from error
     elif pickled.is_file():
-        with explained(str(pickled)):
+        with explain_load_errors(str(pickled)):
             weights = torch.load(pickled, map_location="cpu", weights_only=True)
     else:
         hint = "; weights split over several files must be saved as one" if any(path.glob("*.index.json")) else ""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_load_errors
 from amos_fairseq.interop.hugging_face import Weights, num_layers, one_by_one
 from amos_fairseq.interop.hugging_face_rows import embedding_symbols, to_our_rows
 from amos_fairseq.interop.hugging_face_tables import Row
@@ -72,7 +72,7 @@ class Inert(dict):
 
 # The settings and meters beside the weights, as fairseq 1.0.0a0 may have pickled them: omegaconf's containers with what
 # they are made of, and numpy's numbers. None of their code runs: each name gives an Inert. argparse.Namespace, which has
-# no code either, is allowed for every checkpoint (compat/safe_loading.py). Any other name is refused.
+# no code either, is allowed for every checkpoint (compat/checkpoints.py). Any other name is refused.
 ALLOWED = (
     "omegaconf.dictconfig.DictConfig",
     "omegaconf.listconfig.ListConfig",
@@ -149,7 +149,7 @@ def read_release(path: Path) -> dict[str, Any]:
         UserError: it cannot be read, holds a class that is not in ``ALLOWED``, or has none of the names.
     """
     stand_ins = [(Inert, name) for name in ALLOWED]
-    with explained(str(path)), open(path, "rb"), torch.serialization.safe_globals(stand_ins):
+    with explain_load_errors(str(path)), torch.serialization.safe_globals(stand_ins):
         state = torch.load(path, map_location="cpu", weights_only=True)
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get(EMBEDDING), Tensor):

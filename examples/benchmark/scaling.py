@@ -34,7 +34,7 @@ BUSY_WITH_EXCHANGE = 24 / 108
 BACKWARD_SHARE = 2 / 3
 # Of DistributedDataParallel (--bucket-cap-mb 25), in bytes.
 BUCKET_CAP = 25 * 2**20
-# What travels of a bucket when it holds sums of micro-batches, which are exchanged in float32: compat/master_gradients.py.
+# What travels of a bucket when it holds sums of micro-batches, which are exchanged in float32: compat/master_weights.py.
 SUM_OVER_GRADIENT = 2
 # Beside the gradients: statistics of the host and of the device, gradient norms, the signal to stop.
 SMALL_EXCHANGES = 4

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from amos_fairseq.compat.signals import REQUEUE
+from amos_fairseq.errors import REQUEUE
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.training import train
 

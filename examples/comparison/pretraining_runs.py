@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from pieces import Piece
 
 from amos_fairseq.cli.runs import read_curves
-from amos_fairseq.compat.safe_loading import read_header
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.training import PACKAGE, environment, training_seconds
 
 # A checkpoint of a run must agree with its entry in these (None: in all); where either says nothing, an older or newer

@@ -1,4 +1,4 @@
-"""Stock ``fairseq-preprocess``, called in this process, watched while it runs, and a check of what it wrote."""
+"""Run stock ``fairseq-preprocess`` in this process, show its progress, and check its output."""
 
 import logging
 import threading
@@ -10,38 +10,41 @@ from fairseq import options
 from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 from fairseq_cli import preprocess
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _FAIRSEQ_SYMBOLS = 4
 
 
 def run_fairseq_preprocess(
     directory: Path, dictionary: Path, arguments: List[str], expected: int, on_done: Callable[[float], object]
 ) -> None:
-    """``fairseq-preprocess --only-source`` into ``directory`` with ``dictionary``, without its log.
+    """Run ``fairseq-preprocess --only-source`` with ``dictionary`` into ``directory``, without its log.
 
-    The command's own entry is called, because its imports take longer than a small file. ``arguments``: its other
-    flags (``--trainpref``, ``--workers``, ...); every line of a file gets ``</s>`` at its end. ``expected``: ids that
-    it will write; ``on_done`` is told the share of them that is written.
+    The entry point of the command is called, because its imports take longer than a small file.
+
+    Args:
+        arguments: its other flags (``--trainpref``, ``--workers``, ...). Each line of a file gets ``</s>`` at its end.
+        expected: number of ids that it will write.
+        on_done: called with the share of the ids that is written.
     """
     log = logging.getLogger("fairseq_cli.preprocess")
     handlers, level = list(log.handlers), log.level
     log.setLevel(logging.WARNING)
-    watch = _Watch(directory, expected * _bytes_per_id(dictionary), on_done)
+    monitor = _OutputMonitor(directory, expected * _bytes_per_id(dictionary), on_done)
     fixed = ["--only-source", "--srcdict", str(dictionary), "--destdir", str(directory)]
     try:
-        watch.start()
+        monitor.start()
         preprocess.main(options.get_preprocessing_parser().parse_args([*fixed, *arguments]))
     finally:
-        watch.stop()
+        monitor.stop()
         log.setLevel(level)
-        for handler in set(log.handlers) - set(handlers):  # it opens preprocess.log anew for every call
+        for handler in set(log.handlers) - set(handlers):  # every call opens another preprocess.log
             log.removeHandler(handler)
             handler.close()
         (directory / "preprocess.log").unlink(missing_ok=True)
 
 
 def check_binarized(prefix: Path, lines: int, pieces: int) -> None:
-    """Assert that the binarized file has every line and every piece that was encoded, and ``</s>`` for each line."""
+    """Assert that the binarized file has every encoded line and piece, and ``</s>`` for each line."""
     dataset = MMapIndexedDataset(str(prefix))
     found, ids = len(dataset), int(numpy.sum(dataset.sizes, dtype=numpy.int64))
     assert (found, ids) == (lines, pieces + lines), (
@@ -55,8 +58,8 @@ def _bytes_per_id(dictionary: Path) -> int:
     return numpy.dtype(best_fitting_int_dtype(symbols)).itemsize
 
 
-class _Watch(threading.Thread):
-    """Progress from the sizes of the files that fairseq's processes fill: it reports nothing itself."""
+class _OutputMonitor(threading.Thread):
+    """Report progress from the sizes of the files that fairseq's processes write; fairseq itself reports none."""
 
     def __init__(self, directory: Path, expected_bytes: int, on_done: Callable[[float], object]) -> None:
         super().__init__(daemon=True)
@@ -65,8 +68,8 @@ class _Watch(threading.Thread):
         self._share = 0.0
 
     def run(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
-            # While parts are put together their bytes lie there twice.
+        while not self._stopped.wait(_POLL_SECONDS):
+            # While parts are merged, their bytes are on disk twice.
             self._report(min(1.0, self._written() / self._expected))
 
     def stop(self) -> None:
@@ -79,7 +82,7 @@ class _Watch(threading.Thread):
         for path in self._directory.glob("*.bin"):
             try:
                 size += path.stat().st_size
-            except FileNotFoundError:  # put together and removed just now
+            except FileNotFoundError:  # just merged and removed
                 continue
         return size
 

@@ -1,9 +1,9 @@
-"""Check that an environment holds what the scripts of the checkout need, and name what is missing in one line.
+"""Check that an environment has the packages that the scripts of the checkout need, and list missing ones in one line.
 
     python preprocess/common/check_environment.py [test]
 
-``examples/environment.sh`` runs it where ``AMOS_ENVIRONMENT=active``. Modules are located and not imported, which takes a
-tenth of a second; only the standard library is needed. ``test``: what ``tests/run.sh`` needs, too.
+``examples/environment.sh`` runs it if ``AMOS_ENVIRONMENT=active``. Modules are located, not imported, which takes a tenth of
+a second and needs only the standard library. ``test`` adds the packages that ``tests/run.sh`` needs.
 """
 
 import ast
@@ -14,13 +14,13 @@ from importlib import metadata
 from pathlib import Path
 
 SETUP = Path(__file__).resolve().parents[2] / "setup.py"
-# What fairseq, omegaconf and sacrebleu import in turn, as their metadata states it: after an installation with --no-deps it
-# may be missing.
+# Dependencies of fairseq, omegaconf and sacrebleu according to their metadata; they may be missing after an installation
+# with --no-deps.
 OF_FAIRSEQ = ["hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.*", "bitarray", "sacrebleu>=1.4.12"]
 OF_FAIRSEQ += ["colorama", "lxml", "portalocker", "tabulate>=0.8.9"]
-# The other packages of the extra "test" are skipped by the tests that use them.
+# Tests that use the other packages of the extra "test" are skipped without them.
 OF_TESTS = ("pytest", "pytest-xdist", "ruff")
-# Distributions whose module has another name, beyond "-" for "_".
+# Distributions whose module has another name, except for "-" instead of "_".
 MODULES = {
     "antlr4-python3-runtime": "antlr4",
     "fairseq-fixed": "fairseq",
@@ -33,7 +33,7 @@ MODULES = {
 
 
 def requirements(extra: str = "") -> list[str]:
-    """The requirements in setup.py, which is parsed and not run: those of the package, and those of ``extra``."""
+    """Return the requirements of the package and of ``extra`` from setup.py, which is parsed and not run."""
     keywords = {
         node.arg: node.value for node in ast.walk(ast.parse(SETUP.read_bytes())) if isinstance(node, ast.keyword)
     }
@@ -42,22 +42,22 @@ def requirements(extra: str = "") -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """The distribution's name, without version and markers."""
+    """Return the distribution's name, without version and markers."""
     return re.match(r"[\w.-]+", requirement).group()
 
 
 def is_found(distribution: str) -> bool:
-    """Whether the module of a distribution can be located."""
+    """Return whether the module of a distribution can be located."""
     try:
         return importlib.util.find_spec(MODULES.get(distribution, distribution.replace("-", "_"))) is not None
-    except ModuleNotFoundError:  # the package of a submodule
+    except ModuleNotFoundError:  # the parent package of a submodule
         return False
 
 
 def other_versions(lines: list[str]) -> tuple[list[str], list[str]]:
-    """What is installed in an older version than its requirement allows, and in another one that was not run.
+    """Return what is installed in an older version than required, and what in another version that was not tested.
 
-    Both as "torch 2.5.0 (torch>=2.6)".
+    Both as strings such as "torch 2.5.0 (torch>=2.6)".
     """
     from packaging.requirements import Requirement
     from packaging.version import Version
@@ -96,7 +96,7 @@ def main() -> int:
         )
         return 1
     if others:
-        print(f"amos_fairseq: warning: versions that were not run: {', '.join(others)}", file=sys.stderr)
+        print(f"amos_fairseq: warning: versions that were not tested: {', '.join(others)}", file=sys.stderr)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""What the commands of ``preprocess`` have in common: their voice, their progress bar, and how they end."""
+"""What the commands of ``preprocess`` share: messages, progress bars, number of processes, and how they end."""
 
 import contextlib
 import os
 import sys
-from typing import Iterator
+from typing import Iterator, Optional
 
 from tqdm import tqdm
 
@@ -12,23 +12,36 @@ from amos_fairseq.files import NO_ROOM
 
 
 def say(line: str, name: str = "prepare") -> None:
-    """A line about the work, on stderr beside the bars."""
+    """Print a line about the work to stderr, where the progress bars are."""
     print(f"{name}: {line}", file=sys.stderr, flush=True)
 
 
 def progress_bar(total: int, name: str, unit: str, delay: float = 0.0) -> tqdm:
-    """``delay``: seconds before a bar is shown at all, for work that is mostly done before anybody wonders."""
-    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file keeps every line
+    """Create a progress bar. ``delay``: seconds before it is shown, for work that is usually short."""
+    seconds = 0.5 if sys.stderr.isatty() else 15  # a log file stores every line
     return tqdm(total=total, desc=name, unit=unit, unit_scale=True, mininterval=seconds, delay=delay, file=sys.stderr)
+
+
+def number_of_processes(workers: Optional[int]) -> int:
+    """Return the value of ``--workers``; without it, the number of processors available to this process.
+
+    Raises:
+        UserError: it is less than 1.
+    """
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers < 1:
+        raise UserError(f"--workers {workers} must be at least 1")
+    return workers
 
 
 @contextlib.contextmanager
 def ending_in_one_line(repeated: str, name: str = "prepare") -> Iterator[None]:
-    """A disk's mistake becomes a :class:`UserError`; Ctrl-C one line and status 130.
+    """Turn a disk error into a :class:`UserError`, and Ctrl-C into one line and exit code 130.
 
     Args:
-        repeated: what the same command does when it is typed again.
-        name: of the command, before what it says.
+        repeated: what the same command does when it is run again.
+        name: of the command, printed before the message.
     """
     try:
         yield

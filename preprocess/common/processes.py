@@ -1,7 +1,8 @@
-"""Processes that end with their parent, give results in order, and never pile them up."""
+"""Worker processes that end with their parent and return results in order, and a lock against a second command."""
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -10,21 +11,37 @@ import sys
 from collections import deque
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 from amos_fairseq.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 
-# A forked process must not collect a pool of its parent that has become garbage: the pool's callback waits for a lock, and
-# for ever where a thread of the parent held it at the fork (seen with Python 3.12.1, after a command that had failed).
+# A forked process must not garbage-collect a pool of its parent: the pool's callback waits for a lock, and waits forever
+# if a thread of the parent held it at the fork (seen with Python 3.12.1, after a command that had failed).
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-def end_children_with_this_process() -> None:
-    """From now on forked processes die with this one, also by kill -9, and leave Ctrl-C without a traceback.
+def take_lock(path: Path, refusal: str) -> int:
+    """Lock the file ``path`` and return its descriptor; the lock ends when it is closed or with this process.
 
-    Left alone, the processes of a pool wait for ever on pipes that they hold open for each other.
+    Raises:
+        UserError: another process holds the lock; ``refusal`` is the message.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # child processes do not inherit it
+    except OSError:
+        os.close(descriptor)
+        raise UserError(refusal) from None
+    return descriptor
+
+
+def end_children_with_this_process() -> None:
+    """Make processes forked from now on end with this one, even by kill -9, and exit on Ctrl-C without a traceback.
+
+    Otherwise the processes of a pool wait forever on pipes that they hold open for each other.
     """
     os.register_at_fork(after_in_child=_die_with_parent)
 
@@ -36,7 +53,7 @@ def _die_with_parent() -> None:
 
 
 def use_threads(number: int) -> None:
-    """How many threads the tokenizers library may start in this process; its results do not depend on it."""
+    """Set how many threads the tokenizers library may start in this process; its results do not depend on it."""
     os.environ["RAYON_NUM_THREADS"] = str(number)
     if number == 1:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -44,11 +61,11 @@ def use_threads(number: int) -> None:
 
 @contextlib.contextmanager
 def process_pool(number: int, initializer: Callable[..., None], *arguments: Any) -> Iterator[Executor]:
-    """A pool of forked processes; an exception does not wait for what they still do.
+    """Start a pool of forked processes. An exception does not wait for their pending work.
 
     Raises:
-        UserError: the system ended one of them (usually for want of memory).
-        KeyboardInterrupt: Ctrl-C ended one of them; it reaches the whole group, this process not always first.
+        UserError: the system killed one of them (usually because memory is full).
+        KeyboardInterrupt: Ctrl-C ended one of them; it reaches the whole group, not always this process first.
     """
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), initializer, arguments)
     try:
@@ -57,8 +74,8 @@ def process_pool(number: int, initializer: Callable[..., None], *arguments: Any)
         if any(process.exitcode == -signal.SIGINT for process in (pool._processes or {}).values()):
             raise KeyboardInterrupt from error
         raise UserError(
-            "a process was ended by the system, usually for want of memory: give fewer --workers (or, where a vocabulary "
-            "is learned, a smaller --sample-megabytes), and run the command again"
+            "a process was killed by the system, usually because memory is full: give fewer --workers (or, where a "
+            "vocabulary is learned, a smaller --sample-megabytes), and run the command again"
         ) from error
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -68,7 +85,7 @@ def process_pool(number: int, initializer: Callable[..., None], *arguments: Any)
 
 
 def ordered_results(pool: Executor, number: int, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-    """``function`` of every task, in order, with no more than ``2 * number`` results waiting in memory."""
+    """Yield ``function`` of every task in order, with at most ``2 * number`` results waiting in memory."""
     running: deque = deque()
     for task in tasks:
         running.append(pool.submit(function, task))
@@ -79,6 +96,6 @@ def ordered_results(pool: Executor, number: int, function: Callable[[Any], Any],
 
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Result of ``function`` in a process of its own: its memory is given back, and Ctrl-C ends it in C++ code too."""
+    """Return ``function(*arguments)``, computed in a separate process: it frees its memory, and Ctrl-C ends C++ code."""
     with process_pool(1, int) as pool:
         return pool.submit(function, *arguments).result()

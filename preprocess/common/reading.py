@@ -1,4 +1,4 @@
-"""Documents or lines out of any input file, in constant memory, with the place of every fault."""
+"""Read documents or lines of any input file in constant memory, and report the position of every error."""
 
 import gzip
 import hashlib
@@ -15,10 +15,10 @@ import zstandard
 from amos_fairseq.errors import UserError
 
 BUFFER_BYTES = 1 << 20
-# A document is held in memory and lies in one shard, so it needs a bound.
+# A document is held in memory and belongs to one shard, so its size is limited.
 LARGEST_DOCUMENT_BYTES = 1 << 27
 COMPRESSIONS = (".gz", ".xz", ".zst")
-# Without this list the first bytes of such a file would be "not UTF-8", or, of a packed archive, text.
+# Without this list such a file would be reported as "not UTF-8", or an uncompressed archive would be read as text.
 NOT_READ = frozenset(
     {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
 )
@@ -29,26 +29,26 @@ _LINE_ENDS = re.compile(r"[\r\n]+")
 
 
 def kind_and_compression(path: Path) -> Tuple[str, str]:
-    """``(".jsonl", ".gz")`` of ``Text.jsonl.GZ``; an empty string for what a name does not tell."""
+    """Return ``(".jsonl", ".gz")`` for ``Text.jsonl.GZ``; an empty string for a missing suffix."""
     *before, last = ["", *(suffix.lower() for suffix in path.suffixes)]
     return (before[-1], last) if last in COMPRESSIONS else (last, "")
 
 
 def refuse_other_formats(path: Path) -> None:
-    """:class:`UserError` for archives, tables and compressions that are not read, by their name, before any work."""
+    """Raise :class:`UserError` for unsupported archives, tables and compressions, recognized by their suffix."""
     kind, _ = kind_and_compression(path)
     if kind in NOT_READ:
         raise UserError(
-            f"{path}: {kind} files are not read: unpack it to plain text or .jsonl, or recompress that as .gz, .xz or .zst"
+            f"{path}: {kind} files are not supported: unpack it to plain text or .jsonl, or recompress that as .gz, .xz or .zst"
         )
 
 
 class InputFile:
-    """One file of text. ``documents()`` or ``lines()`` runs through it once; ``sha256`` is then that of the file on disk.
+    """One text file. ``documents()`` or ``lines()`` reads it once; ``sha256`` is then that of the file on disk.
 
-    A document is ``bytes``: valid UTF-8, a non-empty stripped paragraph a line, each line ended by ``\\n``. In
-    ``.jsonl`` every line is a document (its field ``text``), elsewhere blank lines stand between them. NUL characters
-    are left out, which tokenizers treat differently: one drops them, another makes ``<unk>`` of them.
+    A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\\n``. In
+    ``.jsonl`` every line is a document (its field ``text``); in other files blank lines separate them. NUL characters
+    are removed, because tokenizers differ: one removes them, another encodes them as ``<unk>``.
     """
 
     def __init__(self, path: Path, on_read: Callable[[int], object] = lambda size: None) -> None:
@@ -61,10 +61,10 @@ class InputFile:
         return self._digest.hexdigest()
 
     def documents(self) -> Iterator[bytes]:
-        """Documents in their order.
+        """Yield the documents in order.
 
         Raises:
-            UserError: the file is damaged, not UTF-8, no JSON lines, holds no text or a document that is too large.
+            UserError: the file is damaged, not UTF-8, not JSON lines, contains no text, or a document that is too large.
         """
         kind, _ = kind_and_compression(self.path)
         parse = self._json_documents if kind in _JSON_LINES else self._text_documents
@@ -73,23 +73,23 @@ class InputFile:
             empty = False
             yield document
         if empty:
-            raise UserError(f"{self.path} holds no text: remove it from the inputs or fill it")
+            raise UserError(f"{self.path} contains no text: remove it from the inputs or fill it")
 
     def lines(self) -> Iterator[Tuple[int, bytes]]:
-        """Numbered lines (from 1) that are valid UTF-8, with their ends, without a byte-order mark.
+        """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark.
 
         Raises:
-            UserError: the file is damaged, not UTF-8 or has a line that is too large.
+            UserError: the file is damaged, not UTF-8, or has a line that is too large.
         """
         _, compression = kind_and_compression(self.path)
         with open(self.path, "rb", buffering=0) as raw:
             measured = _MeasuredFile(raw, self._digest, self._on_read)
             try:
                 yield from self._checked_lines(_decompressed(measured, compression))
-                while measured.read(BUFFER_BYTES):  # what follows the compressed stream belongs to the hash too
+                while measured.read(BUFFER_BYTES):  # the hash includes what follows the compressed stream
                     pass
             except _DAMAGED as error:
-                raise UserError(f"{self.path} is damaged ({error}): fetch or compress it again") from error
+                raise UserError(f"{self.path} is damaged ({error}): download or compress it again") from error
 
     def _text_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
         paragraphs: List[bytes] = []
@@ -149,7 +149,7 @@ class InputFile:
 
 
 class _MeasuredFile(io.RawIOBase):
-    """Hashes and reports what is read, so that a corpus is read once."""
+    """Hash the bytes and report progress while they are read, so that a corpus is read only once."""
 
     def __init__(self, raw: BinaryIO, digest: "hashlib._Hash", on_read: Callable[[int], object]) -> None:
         self._raw, self._digest, self._on_read = raw, digest, on_read
@@ -165,7 +165,7 @@ class _MeasuredFile(io.RawIOBase):
 
 
 class _ZstandardFile(io.RawIOBase):
-    """All frames of a .zst file. The library's own reader takes a cut file for a whole one."""
+    """All frames of a .zst file. The library's own reader accepts a truncated file as complete."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw

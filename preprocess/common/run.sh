@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside: run_module MODULE [ARGUMENTS...] in the active environment, else in the checkout's own.
+# Sourced by the other scripts: run_module MODULE [ARGUMENTS...] runs in the active environment, or else in the checkout's.
 run_module() {
     local checkout python=python
     checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -11,7 +11,7 @@ run_module() {
     elif [[ -z "${VIRTUAL_ENV:-}" && -x "$checkout/.venv/bin/python" ]]; then
         python="$checkout/.venv/bin/python"
     fi
-    # Not "python -m": a folder named "preprocess" in the user's current one would be taken for ours ("-P" needs Python 3.11).
+    # Not "python -m": it would import a folder named "preprocess" in the user's current directory ("-P" needs Python 3.11).
     PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -c '
 import sys
 sys.path[0] = sys.argv.pop(1)

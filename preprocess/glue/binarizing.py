@@ -1,4 +1,4 @@
-"""One task's encoded files to what fairseq's ``sentence_prediction`` reads."""
+"""Binarize one task's encoded files for fairseq's ``sentence_prediction``."""
 
 from pathlib import Path
 from typing import Callable, Dict, List
@@ -10,7 +10,7 @@ from preprocess.glue.tasks import GlueTask, is_test
 
 
 def expected_ids(counts: Dict[str, Counts]) -> int:
-    """Ids that both functions below will write, for a bar of progress."""
+    """Return the number of ids that the two functions below write, for a progress bar."""
     texts = sum(sum(count.pieces) + count.rows * len(count.pieces) for count in counts.values())
     return texts + sum(_label_ids(count.rows) for split, count in counts.items() if not is_test(split))
 
@@ -23,9 +23,9 @@ def binarize_texts(
     processes: int,
     on_ids: Callable[[int], object],
 ) -> None:
-    """``directory/input0`` and, for pairs, ``input1``: every split with ``dict.txt``. The encoded files are removed.
+    """Write every split and ``dict.txt`` to ``directory/input0`` and, for pairs, ``input1``; remove the encoded files.
 
-    ``on_ids`` is told how many ids more are written.
+    ``on_ids`` is called with the number of ids newly written.
     """
     texts = len(next(iter(encoded.values())))
     for number in range(texts):
@@ -42,9 +42,9 @@ def binarize_texts(
 def binarize_labels(
     directory: Path, task: GlueTask, rows: Dict[str, List[Row]], processes: int, on_ids: Callable[[int], object]
 ) -> None:
-    """``directory/label``: binarized with a ``dict.txt`` in the order of the classes; for a regression as text.
+    """Write ``directory/label``: binarized, with a ``dict.txt`` in the order of the classes; for a regression as text.
 
-    fairseq reads the targets of a regression from ``SPLIT.label``, a number a line.
+    fairseq reads the targets of a regression from ``SPLIT.label``, one number per line.
     """
     target = directory / "label"
     target.mkdir()
@@ -64,25 +64,25 @@ def binarize_labels(
 
 
 def _label_ids(rows: int) -> int:
-    """fairseq-preprocess ends a label with ``</s>`` as it does any line; ``sentence_prediction`` takes that off."""
+    """fairseq-preprocess appends ``</s>`` to a label as to any line; ``sentence_prediction`` removes it."""
     return 2 * rows
 
 
 def _differences(expected: int, on_ids: Callable[[int], object]) -> Callable[[float], None]:
-    """From a growing share of ``expected`` to steps of ids."""
-    told = 0
+    """Convert a growing share of ``expected`` to numbers of new ids."""
+    reported = 0
 
     def on_done(share: float) -> None:
-        nonlocal told
-        step = int(share * expected) - told
-        told += step
+        nonlocal reported
+        step = int(share * expected) - reported
+        reported += step
         on_ids(step)
 
     return on_done
 
 
 def check_task(directory: Path, task: GlueTask, rows: Dict[str, List[Row]], counts: Dict[str, Counts]) -> None:
-    """Assert that every row of every split arrived, with all its pieces."""
+    """Assert that every row of every split was written, with all its pieces."""
     for split, count in counts.items():
         for number, pieces in enumerate(count.pieces):
             check_binarized(directory / f"input{number}" / split, count.rows, pieces)
@@ -91,7 +91,7 @@ def check_task(directory: Path, task: GlueTask, rows: Dict[str, List[Row]], coun
 
 
 def _prefixes(files: Dict[str, Path]) -> List[str]:
-    """``--validpref A,B`` becomes ``valid`` and ``valid1``."""
+    """Return the flags: fairseq writes ``--validpref A,B`` as ``valid`` and ``valid1``."""
     flags = []
     for kind in ("train", "valid", "test"):
         paths = [str(files[split]) for split in sorted(files) if split.startswith(kind)]

@@ -1,6 +1,6 @@
-"""GLUE's official files from their servers; see ``download.sh --help``.
+"""Download GLUE's official files; see ``download.sh --help``.
 
-for each task: fetch -> check -> unpack beside -> rename
+For each task: download -> check -> unpack into a temporary directory -> rename.
 """
 
 import argparse
@@ -13,26 +13,24 @@ from typing import Iterator, List, Optional
 
 from amos_fairseq.errors import UserError, report_user_errors
 from preprocess.common.command import ending_in_one_line, progress_bar, say
-from preprocess.common.locking import take_lock
-from preprocess.glue.archives import extract_tables
-from preprocess.glue.fetching import check_hash, fetch
-from preprocess.glue.mrpc import build_mrpc
-from preprocess.glue.remote_files import BASE_URL, MRPC_DEV_IDS, REMOTE_FILES, RemoteFile
+from preprocess.common.processes import take_lock
+from preprocess.glue.official_files import BASE_URL, MRPC_DEV_IDS, REMOTE_FILES, RemoteFile, check_hash, fetch
 from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
+from preprocess.glue.unpacking import build_mrpc, extract_tables
 
 COMMAND = "download"
 BASE_URL_VARIABLE = "GLUE_BASE_URL"
 _HIDDEN = ".download"
-_DESCRIPTION = f"""Fetch GLUE's official files, laid out as prepare.sh takes them.
+_DESCRIPTION = f"""Download GLUE's official files, in the layout that prepare.sh expects.
 
-Tasks: {", ".join(TASKS)}; all of them if none is named. Everything is checked against published sha256 sums. A task that
-is there already is left alone, and a download that broke off is taken up again. MRPC is put together from the files of
-its authors. The data has licences of its own: examples/glue/DATA.md."""
+Tasks: {", ".join(TASKS)}; all of them if none is given. Every file is checked against its published sha256. A task that
+is already there is skipped, and an interrupted download is continued. MRPC is built from the files of
+its authors. The data has its own licenses: examples/glue/DATA.md."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where from, and how strictly. ``mrpc_dev_ids``: a list that the user has; None: it is fetched too."""
+    """Where to download from, and what to check. ``mrpc_dev_ids``: the user's list; None to download it."""
 
     base_url: str
     check_hashes: bool
@@ -40,48 +38,48 @@ class Source:
 
 
 def download(out: Path, tasks: List[GlueTask], source: Source) -> None:
-    """Lay out the files of ``tasks`` in ``out``.
+    """Download the files of ``tasks`` into ``out``.
 
     Raises:
-        UserError: a file cannot be had, or is not what it should be; tasks that were finished before stay.
+        UserError: a file cannot be downloaded, or is not the expected one; tasks that are finished stay.
     """
-    with _room(out) as room:
+    with _work_directory(out) as work:
         for task in tasks:
             target = out / _folder(task)
             if _is_there(target, task):
-                say(f"{task.name} is there already: left alone", COMMAND)
+                say(f"{task.name} is already there: skipped", COMMAND)
             elif target.exists():
                 raise UserError(
                     f"{target} exists, but lacks official files of {task.name}: remove it or give another OUT"
                 )
             else:
-                _download_task(task, target, room, source)
+                _download_task(task, target, work, source)
                 say(f"{task.name}: {', '.join(sorted(path.name for path in target.iterdir()))}", COMMAND)
 
 
 @contextlib.contextmanager
-def _room(out: Path) -> Iterator[Path]:
-    """The hidden directory of one run; what was fetched of an unfinished file stays in it for the next."""
+def _work_directory(out: Path) -> Iterator[Path]:
+    """Yield the hidden directory of one run; partial downloads stay in it for the next run."""
     if out.exists() and not out.is_dir():
         raise UserError(f"OUT {out} is not a directory")
-    room = out / _HIDDEN
-    room.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(room / "lock", f"another download.sh is writing {out}: wait for it, or give another OUT")
+    work = out / _HIDDEN
+    work.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(work / "lock", f"another download.sh is writing {out}: wait for it, or give another OUT")
     try:
-        yield room
+        yield work
     finally:
-        for path in room.glob("*.unfinished"):
+        for path in work.glob("*.unfinished"):
             shutil.rmtree(path)
-        if {path.name for path in room.iterdir()} == {"lock"}:
-            shutil.rmtree(room)
+        if {path.name for path in work.iterdir()} == {"lock"}:
+            shutil.rmtree(work)
             if not any(out.iterdir()):
                 out.rmdir()
         os.close(lock)
 
 
-def _download_task(task: GlueTask, target: Path, room: Path, source: Source) -> None:
-    fetched = [_fetch(file, room, source) for file in _needed(task, source)]
-    unfinished = room / f"{task.name}.unfinished"
+def _download_task(task: GlueTask, target: Path, work: Path, source: Source) -> None:
+    fetched = [_fetch(file, work, source) for file in _needed(task, source)]
+    unfinished = work / f"{task.name}.unfinished"
     unfinished.mkdir()
     _unpack(task, fetched, unfinished, source)
     unfinished.rename(target)
@@ -94,10 +92,10 @@ def _needed(task: GlueTask, source: Source) -> List[RemoteFile]:
     return [file for file in REMOTE_FILES[task.name] if not (own_list and file is MRPC_DEV_IDS)]
 
 
-def _fetch(file: RemoteFile, room: Path, source: Source) -> Path:
-    target, url = room / file.name, f"{source.base_url}/{file.path}"
+def _fetch(file: RemoteFile, work: Path, source: Source) -> Path:
+    target, url = work / file.name, f"{source.base_url}/{file.path}"
     known = file if source.check_hashes else None
-    if target.exists():  # a run was ended between fetching and unpacking
+    if target.exists():  # a run was interrupted between download and unpacking
         if known is not None:
             check_hash(target, known, url)
         return target
@@ -116,13 +114,13 @@ def _unpack(task: GlueTask, fetched: List[Path], directory: Path, source: Source
         else:
             extract_tables(fetched[0], task.name, _names(task), directory)
     except UserError:
-        for path in fetched:  # so that the next run fetches it again
+        for path in fetched:  # so that the next run downloads it again
             path.unlink()
         raise
 
 
 def _folder(task: GlueTask) -> str:
-    """As the official download names it: ``diagnostic`` for AX."""
+    """Return the folder's name in the official download: ``diagnostic`` for AX."""
     return next(iter(task.files.values()))[0].split("/")[0]
 
 
@@ -139,19 +137,19 @@ def build_parser() -> argparse.ArgumentParser:
         "download.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("out", type=Path, metavar="OUT", help="directory of the result, prepare.sh's GLUE_DIR")
-    add("tasks", nargs="*", metavar="TASK", help="tasks to fetch (default: all)")
+    add("out", type=Path, metavar="OUT", help="output directory, prepare.sh's GLUE_DIR")
+    add("tasks", nargs="*", metavar="TASK", help="tasks to download (default: all)")
     default = os.environ.get(BASE_URL_VARIABLE, BASE_URL)
-    add("--base-url", default=default, help=f"a mirror; also by {BASE_URL_VARIABLE} (default: %(default)s)")
-    add("--mrpc-dev-ids", type=Path, metavar="FILE", help="MRPC's list of development pairs, instead of fetching it")
-    add("--accept-other-hashes", action="store_true", help="check only the form of what is fetched")
+    add("--base-url", default=default, help=f"a mirror; {BASE_URL_VARIABLE} sets it too (default: %(default)s)")
+    add("--mrpc-dev-ids", type=Path, metavar="FILE", help="MRPC's list of development pairs, instead of downloading it")
+    add("--accept-other-hashes", action="store_true", help="check only the format of the files")
     return parser
 
 
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
-    """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    with ending_in_one_line("it goes on where it stopped", COMMAND):
+    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    with ending_in_one_line("it continues where it stopped", COMMAND):
         given = build_parser().parse_intermixed_args(arguments)  # OUT --flag X TASK
         tasks = parse_tasks(",".join(given.tasks) or "ALL")
         if not given.base_url.startswith(("https://", "http://")):

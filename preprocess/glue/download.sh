@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GLUE's official files: download.sh OUT [TASK...] [flags]; --help tells them.
+# Download GLUE's official files: download.sh OUT [TASK...] [flags]; see --help.
 set -euo pipefail
 # shellcheck source=preprocess/common/run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"

@@ -1,4 +1,4 @@
-"""Rows to lines of pieces with all processes, and how long they are."""
+"""Encode rows to lines of pieces with all processes, and count their lengths."""
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from preprocess.common.processes import ordered_results, use_threads
 from preprocess.glue.tables import Row
 
-# What most encoders were pretrained with, and the default of --max-positions in fine-tuning.
+# The maximum length of most pretrained encoders, and the default of --max-positions in fine-tuning.
 USUAL_MAX_POSITIONS = 512
 _BATCH_ROWS = 1000
 
@@ -19,9 +19,9 @@ _symbols: frozenset = frozenset()
 
 @dataclass
 class Counts:
-    """``pieces[k]``: of text k, without ``</s>``; ``unknown``: those of them that ``dict.txt`` lacks.
+    """``pieces[k]``: pieces of text k, without ``</s>``; ``unknown``: those of them that are not in ``dict.txt``.
 
-    ``longest`` and ``longer`` (rows beyond ``USUAL_MAX_POSITIONS``) are in tokens as fine-tuning sees them:
+    ``longest`` and ``longer`` (rows longer than ``USUAL_MAX_POSITIONS``) count tokens as in fine-tuning:
     ``<s> A </s>`` or ``<s> A </s> B </s>``.
     """
 
@@ -48,7 +48,7 @@ class Counts:
         self.longer += other.longer
 
     def describe(self) -> Dict[str, Any]:
-        """For ``task.json``."""
+        """Return the counts for ``task.json``."""
         return {
             "longest": self.longest,
             f"longer_than_{USUAL_MAX_POSITIONS}": self.longer,
@@ -57,7 +57,7 @@ class Counts:
 
 
 def start_encoding_process(tokenizer_directory: str) -> None:
-    """Initialiser of the pool: every process holds one tokenizer and has one thread."""
+    """Initialize a process of the pool, with one tokenizer and one thread."""
     global _tokenizer, _symbols
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
@@ -67,8 +67,9 @@ def start_encoding_process(tokenizer_directory: str) -> None:
 def encode_rows(
     rows: List[Row], targets: List[Path], pool: Executor, processes: int, on_done: Callable[[int], object]
 ) -> Counts:
-    """Write text k of every row to ``targets[k]``, a row a line, pieces separated by spaces, an empty text as an empty
-    line. ``on_done`` is told the number of rows encoded.
+    """Write text k of every row to ``targets[k]``: one row per line, pieces separated by spaces.
+
+    An empty text becomes an empty line. ``on_done`` is called with the number of rows newly encoded.
     """
     total = Counts([0] * len(targets))
     streams = [open(target, "w", encoding="utf-8", newline="\n") for target in targets]  # noqa: SIM115
@@ -85,7 +86,7 @@ def encode_rows(
 
 
 def encode_batch(batch: List[Tuple[str, ...]]) -> Tuple[List[str], Counts]:
-    """For each text of the rows its encoded lines, and the counts of the batch."""
+    """Return the encoded lines of each text of the rows, and the counts of the batch."""
     columns = [_tokenizer.encode_lines(list(column)) for column in zip(*batch, strict=True)]
     counts = Counts([0] * len(columns))
     for row in zip(*columns, strict=True):

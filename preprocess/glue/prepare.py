@@ -1,36 +1,54 @@
-"""GLUE's files to what fairseq's ``sentence_prediction`` reads; see ``prepare.sh --help``.
+"""Convert GLUE's files to the input of fairseq's ``sentence_prediction``; see ``prepare.sh --help``.
 
-for each task: read the tables -> encode -> fairseq-preprocess -> publish
+For each task: read the tables -> encode -> fairseq-preprocess -> publish.
 """
 
+import argparse
 import random
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.errors import report_user_errors
-from amos_fairseq.interop.tokenizer import Tokenizer
-from preprocess.common.command import ending_in_one_line, progress_bar, say
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, process_pool
-from preprocess.glue.arguments import Settings, build_parser, read_arguments
 from preprocess.glue.encoding import USUAL_MAX_POSITIONS, Counts, encode_rows, start_encoding_process
-from preprocess.glue.tables import Table, find_files, read_table
-from preprocess.glue.tasks import GlueTask
+from preprocess.glue.tables import Table, find_files, has_any_file, read_table
+from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
 from preprocess.glue.workspace import Workspace
 
+_DESCRIPTION = f"""Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
+
+Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
+tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
+settings are the same, and made again otherwise. preprocess/glue/README.md describes both layouts."""
 _SHOWN_BROKEN_LINES = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that determine the content of a task. ``max_train_rows`` None: all rows."""
+
+    max_train_rows: Optional[int]
+    seed: int
+
+    def describe(self) -> Dict[str, Any]:
+        """Return the settings for ``task.json``. The seed matters only if rows are sampled."""
+        return {"max_train_rows": self.max_train_rows, "seed": None if self.max_train_rows is None else self.seed}
 
 
 def prepare(
     glue: Path, tasks: List[GlueTask], tokenizer: Tokenizer, out: Path, settings: Settings, workers: int
 ) -> None:
-    """Make ``out`` of the tasks' files in ``glue``; tasks that are there already, of the same files, are left alone.
+    """Write the tasks' files in ``glue`` to ``out``; finished tasks made from the same files are skipped.
 
     Raises:
-        UserError: bad input; tasks that were finished before stay, and nothing else.
+        UserError: bad input; tasks that are finished stay, and nothing else.
     """
-    files = {task.name: find_files(glue, task) for task in tasks}  # what is absent is said before any work
+    files = {task.name: find_files(glue, task) for task in tasks}  # missing files are reported before any work
     with (
         Workspace(out, tokenizer) as work,
         process_pool(workers, start_encoding_process, str(work.tokenizer)) as pool,
@@ -38,11 +56,11 @@ def prepare(
         for task in tasks:
             sources = files[task.name]
             if _is_finished(work, task, sources, tokenizer, settings):
-                say(f"{task.name} is finished already, with these files and settings: left alone")
+                say(f"{task.name} is finished already, with these files and settings: skipped")
                 continue
             work.publish(task.name, _prepare_task(work, task, sources, tokenizer, settings, pool, workers))
     say(
-        f"done: fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ...; facts in TASK/task.json"
+        f"done: fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ...; counts in TASK/task.json"
     )
 
 
@@ -55,7 +73,7 @@ def _prepare_task(
     pool: Executor,
     workers: int,
 ) -> Dict[str, Any]:
-    """Everything of a task but ``task.json``, whose content is returned."""
+    """Write everything of a task except ``task.json``, and return the content of that file."""
     directory = work.unfinished(task.name)
     tables = _read(task, sources)
     splits = {split: _describe_source(task, split, sources[split], table) for split, table in tables.items()}
@@ -88,7 +106,7 @@ def _read(task: GlueTask, sources: Dict[str, Path]) -> Dict[str, Table]:
 
 
 def _sample(rows: List[Any], settings: Settings) -> List[Any]:
-    """The first rows of a seeded shuffle, in the order of the file."""
+    """Return a random sample of the rows, in the order of the file."""
     if len(rows) <= settings.max_train_rows:
         return rows
     chosen = random.Random(settings.seed).sample(range(len(rows)), settings.max_train_rows)
@@ -104,7 +122,7 @@ def _binarize(
     dictionary: Path,
     workers: int,
 ) -> None:
-    from preprocess.glue import binarizing  # fairseq: seconds to import
+    from preprocess.glue import binarizing  # takes seconds to import
 
     rows = {split: table.rows for split, table in tables.items()}
     with progress_bar(binarizing.expected_ids(counts), f"{task.name}: binarize", "token", delay=2) as bar:
@@ -144,7 +162,7 @@ def _report(task: GlueTask, split: str, described: Dict[str, Any], broken: List[
         shown = ", ".join(map(str, broken[:_SHOWN_BROKEN_LINES])) + (
             ", ..." if len(broken) > _SHOWN_BROKEN_LINES else ""
         )
-        say(f"{task.name} {split}: {len(broken)} broken lines of {described['source']} left out (lines {shown})")
+        say(f"{task.name} {split}: {len(broken)} broken lines of {described['source']} skipped (lines {shown})")
 
 
 def _is_finished(
@@ -162,19 +180,60 @@ def _is_finished(
 
 
 def _sizes(directory: Path) -> Dict[str, int]:
-    """Bytes of what was made of a task, by relative name: a file that is lost or cut short is seen."""
+    """Return the size of each file of a task by relative name, to notice missing and truncated files."""
     paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != "task.json"]
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in paths}
 
 
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("glue", type=Path, metavar="GLUE_DIR", help="directory of the official download: CoLA/train.tsv, ...")
+    add("tasks", metavar="TASK|ALL", help="a task, several separated by commas, or ALL that are in GLUE_DIR")
+    add(
+        "tokenizer",
+        type=Path,
+        metavar="TOKENIZER_DIR",
+        help="tokenizer directory of a corpus or run, or tokenizer.json",
+    )
+    add("out", type=Path, metavar="OUT", help="output directory")
+    add("--workers", type=int, default=None, help="processes; the result is the same (default: all processors)")
+    add("--max-train-rows", type=int, default=None, metavar="N", help="sample at most N training rows (default: all)")
+    add("--seed", type=int, default=1, help="samples the rows of --max-train-rows (default: %(default)s)")
+    return parser
+
+
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
-    """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    with ending_in_one_line("finished tasks are left alone"):
-        given = read_arguments(build_parser().parse_args(arguments))
-        if given.absent:
-            say(f"not in {given.glue}, so not prepared: {', '.join(given.absent)}")
-        prepare(given.glue, given.tasks, given.tokenizer, given.out, given.settings, given.workers)
+    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    with ending_in_one_line("finished tasks are skipped"):
+        given = build_parser().parse_args(arguments)
+        # What can be checked is checked before any work.
+        tasks = _tasks_to_prepare(given.glue, given.tasks)
+        if given.max_train_rows is not None and given.max_train_rows < 1:
+            raise UserError(f"--max-train-rows {given.max_train_rows} must be at least 1")
+        settings, tokenizer = Settings(given.max_train_rows, given.seed), load_tokenizer(given.tokenizer)
+        prepare(given.glue, tasks, tokenizer, given.out, settings, number_of_processes(given.workers))
+
+
+def _tasks_to_prepare(glue: Path, names: str) -> List[GlueTask]:
+    """Return the requested tasks. ``ALL`` omits, with a message, the tasks without any file."""
+    tasks = parse_tasks(names)
+    if not glue.is_dir():
+        raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
+    missing: List[str] = []
+    if len(tasks) == len(TASKS):
+        missing = [task.name for task in tasks if not has_any_file(glue, task)]
+        tasks = [task for task in tasks if task.name not in missing]
+        if not tasks:
+            raise UserError(f"GLUE_DIR {glue} contains no task: expected directories such as CoLA and SST-2")
+    for task in tasks:
+        find_files(glue, task)
+    if missing:
+        say(f"not in {glue}, so not prepared: {', '.join(missing)}")
+    return tasks
 
 
 if __name__ == "__main__":

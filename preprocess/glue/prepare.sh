@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GLUE to what fairseq's sentence_prediction reads: prepare.sh GLUE_DIR TASK|ALL TOKENIZER_DIR OUT [flags]; --help tells them.
+# Convert GLUE to the input of sentence_prediction: prepare.sh GLUE_DIR TASK|ALL TOKENIZER_DIR OUT [flags]; see --help.
 set -euo pipefail
 # shellcheck source=preprocess/common/run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"

@@ -1,4 +1,4 @@
-"""Rows out of the official files: found by the names of the columns, quoting off, broken lines counted."""
+"""Read rows of the official files: columns found by name, without quoting, broken lines counted."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ _ID_COLUMNS = ("index", "id")
 
 
 class Row(NamedTuple):
-    """``label``: as it stands in the file, empty in a test file; ``id``: what a submission calls the row."""
+    """``label``: as in the file, empty in a test file; ``id``: the row's id in a submission."""
 
     texts: Tuple[str, ...]
     label: str
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Table:
-    """One file. ``broken_lines``: numbers (from 1) of the lines whose number of columns is not the header's."""
+    """One file. ``broken_lines``: line numbers (from 1) with another number of columns than the header."""
 
     rows: List[Row]
     broken_lines: List[int]
@@ -29,17 +29,17 @@ class Table:
 
 
 def find_files(directory: Path, task: GlueTask) -> Dict[str, Path]:
-    """The file of each split, plain or compressed; a test file may be absent, except where there is nothing else.
+    """Return the file of each split, plain or compressed. A test file may be missing unless it is the only one.
 
     Raises:
-        UserError: a training or development file is absent, or a file lies there in two forms.
+        UserError: a training or development file is missing, or a file exists in two formats.
     """
     found = {split: _find(directory, places) for split, places in task.files.items()}
     for split, places in task.files.items():
         if found[split] is None and (not is_test(split) or len(found) == 1):
             raise UserError(
-                f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)}): lay the official files of "
-                f"{task.name} out under their names, or fetch them with preprocess/glue/download.sh"
+                f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)}): copy the official files of "
+                f"{task.name} there under their names, or download them with preprocess/glue/download.sh"
             )
     return {split: path for split, path in found.items() if path is not None}
 
@@ -56,18 +56,18 @@ def _candidates(directory: Path, places: Tuple[str, ...]) -> List[Path]:
 def _find(directory: Path, places: Tuple[str, ...]) -> Optional[Path]:
     paths = _candidates(directory, places)
     if len(paths) > 1:
-        raise UserError(f"{paths[0]} and {paths[1]} hold the same part of a task: keep one of them")
+        raise UserError(f"{paths[0]} and {paths[1]} are the same part of a task: keep one of them")
     return paths[0] if paths else None
 
 
 def read_table(path: Path, task: GlueTask, split: str, on_read: Callable[[int], object] = lambda size: None) -> Table:
-    """Every row of a file, in its order.
+    """Read every row of a file, in order.
 
-    A line is split at its tabs alone: quotes are ordinary characters in these files. A line with more or fewer columns
-    than the header (a tab or a line end inside a text) has its text or label elsewhere, so it is left out and counted.
+    A line is split only at tabs: quotes are ordinary characters in these files. A line with more or fewer columns
+    than the header (a tab or a line end inside a text) has its text or label elsewhere, so it is skipped and counted.
 
     Raises:
-        UserError: not UTF-8, damaged, empty, a column is missing, or a label is not the task's.
+        UserError: the file is not UTF-8, damaged or empty, a column is missing, or a label is not one of the task.
     """
     file = InputFile(path, on_read)
     lines = _split_lines(file)
@@ -120,7 +120,7 @@ def _is_label(label: str, task: GlueTask) -> bool:
 
 
 def _clean(text: str) -> str:
-    """As in pretraining: no NUL, of which tokenizers make different things, and no carriage return, a line's end."""
+    """Clean a text as in pretraining: NUL, on which tokenizers differ, and carriage returns, which end a line."""
     return text.replace("\0", "").replace("\r", " ")
 
 
@@ -130,4 +130,4 @@ def _nothing(path: Path, names: Tuple[str, ...], broken: List[int]) -> UserError
             f"{path}: none of its {len(broken)} lines has the {len(names)} tab-separated columns that were expected "
             f"({', '.join(names)[:200]}): is it the official file?"
         )
-    return UserError(f"{path} is empty: fetch it again")
+    return UserError(f"{path} is empty: download it again")

@@ -15,19 +15,19 @@ _MNLI_FILES = {
     "test": "test_matched.tsv",
     "test1": "test_mismatched.tsv",
 }
-# The download script of GLUE makes diagnostic/diagnostic.tsv, the file on the server is AX.tsv.
+# GLUE's download script writes diagnostic/diagnostic.tsv; the file on the server is AX.tsv.
 _AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")
 LARGEST_SCORE = 5.0
-# The others' stand beside their scores; AX is not scored here. As Hugging Face's dataset_infos.json counts them.
+# From Hugging Face's dataset_infos.json. The other tasks' numbers are with their metrics; AX is not scored here.
 _AX_ROWS = {"test": 1104}
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """``labels`` in the order of the classes, as the leaderboard spells them; empty for a regression (0 to 5).
+    """``labels``: in the order of the classes, as on the leaderboard; empty for a regression (0 to 5).
 
-    ``texts`` and ``label`` are column names of the header; ``headerless``: the columns of files that have none (all
-    but the test file). ``files``: for each split the places, relative to the download, where its file may lie.
+    ``texts`` and ``label``: column names in the header; ``headerless``: the columns of files without a header (all
+    but the test file). ``files``: possible paths of each split, relative to the download.
     """
 
     name: str
@@ -39,7 +39,7 @@ class GlueTask:
 
     @property
     def official_rows(self) -> Dict[str, int]:
-        """Rows of each split of the official files, without broken lines: what published numbers refer to."""
+        """Number of rows of each split of the official files, without broken lines; published scores refer to them."""
         return _AX_ROWS if self.name == "AX" else SCORED_TASKS[self.name].official_rows
 
     @property
@@ -48,16 +48,16 @@ class GlueTask:
 
     @property
     def num_classes(self) -> int:
-        """What ``--num-classes`` takes: 1 for a regression."""
+        """Value of ``--num-classes``: 1 for a regression."""
         return len(self.labels) or 1
 
     def columns_without_header(self, split: str) -> Tuple[str, ...]:
-        """Columns of a split whose file has no header; empty where it has one."""
+        """Return the columns of a split whose file has no header; empty if it has one."""
         return () if is_test(split) else self.headerless
 
 
 def is_test(split: str) -> bool:
-    """Test files come without labels and may be absent."""
+    """Return whether the split is a test set, which has no labels and may be missing."""
     return split.startswith("test")
 
 
@@ -91,10 +91,10 @@ TASKS: Dict[str, GlueTask] = {task.name: task for task in _ALL}
 
 
 def parse_tasks(text: str) -> List[GlueTask]:
-    """Tasks of ``"CoLA"``, ``"CoLA,RTE"`` or ``"ALL"``; case does not matter. Each once, in the order given.
+    """Parse ``"CoLA"``, ``"CoLA,RTE"`` or ``"ALL"``, ignoring case. Each task once, in the given order.
 
     Raises:
-        UserError: a name is no task's.
+        UserError: a name is unknown.
     """
     if text.upper() == "ALL":
         return list(TASKS.values())
@@ -103,6 +103,6 @@ def parse_tasks(text: str) -> List[GlueTask]:
     for name in text.split(","):
         task = by_lower_case.get(name.strip().lower())
         if task is None:
-            raise UserError(f"unknown task {name.strip()!r}: choose ALL or, with commas between, {', '.join(TASKS)}")
+            raise UserError(f"unknown task {name.strip()!r}: choose ALL or, separated by commas, {', '.join(TASKS)}")
         chosen[task.name] = task
     return list(chosen.values())

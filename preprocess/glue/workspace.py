@@ -1,4 +1,4 @@
-"""OUT and the hidden directory beside its tasks, in which they grow: a task is there whole or not at all."""
+"""The output directory and a hidden one for unfinished tasks: a task is either complete or absent."""
 
 import contextlib
 import json
@@ -10,14 +10,14 @@ from typing import Any, Dict, Optional
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
-from preprocess.common.locking import take_lock
+from preprocess.common.processes import take_lock
 
 TASK_FILE = "task.json"
 _HIDDEN = ".prepare"
 
 
 class Workspace:
-    """``OUT``: ``tokenizer/`` and a directory for each task. As a context manager it holds the lock on ``OUT``."""
+    """``OUT``: ``tokenizer/`` and a directory for each task. Used as a context manager, which locks ``OUT``."""
 
     def __init__(self, out: Path, tokenizer: Tokenizer) -> None:
         self.out, self._tokenizer = out, tokenizer
@@ -27,7 +27,7 @@ class Workspace:
     def __enter__(self) -> "Workspace":
         """
         Raises:
-            UserError: ``out`` holds something else, or data of another tokenizer, or another run is at work.
+            UserError: ``out`` contains other files, or data of another tokenizer, or another run is writing it.
         """
         self._check_out()
         self._created_out = not self.out.exists()
@@ -42,27 +42,27 @@ class Workspace:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)  # after Ctrl-C a dying process may still write there
+        shutil.rmtree(self.root, ignore_errors=True)  # after Ctrl-C an ending process may still write there
         if self._created_out and not any(self.out.iterdir()):
             self.out.rmdir()
         os.close(self._lock)
 
     @property
     def tokenizer(self) -> Path:
-        """A copy for as long as the work goes on."""
+        """A copy for the duration of the run."""
         return self.root / "tokenizer"
 
     def unfinished(self, task: str) -> Path:
-        """A fresh directory that becomes ``OUT/task`` by :meth:`publish`."""
+        """Create the directory that :meth:`publish` renames to ``OUT/task``."""
         directory = self.root / task
         directory.mkdir()
         return directory
 
     def read_record(self, task: str) -> Optional[Dict[str, Any]]:
-        """``task.json`` of a finished task, None where there is none.
+        """Return ``task.json`` of a finished task, or None.
 
         Raises:
-            UserError: the directory was not made here, so that it must not be replaced.
+            UserError: the directory was not written by this command and must not be replaced.
         """
         directory = self.out / task
         if not directory.exists():
@@ -76,7 +76,7 @@ class Workspace:
         raise UserError(f"{directory} was not written by prepare.sh: give another OUT, or remove it")
 
     def publish(self, task: str, record: Dict[str, Any]) -> None:
-        """Put the finished task in the place of an earlier one; the tokenizer goes before the first task."""
+        """Replace an earlier version of the task by the finished one; the tokenizer is published before the first task."""
         directory = self.root / task
         with whole_file(str(directory / TASK_FILE)) as unfinished:
             Path(unfinished).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -90,17 +90,19 @@ class Workspace:
 
     def _check_out(self) -> None:
         if "," in str(self.out):
-            raise UserError(f"OUT {self.out}: fairseq separates files by commas, choose a name without")
+            raise UserError(f"OUT {self.out}: fairseq separates files by commas, choose a name without commas")
         if self.out.exists() and not self.out.is_dir():
             raise UserError(f"OUT {self.out} is not a directory")
         if (self.out / "tokenizer").is_dir():
             if load_tokenizer(self.out / "tokenizer").sha256 != self._tokenizer.sha256:
                 raise UserError(f"{self.out} was made with another tokenizer: give another OUT, or remove it")
         elif self.out.exists() and {path.name for path in self.out.iterdir()} - {_HIDDEN}:
-            raise UserError(f"OUT {self.out} is not empty and holds no GLUE data of prepare.sh: give another directory")
+            raise UserError(
+                f"OUT {self.out} is not empty and contains no GLUE data of prepare.sh: give another directory"
+            )
 
     def _clear(self) -> None:
-        """What a killed run left."""
+        """Remove what a killed run left."""
         for path in self.root.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -1,9 +1,9 @@
-"""Write the English prose of the documentation that a fresh environment already holds: a corpus without a download.
+"""Write the English prose of the documentation in a new environment: a corpus without a download.
 
-Sources, in this order: the language reference (``pydoc_data.topics``), the docstrings of the standard library, those of
-every package that amos_fairseq needs. Sources are read with ``ast`` and never imported. One document is one source file
-(or one chapter of the reference), one line is one paragraph, a blank line separates documents; a paragraph seen before is
-left out. The same environment gives the same bytes, whatever else is installed and for any number of processes.
+Sources, in this order: the language reference (``pydoc_data.topics``), the docstrings of the standard library, and those of
+every package that amos_fairseq needs. Sources are parsed with ``ast`` and never imported. One document is one source file
+(or one chapter of the reference), one line is one paragraph, and a blank line separates documents; repeated paragraphs are
+removed. The output does not depend on other installed packages or on the number of processes.
 
     python -m preprocess.pretraining.documentation_corpus --out FILE        (from the checkout)
 """
@@ -28,16 +28,16 @@ from amos_fairseq.files import whole_file
 from preprocess.common.check_environment import name_of, requirements
 from preprocess.pretraining.prose import prose_paragraphs
 
-# Tests and vendored copies repeat what stands elsewhere, and distributions differ in which of them they ship.
+# Tests and vendored copies repeat other text, and distributions differ in which of them they contain.
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "site-packages", "dist-packages"}
 )
 
 
 def required_distributions() -> list[importlib.metadata.Distribution]:
-    """Return everything that this package needs, directly or not and without extras, sorted by name.
+    """Return all direct and indirect dependencies of this package without extras, sorted by name.
 
-    Where to begin is read from setup.py, because the package itself need not be installed.
+    The direct ones come from setup.py, because the package itself need not be installed.
     """
     found: dict[str, importlib.metadata.Distribution] = {}
     waiting = [name_of(line) for line in requirements()]
@@ -57,12 +57,12 @@ def required_distributions() -> list[importlib.metadata.Distribution]:
 
 
 def canonical_name(name: str) -> str:
-    """Spell a distribution's name as package indexes compare it."""
+    """Return a distribution's name in the form that package indexes compare."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def python_sources() -> list[Path]:
-    """Return the Python files to read: the standard library's, then each required distribution's, in a fixed order."""
+    """Return the Python files of the standard library, then of each required distribution, in a fixed order."""
     library = Path(sysconfig.get_path("stdlib"))
     sources = sorted(path for path in library.rglob("*.py") if is_wanted(path.relative_to(library)))
     for distribution in required_distributions():
@@ -72,18 +72,18 @@ def python_sources() -> list[Path]:
 
 
 def is_wanted(path: Path) -> bool:
-    """Tell whether a path, relative to its library, is outside the folders that are skipped."""
+    """Return whether a path, relative to its library, is outside the folders that are skipped."""
     return not SKIPPED_FOLDERS.intersection(path.parts) and ".." not in path.parts
 
 
 def read_source(path: Path) -> list[list[str]]:
     """Return the documents of one Python file: its docstrings together, or each chapter of the language reference.
 
-    A file that is not valid Python of this version (templates, data for tests) holds no documents.
+    A file that is not valid Python of this version (templates, data for tests) contains no documents.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in the files of others
+            warnings.simplefilter("ignore")  # invalid escapes in third-party files
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
@@ -95,9 +95,9 @@ def read_source(path: Path) -> list[list[str]]:
 
 
 def documentation_of(tree: ast.Module) -> list[str]:
-    """Return, in the order of the file, its docstrings and the texts that it hands to functions like ``add_docstr``.
+    """Return the docstrings of a file and the texts that it passes to functions like ``add_docstr``, in order.
 
-    The first are literals that stand alone, the second literals of several lines; neither keeps its indentation.
+    The former are literals that are statements, the latter literals of several lines; their indentation is removed.
     """
     texts: dict[int, str] = {}
     for node in ast.walk(tree):
@@ -110,7 +110,7 @@ def documentation_of(tree: ast.Module) -> list[str]:
 
 
 def topic_chapters(tree: ast.Module) -> list[str]:
-    """Return the texts of ``topics = {name: text, ...}``, read as a literal."""
+    """Return the texts of ``topics = {name: text, ...}``, evaluated as a literal."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             return [text for _, text in sorted(ast.literal_eval(statement.value).items())]
@@ -118,21 +118,21 @@ def topic_chapters(tree: ast.Module) -> list[str]:
 
 
 def without_repetitions(documents: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Leave out every paragraph whose letters were seen before, and documents that are then empty."""
+    """Drop every paragraph whose letters were seen before, and documents that become empty."""
     seen: set[str] = set()
     for document in documents:
-        kept = []
+        new = []
         for paragraph in document:
             key = re.sub(r"[^a-z]", "", paragraph.lower())
             if key not in seen:
                 seen.add(key)
-                kept.append(paragraph)
-        if kept:
-            yield kept
+                new.append(paragraph)
+        if new:
+            yield new
 
 
 def documents_of(sources: list[Path], processes: int) -> Iterator[list[str]]:
-    """Read the sources side by side and yield their documents in the order of ``sources``, with a progress bar."""
+    """Read the sources in parallel and yield their documents in the order of ``sources``, with a progress bar."""
     with ProcessPoolExecutor(processes) as pool:
         results = pool.map(read_source, sources, chunksize=32)
         for documents in tqdm(results, total=len(sources), desc="documentation", unit=" files", mininterval=1.0):
@@ -143,7 +143,7 @@ def write_corpus(documents: Iterable[list[str]], target: Path) -> tuple[int, int
     """Write documents separated by blank lines; return the numbers of documents, paragraphs, words and bytes.
 
     Raises:
-        UserError: ``target`` cannot be written, the disk is full; it is then as it was.
+        UserError: ``target`` cannot be written, for example because the disk is full; it is unchanged.
     """
     num_documents = num_paragraphs = num_words = 0
     try:
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that read sources")
     arguments = parser.parse_args()
     if not arguments.out.parent.is_dir():
-        raise UserError(f"the folder of --out {arguments.out} does not exist: make it first")
+        raise UserError(f"the folder of --out {arguments.out} does not exist: create it first")
     documents = without_repetitions(documents_of(python_sources(), max(1, arguments.processes)))
     counts = write_corpus(documents, arguments.out)
     print("{:,} documents, {:,} paragraphs, {:,} words, {:,} bytes".format(*counts), f"in {arguments.out}")

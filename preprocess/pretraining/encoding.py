@@ -1,4 +1,4 @@
-"""Text to pieces with all processes: constant memory, and the same bytes for any number of them."""
+"""Encode text to pieces with all processes, in constant memory; the bytes do not depend on their number."""
 
 import dataclasses
 from concurrent.futures import Executor
@@ -19,8 +19,8 @@ _symbols: frozenset = frozenset()
 
 @dataclass
 class Counts:
-    """``pieces``: without the ``</s>`` of each line; ``unknown``: those of them that ``dict.txt`` lacks;
-    ``lines``: paragraphs, and the empty lines between documents; ``words``: by white space, before tokenization.
+    """``pieces``: without the ``</s>`` of each line; ``unknown``: those of them that are not in ``dict.txt``;
+    ``lines``: paragraphs, and the empty lines between documents; ``words``: separated by white space in the text.
     """
 
     documents: int = 0
@@ -37,7 +37,7 @@ class Counts:
 
 
 def start_encoding_process(tokenizer_directory: str) -> None:
-    """Initialiser of the pool: every process holds one tokenizer and has one thread."""
+    """Initialize a process of the pool, with one tokenizer and one thread."""
     global _tokenizer, _symbols
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
@@ -47,10 +47,10 @@ def start_encoding_process(tokenizer_directory: str) -> None:
 def encode_files(
     files: List[Path], target: Path, pool: Executor, processes: int, on_done: Callable[[int], object]
 ) -> Counts:
-    """Encode files of whole documents, one after the other, into one file for ``fairseq-preprocess``.
+    """Encode files of complete documents into one file for ``fairseq-preprocess``.
 
-    A paragraph a line, pieces separated by spaces, an empty line between documents. ``on_done`` is told the number
-    of bytes of text encoded.
+    One paragraph per line, pieces separated by spaces, an empty line between documents. ``on_done`` is called with the
+    number of bytes of text newly encoded.
     """
     ranges = (part for file in files for part in document_ranges(file))
     total = Counts()
@@ -67,7 +67,7 @@ def encode_files(
 
 
 def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[Tuple[str, int, int]]:
-    """(path, start, end) of parts of about ``size`` bytes that end where documents end."""
+    """Yield (path, start, end) of parts of about ``size`` bytes that end at the end of a document."""
     length = path.stat().st_size
     with open(path, "rb") as stream:
         start = 0
@@ -78,7 +78,7 @@ def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[Tuple[str, 
 
 
 def encode_range(part: Tuple[str, int, int]) -> Tuple[bytes, Counts, int]:
-    """Encoded documents of a part, with an empty line between them; their counts; bytes read."""
+    """Return the encoded documents of a part, with an empty line between them; their counts; the bytes read."""
     path, start, end = part
     with open(path, "rb") as stream:
         stream.seek(start)
@@ -92,7 +92,7 @@ def encode_range(part: Tuple[str, int, int]) -> Tuple[bytes, Counts, int]:
 
 
 def _encode_document(document: bytes, counts: Counts) -> str:
-    """Lines of pieces. A paragraph of which nothing is left is dropped: an empty line means a document's end."""
+    """Return lines of pieces. A paragraph without pieces is dropped, because an empty line ends a document."""
     paragraphs = document.decode("utf-8").split("\n")
     lines = []
     for paragraph, pieces in zip(paragraphs, _tokenizer.encode_lines(paragraphs), strict=True):
@@ -109,7 +109,7 @@ def _encode_document(document: bytes, counts: Counts) -> str:
 
 
 def _next_document_end(stream, position: int, length: int) -> int:
-    """The first end of a document at or behind ``position``."""
+    """Return the first end of a document at or after ``position``."""
     position = max(0, position - len(_DOCUMENT_END))
     while position < length:
         stream.seek(position)

@@ -1,4 +1,4 @@
-"""``corpus.json``: what a finished corpus was made of, with which settings, and what is in it."""
+"""``corpus.json``: the inputs, settings and content of a finished corpus."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 
 
 def describe(counts: Counts) -> Dict[str, Any]:
-    """Counts for ``corpus.json``. ``tokens``: ids in the binarized file, ``</s>`` included."""
+    """Return the counts for ``corpus.json``. ``tokens``: ids in the binarized file, including ``</s>``."""
     return {
         "documents": counts.documents,
         "paragraphs": counts.paragraphs,
@@ -39,7 +39,7 @@ def file_hashes(directory: Path) -> Dict[str, str]:
 def build_manifest(
     out: Path, settings: Dict[str, Any], split: Split, tokenizer: Tokenizer, shards: List[Dict[str, Any]]
 ) -> Dict[str, Any]:
-    """The content of ``corpus.json``. ``shards``: for each its ``train`` and ``valid`` counts and ``sha256``."""
+    """Return the content of ``corpus.json``. ``shards``: ``train`` and ``valid`` counts and ``sha256`` of each."""
     names = [f"shard{number}" for number in range(len(shards))] if len(shards) > 1 else ["."]
     return {
         "task_data": ":".join(str(out / name) for name in names),
@@ -55,10 +55,10 @@ def build_manifest(
 
 
 def is_finished(out: Path, settings: Dict[str, Any], inputs: List[Path]) -> bool:
-    """Whether ``out`` holds the whole corpus of these inputs and settings.
+    """Return whether ``out`` contains the finished corpus of these inputs and settings.
 
     Raises:
-        UserError: it holds a whole corpus of others.
+        UserError: it contains a finished corpus of other inputs or settings.
     """
     if not (out / MANIFEST).is_file():
         return False
@@ -68,16 +68,16 @@ def is_finished(out: Path, settings: Dict[str, Any], inputs: List[Path]) -> bool
     if different:
         name = different[0]
         raise UserError(
-            f"{out} holds a finished corpus with {name} = {earlier.get(name)}, not {settings[name]}: give another "
+            f"{out} contains a finished corpus with {name} = {earlier.get(name)}, not {settings[name]}: give another "
             "--out, or remove it"
         )
     _compare_inputs(out, inputs, records)
-    shutil.rmtree(out / ".prepare", ignore_errors=True)  # a run that was killed in its last step leaves it
+    shutil.rmtree(out / ".prepare", ignore_errors=True)  # left by a run that was killed in its last step
     return True
 
 
 def read_manifest(out: Path) -> Dict[str, Any]:
-    """``corpus.json`` of ``out``; :class:`UserError` where it is another program's."""
+    """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
     path = out / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def _compare_inputs(out: Path, inputs: List[Path], records: List[Dict[str, Any]]
     if same:
         same = all(file_sha256(path) == record["sha256"] for path, record in zip(inputs, records, strict=True))
     if not same:
-        raise UserError(f"{out} holds a finished corpus of other inputs: give another --out, or remove it")
+        raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
 
 
 def _sum(counts: List[Dict[str, Any]]) -> Dict[str, Any]:

@@ -1,35 +1,69 @@
-"""Raw text to what ``fairseq-train`` takes; see ``prepare.sh --help``.
+"""Convert raw text to a binarized corpus for ``fairseq-train``; see ``prepare.sh --help``.
 
-split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode, fairseq-preprocess -> publish
+Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode, fairseq-preprocess -> publish.
 """
 
+import argparse
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
-from preprocess.common.command import ending_in_one_line, progress_bar, say
+from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
+from preprocess.common.reading import refuse_other_formats
 from preprocess.pretraining import encoding, manifest
-from preprocess.pretraining.arguments import Settings, build_parser, read_arguments
-from preprocess.pretraining.splitting import Split, group_into_shards, split_corpus
+from preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
 from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.pretraining.workspace import Workspace
 
+_DESCRIPTION = """Convert raw text to a binarized corpus for fairseq-train.
+
+Inputs are UTF-8: .jsonl with one document per line ({"text": ...}), anything else plain text with one paragraph per
+line and blank lines between documents; each also as .gz, .xz or .zst. NUL characters are removed. All processors are
+used, in constant memory. An interrupted run continues when the command is repeated."""
+_MEGABYTE = 1_000_000
+# AMOS, section 4: 32,768 uncased (base), 64,000 cased SentencePiece (base++).
+_DEFAULT_VOCAB_SIZE = 32768
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that determine the content of a corpus. ``bpe`` None: a tokenizer was given."""
+
+    split: SplitSettings
+    bpe: Optional[str]
+    vocab_size: Optional[int]
+    cased: Optional[bool]
+
+    def describe(self, tokenizer: Optional[Tokenizer]) -> Dict[str, Any]:
+        """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
+        vocabulary = (
+            {"tokenizer": tokenizer.sha256, "cased": tokenizer.cased}
+            if tokenizer is not None
+            else {"tokenizer": None, "cased": self.cased}
+        )
+        return {"bpe": self.bpe, "vocab_size": self.vocab_size, **vocabulary, **vars(self.split)}
+
 
 def prepare(inputs: List[Path], out: Path, settings: Settings, workers: int, tokenizer: Optional[Tokenizer]) -> None:
-    """Make the corpus ``out`` of ``inputs``, or go on with it. ``tokenizer`` None: learn one.
+    """Write the corpus of ``inputs`` to ``out``, or continue an unfinished one.
+
+    Args:
+        tokenizer: None to learn one.
 
     Raises:
-        UserError: bad input; ``out`` is then as it was.
-        OSError: the disk is full and the like; finished parts stay for the next run.
+        UserError: bad input; ``out`` is unchanged.
+        OSError: for example the disk is full; finished parts stay for the next run.
     """
     description = settings.describe(tokenizer)
     if manifest.is_finished(out, description, inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
     with Workspace(out, {"settings": description, "inputs": [_identify(path) for path in inputs]}) as work:
-        if not work.take_up_publishing():
+        if not work.continue_publishing():
             try:
                 _run_stages(work, inputs, settings, description, workers, tokenizer)
             except UserError:
@@ -87,8 +121,7 @@ def _learn(sample: Path, settings: Settings, workers: int, directory: Path) -> N
 def _shard(
     work: Workspace, split: Split, shards: List[List[int]], number: int, pool: Any, workers: int
 ) -> Dict[str, Any]:
-    from preprocess.common.binarizing import check_binarized  # fairseq: seconds to import
-    from preprocess.pretraining.binarizing import binarize_shard
+    from preprocess.common.binarizing import check_binarized  # takes seconds to import
 
     directory = work.unfinished(work.shard(number))
     pieces = [split.pieces[index] for index in shards[number]]
@@ -100,7 +133,7 @@ def _shard(
     place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
     with progress_bar(size, f"encode{place}", "B") as bar:
         counts = {name: encoding.encode_files(files[name], encoded[name], pool, workers, bar.update) for name in files}
-    _refuse_nothing(counts)
+    _refuse_empty(counts)
     with progress_bar(size, f"binarize{place}", "B") as bar:
         ids = sum(count.pieces + count.lines for count in counts.values())
         dictionary = work.tokenizer / "dict.txt"
@@ -120,19 +153,36 @@ def _shard(
     record["sha256"] = manifest.file_hashes(directory)
     work.save_counts(directory, record)
     work.finish(directory)
-    for path in files["train"]:  # half of the disk space is free again
+    for path in files["train"]:  # frees half of the disk space
         path.unlink()
     return record
 
 
-def _refuse_nothing(counts: Dict[str, encoding.Counts]) -> None:
+def binarize_shard(
+    train: Path,
+    valid: Optional[Path],
+    dictionary: Path,
+    directory: Path,
+    processes: int,
+    expected: int,
+    on_done: Callable[[float], object],
+) -> None:
+    """Binarize ``train`` and ``valid`` into ``directory``; other arguments as in :func:`run_fairseq_preprocess`."""
+    from preprocess.common.binarizing import run_fairseq_preprocess  # takes seconds to import
+
+    arguments = ["--trainpref", str(train), "--workers", str(processes)]
+    arguments += ["--validpref", str(valid)] if valid else []
+    run_fairseq_preprocess(directory, dictionary, arguments, expected, on_done)
+
+
+def _refuse_empty(counts: Dict[str, encoding.Counts]) -> None:
     for name, count in counts.items():
         if not count.pieces:
-            raise UserError(f"the tokenizer leaves nothing of the {name} text: is it made for this language?")
+            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
 
 
 def _identify(path: Path) -> List[Any]:
-    """Enough to see that an unfinished run reads the same file; a finished one is compared by content."""
+    """Return what identifies an input of an unfinished run; a finished one is compared by content."""
     status = path.stat()
     return [str(path.absolute()), status.st_size, status.st_mtime_ns]
 
@@ -141,12 +191,96 @@ def _task_data(out: Path) -> str:
     return manifest.read_manifest(out)["task_data"]
 
 
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
+    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
+    vocabulary = parser.add_mutually_exclusive_group()
+    vocabulary.add_argument(
+        "--bpe", choices=("sentencepiece", "fastbpe"), help="vocabulary to learn (default: sentencepiece)"
+    )
+    vocabulary.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json",
+    )
+    add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {_DEFAULT_VOCAB_SIZE})")
+    case = parser.add_mutually_exclusive_group()
+    case.add_argument("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
+    case.add_argument(
+        "--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)"
+    )
+    add("--workers", type=int, default=None, help="processes; the result is the same (default: all processors)")
+    add("--seed", type=int, default=1, help="samples validation documents and the sample (default: %(default)s)")
+    add("--valid-share", type=float, default=0.01, help="share of the text to hold out (default: %(default)s)")
+    add("--valid-megabytes", type=float, default=4, help="hold out no more than this (default: %(default)s)")
+    add("--sample-megabytes", type=float, default=200, help="text to learn pieces from (default: %(default)s)")
+    add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard (default: %(default)s)")
+    return parser
+
+
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
-    """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
-    with ending_in_one_line("it goes on from the last finished part"):
-        given = read_arguments(build_parser().parse_args(arguments))
-        prepare(given.inputs, given.out, given.settings, given.workers, given.tokenizer)
+    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    with ending_in_one_line("it continues after the last finished part"):
+        given = build_parser().parse_args(arguments)
+        # What can be checked is checked before any work.
+        _check_inputs(given.text)
+        if ":" in str(given.out):
+            raise UserError(
+                f"--out {given.out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
+            )
+        if given.out.exists() and not given.out.is_dir():
+            raise UserError(f"--out {given.out} is not a directory")
+        settings, workers = _settings(given), number_of_processes(given.workers)
+        prepare(given.text, given.out, settings, workers, _given_tokenizer(given))
+
+
+def _check_inputs(paths: List[Path]) -> None:
+    for path in paths:
+        refuse_other_formats(path)
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
+        if not path.is_file():
+            raise UserError(f"{path} is not a file: give the files themselves, for example {path}/*")
+        if not os.access(path, os.R_OK):
+            raise UserError(f"{path} cannot be read: permission denied")
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} is empty: remove it from the inputs or fill it")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("the same input file is given twice")
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    if not 0 < given.valid_share < 1:
+        raise UserError(f"--valid-share {given.valid_share} must be between 0 and 1")
+    sizes = {}
+    for name in ("shard", "valid", "sample"):
+        sizes[f"{name}_bytes"] = round(getattr(given, f"{name}_megabytes") * _MEGABYTE)
+        if sizes[f"{name}_bytes"] < 1:
+            raise UserError(f"--{name}-megabytes must be greater than 0")
+    split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes)
+    if given.tokenizer is not None:
+        return Settings(split, None, None, None)
+    bpe = given.bpe or "sentencepiece"
+    size = _DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
+    if size < 1:
+        raise UserError(f"--vocab-size {size} must be greater than 0")
+    return Settings(split, bpe, size, bpe == "sentencepiece" if given.cased is None else given.cased)
+
+
+def _given_tokenizer(given: argparse.Namespace) -> Optional[Tokenizer]:
+    if given.tokenizer is None:
+        return None
+    for flag in ("vocab_size", "cased"):
+        if getattr(given, flag) is not None:
+            name = "--vocab-size" if flag == "vocab_size" else "--cased or --uncased"
+            raise UserError(f"{name} cannot be combined with --tokenizer, which determines it: remove one of them")
+    return load_tokenizer(given.tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Raw text to a binarized corpus: prepare.sh TEXT... --out DIR [flags]; prepare.sh --help tells them.
+# Convert raw text to a binarized corpus: prepare.sh TEXT... --out DIR [flags]; see --help.
 set -euo pipefail
 # shellcheck source=preprocess/common/run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"

@@ -1,13 +1,13 @@
-"""Which paragraphs of a documentation text are English prose, and how they read without their markup.
+"""Select the English prose in a documentation text, and remove its markup.
 
-Documentation is half tables: parameter lists, examples, signatures. A language model that sees them learns punctuation.
-So a paragraph is kept only if it looks like sentences, and a doubtful one is dropped: there is enough.
+Half of documentation is tables: parameter lists, examples, signatures. A language model trained on them learns punctuation.
+So a paragraph is used only if it looks like sentences, and a doubtful one is dropped: there is enough text.
 """
 
 import re
 from typing import Iterator
 
-# Words that English sentences cannot do without; in running prose they are 35 to 50 % of all words.
+# Words that English sentences need; they are 35 to 50 % of all words in prose.
 FUNCTION_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -23,16 +23,16 @@ MIN_FUNCTION_WORDS = 0.2
 MIN_PLAIN_WORDS = 0.8
 MAX_SYMBOLS = 0.02
 
-# A paragraph that begins like this belongs to a table, a list, an example or a directive, not to running text.
-STARTS_LIKE_NO_PROSE = re.compile(r">>>|\.\.|[-*+|:@#$%<({\[]|\d+[.)]")
-# These anywhere in a paragraph mark code, formulas, signatures or key = value lines.
+# A paragraph that begins like this belongs to a table, a list, an example or a directive, not to prose.
+STARTS_UNLIKE_PROSE = re.compile(r">>>|\.\.|[-*+|:@#$%<({\[]|\d+[.)]")
+# In a paragraph, these indicate code, formulas, signatures or key = value lines.
 CODE_OR_FORMULA = re.compile(r">>>|[=<>]{2}|->|\\|\{|\}|\w\(\w*\)?.*=|[|^~]|\b\w+=\S|\bhttps?:|__\w|\w_$")
 HEADING_LINE = re.compile(r"([-=~^*#\"'`+.])\1{2,}\s*$")
 SENTENCE_END = re.compile(r"[.!?:]['\")]?$")
 PLAIN_WORD = re.compile(r"[(\"']*[A-Za-z]+(?:['-][A-Za-z]+)*[.,;:!?)\"']*$")
 SYMBOL = re.compile(r"[^\w\s.,;:!?'\"()-]")
 
-# What stands before the sentence in a list item ("- ", "2. ") or in a described parameter ("name (type): ").
+# The text before the sentence in a list item ("- ", "2. ") or in a described parameter ("name (type): ").
 ITEM = re.compile(r"(?:[-*+]|\d+[.)]|\(?[a-z]\)|:\w+ [\w* ]+:|[*\w.]+(?: ?\([^()]*\))?:)\s+(?=\S)")
 
 ROLE = re.compile(r":[\w:+-]+:`~?([^`<]*?)(?:\s*<[^`>]*>)?`_?_?")
@@ -53,9 +53,9 @@ def prose_paragraphs(text: str) -> Iterator[str]:
 
 
 def paragraphs_of_lines(text: str) -> Iterator[list[str]]:
-    """Split a text where a reader would: at blank lines, headings, list items and changes of the indentation.
+    """Split a text at blank lines, headings, list items and changes of the indentation.
 
-    The first line of an item loses its mark; deeper lines after it continue the item.
+    The mark of a list item is removed; more deeply indented lines after it continue the item.
     """
     paragraph: list[str] = []
     indent, in_item = 0, False
@@ -80,21 +80,21 @@ def paragraphs_of_lines(text: str) -> Iterator[list[str]]:
 
 
 def without_markup(paragraph: str) -> str:
-    """Remove the marks of reStructuredText and Markdown, keeping the words that they mark."""
+    """Remove the markup of reStructuredText and Markdown, but not the words inside it."""
     paragraph = REFERENCE.sub("", ROLE.sub(r"\1", paragraph))
     return re.sub(r"::$", ":", QUOTED.sub(r"\2", paragraph).replace("``", '"'))
 
 
 def is_prose(paragraph: str) -> bool:
-    """Tell whether one unwrapped paragraph reads as English sentences.
+    """Return whether an unwrapped paragraph consists of English sentences.
 
-    It must begin with a capital letter, end a sentence, hold no code, and be made of plain words (MIN_PLAIN_WORDS),
-    MIN_FUNCTION_WORDS of them function words: a list of names passes every other test, but not that one.
+    It must begin with a capital letter, end like a sentence, contain no code, and consist of plain words (MIN_PLAIN_WORDS),
+    MIN_FUNCTION_WORDS of them function words: a list of names passes every test except the last.
     """
     words = paragraph.split()
     if len(words) < MIN_WORDS or not paragraph[0].isupper() or not SENTENCE_END.search(paragraph):
         return False
-    if STARTS_LIKE_NO_PROSE.match(paragraph) or CODE_OR_FORMULA.search(paragraph):
+    if STARTS_UNLIKE_PROSE.match(paragraph) or CODE_OR_FORMULA.search(paragraph):
         return False
     plain = sum(bool(PLAIN_WORD.match(word)) for word in words)
     function_words = sum(word.strip("(\"'.,;:!?)").lower() in FUNCTION_WORDS for word in words)

@@ -1,6 +1,6 @@
-"""One pass over the inputs: validation documents, the vocabulary's sample, and the training text in pieces.
+"""Split the inputs in one pass: validation documents, a sample for the vocabulary, and the training text in files.
 
-What happens to a document follows from its content and the seed alone, never from the number of processes.
+The split of a document depends only on its content and the seed, not on the number of processes.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
 from amos_fairseq.errors import UserError
 from preprocess.common.reading import InputFile
 
-PIECES_PER_SHARD = 16  # small enough to cut the text into shards of nearly one size
+PIECES_PER_SHARD = 16  # small enough to form shards of nearly equal size
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SplitSettings:
 
 @dataclass
 class Piece:
-    """A file of whole documents, a blank line after each."""
+    """A file of complete documents, with a blank line after each."""
 
     name: str
     documents: int = 0
@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass
 class Split:
-    """What the pass found. ``pieces`` hold the training text in order."""
+    """The result of the pass. ``pieces``: files of the training text, in order."""
 
     inputs: List[Dict[str, object]]
     pieces: List[Piece]
@@ -54,9 +54,9 @@ class Split:
 
 @dataclass
 class SmallestHashes:
-    """The documents with the smallest keys that fit into ``budget`` bytes: a random choice in constant memory.
+    """The documents with the smallest keys that fit into ``budget`` bytes: a random sample in constant memory.
 
-    At least one is kept whatever its size. Documents with equal keys (equal texts) are kept or refused together.
+    At least one is selected, whatever its size. Documents with equal keys (equal texts) are selected together.
     """
 
     budget: int
@@ -67,7 +67,7 @@ class SmallestHashes:
     _added: int = 0
 
     def add(self, key: bytes, document: bytes) -> List[bytes]:
-        """Offer a document; returns those that now do not fit, in the order of their coming where keys are equal."""
+        """Add a document; return those that no longer fit, in order of arrival where keys are equal."""
         if self._refused_from is not None and key >= self._refused_from:
             return [document]
         self._added += 1
@@ -82,7 +82,7 @@ class SmallestHashes:
         return refused
 
     def in_order(self) -> List[Tuple[bytes, bytes]]:
-        """Kept (key, document), smallest key first."""
+        """Return the selected (key, document) pairs, smallest key first."""
         return [(key, document) for _, _, key, document in sorted(self._heap, key=lambda entry: (entry[2], entry[1]))]
 
     def _largest_key(self) -> bytes:
@@ -102,10 +102,10 @@ def split_corpus(
 ) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
 
-    ``on_read`` is told the number of bytes read, as they lie on disk.
+    ``on_read`` is called with the number of bytes read from disk.
 
     Raises:
-        UserError: an input is bad, or the text has no two different documents.
+        UserError: an input is bad, or the text has fewer than two different documents.
     """
     records: List[Dict[str, object]] = []
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
@@ -128,8 +128,8 @@ def split_corpus(
             pieces.write(document)
     if not pieces.pieces:
         raise UserError(
-            "the text is too small to leave a validation document: it needs two different documents or more "
-            "(a blank line between them, or one JSON object a line)"
+            "the text is too small to leave a validation document: it needs at least two different documents "
+            "(separated by a blank line, or one JSON object per line)"
         )
     held_out = {key for key, _ in chosen}
     learnable = [document for key, document in sample.in_order() if key[8:] not in held_out]
@@ -144,12 +144,15 @@ def split_corpus(
 
 
 def document_hash(document: bytes, seed: int) -> bytes:
-    """16 bytes: the first 8 decide on validation, the last 8 on the vocabulary's sample."""
+    """Return 16 bytes: the first 8 select validation documents, the last 8 the vocabulary's sample."""
     return hashlib.blake2b(document, digest_size=16, key=str(seed).encode("ascii")).digest()
 
 
 def group_into_shards(sizes: List[int], limit: int) -> List[List[int]]:
-    """Indices of the pieces of each shard: neighbours, nearly equal sums, none over ``limit`` (unless one piece is)."""
+    """Return the indices of the files of each shard: consecutive, of nearly equal size, at most ``limit`` bytes.
+
+    A single file that is larger forms a shard.
+    """
     total = sum(sizes)
     for number in range(max(1, math.ceil(total / limit)), len(sizes) + 1):
         groups: List[List[int]] = [[] for _ in range(number)]
@@ -163,7 +166,7 @@ def group_into_shards(sizes: List[int], limit: int) -> List[List[int]]:
 
 
 class _Pieces:
-    """Writes documents into files of at most ``limit`` bytes of text (or of one larger document)."""
+    """Write documents into files of at most ``limit`` bytes of text (or of one larger document)."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.pieces: List[Piece] = []
@@ -192,7 +195,7 @@ class _Pieces:
 
 
 def _within(documents: List[Tuple[bytes, bytes]], budget: float) -> Tuple[list, list]:
-    """The first documents that fit into ``budget`` bytes (at least one, and those equal to the last), and the rest."""
+    """Split into the first documents that fit into ``budget`` bytes (at least one, with its duplicates) and the rest."""
     size = number = 0
     for key, document in documents:
         size += len(document)

@@ -1,4 +1,4 @@
-"""Learn a vocabulary from the sample: SentencePiece BPE, or BPE in fastBPE's format. Same text, same bytes."""
+"""Learn a vocabulary from the sample: SentencePiece BPE, or BPE in fastBPE's format, deterministically."""
 
 import io
 import itertools
@@ -18,31 +18,31 @@ from amos_fairseq.interop.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer
 from amos_fairseq.interop.sentencepiece_tokenizer import NORMALIZATION, SentencePieceTokenizer
 from amos_fairseq.interop.tokenizer import Tokenizer
 
-# SentencePiece passes over longer lines without a word (its max_sentence_length).
+# SentencePiece silently skips longer lines (its max_sentence_length).
 LONGEST_LINE_BYTES = 4192
-# The number is written into the model file, so it must not follow the machine; the pieces do not depend on it.
+# Stored in the model file, so it must not depend on the machine; the pieces do not depend on it.
 SENTENCEPIECE_THREADS = 4
 # BERT's own limit (the default of the tokenizers library too): rarer characters become <unk>.
 MOST_CHARACTERS = 1000
-# For both kinds: the rarest 0.01 % of all characters may be without a piece. At 0.9995, SentencePiece's default,
+# For both types: the rarest 0.01 % of all characters may have no piece. At 0.9995, SentencePiece's default,
 # English books and Wikipedia lose "$", "%" and "/"; 0.9999 takes about 100 characters.
 CHARACTER_COVERAGE = 0.9999
 
 
 def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Tokenizer:
-    """A tokenizer of exactly ``vocab_size`` pieces (fairseq's symbols and ``<mask>`` come on top).
+    """Learn a tokenizer of exactly ``vocab_size`` pieces (in addition to fairseq's symbols and ``<mask>``).
 
-    ``sample``: UTF-8 text, a paragraph a line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
+    ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
 
     Raises:
-        UserError: the text allows fewer pieces, or has more different characters than pieces.
+        UserError: the text allows fewer pieces, or has more distinct characters than pieces.
     """
     learn = {"sentencepiece": _learn_sentencepiece, "fastbpe": _learn_fastbpe}[bpe]
     return learn(sample, vocab_size, cased)
 
 
 def sample_lines(sample: Path) -> Iterator[str]:
-    """The paragraphs of the sample, those over ``LONGEST_LINE_BYTES`` cut, at a space where there is one."""
+    """Yield the paragraphs of the sample; those over ``LONGEST_LINE_BYTES`` are split, if possible at a space."""
     with open(sample, encoding="utf-8", newline="\n") as stream:
         for line in stream:
             if paragraph := line.strip():
@@ -50,13 +50,13 @@ def sample_lines(sample: Path) -> Iterator[str]:
 
 
 def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
-    """Parts of at most ``limit`` bytes of UTF-8 that together hold every word (but for the spaces at the cuts)."""
+    """Yield parts of at most ``limit`` bytes of UTF-8 that together contain the line except spaces at the cuts."""
     rest = line.encode("utf-8")
     while len(rest) > limit:
         cut = rest.rfind(b" ", 1, limit + 1)
         if cut == -1:
             cut = limit
-            while rest[cut] & 0xC0 == 0x80:  # not inside a character
+            while rest[cut] & 0xC0 == 0x80:  # do not split a character
                 cut -= 1
         yield rest[:cut].decode("utf-8")
         rest = rest[cut:].lstrip(b" ")
@@ -71,12 +71,12 @@ def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> Sentence
             sentence_iterator=sample_lines(sample),
             model_writer=model,
             model_type="bpe",
-            vocab_size=vocab_size + 1,  # its <unk> is not a line of dict.txt
+            vocab_size=vocab_size + 1,  # its <unk> has no line in dict.txt
             normalization_rule_name=NORMALIZATION[cased],
             max_sentence_length=LONGEST_LINE_BYTES,
             character_coverage=CHARACTER_COVERAGE,
             num_threads=SENTENCEPIECE_THREADS,
-            # fairseq has its own.
+            # fairseq adds its own.
             bos_id=-1,
             eos_id=-1,
             pad_id=-1,
@@ -101,20 +101,20 @@ def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastBPETokeniz
     pieces, merges = _train_bpe(sample, cased, vocab_size, alphabet, finals)
     if len(pieces) < vocab_size:
         raise _too_large(vocab_size, len(pieces))
-    # The third column is a count in fastBPE's own files; of it only the order is used, and a rank has that order.
+    # The third column is a count in fastBPE's own files. Only its order is used, which a rank has as well.
     codes = "".join(f"{first} {second} {len(merges) - rank}\n" for rank, (first, second) in enumerate(merges))
     return FastBPETokenizer(alphabet + finals, codes.encode("utf-8"), cased)
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], List[str]]:
-    """The most frequent characters and, of these, the ones that end a word, both sorted.
+    """Return the most frequent characters and, of these, the ones that end a word, both sorted.
 
-    At most a third of the vocabulary and ``MOST_CHARACTERS``, so that merges have room. The library would choose
-    and number them in the order of a hash table, which changes from run to run, and with the numbers change the ties
-    between merges.
+    At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges. The library would select
+    and number them in the order of a hash table, which differs between runs and changes how ties between merges are
+    resolved.
 
     Raises:
-        UserError: so few characters cover less than ``CHARACTER_COVERAGE`` of the sample.
+        UserError: these characters cover less than ``CHARACTER_COVERAGE`` of the sample.
     """
     normalizer, _ = basic_rules(cased)
     counts: Dict[str, int] = Counter()
@@ -132,7 +132,7 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], 
 
 
 def _number_that_covers(counts: List[int]) -> int:
-    """How many of the ``counts``, given in falling order, make up ``CHARACTER_COVERAGE`` of their sum."""
+    """Return how many of the ``counts``, in descending order, sum to ``CHARACTER_COVERAGE`` of the total."""
     wanted = CHARACTER_COVERAGE * sum(counts)
     return 1 + sum(1 for covered in itertools.accumulate(counts) if covered < wanted)
 
@@ -140,7 +140,7 @@ def _number_that_covers(counts: List[int]) -> int:
 def _train_bpe(
     sample: Path, cased: bool, vocab_size: int, alphabet: List[str], finals: List[str]
 ) -> Tuple[List[str], List[Tuple[str, str]]]:
-    """Pieces, and merges in their order. With an empty alphabet every character is taken."""
+    """Return pieces, and merges in order. An empty alphabet allows every character."""
     learner = tokenizers.Tokenizer(models.BPE())
     learner.normalizer, learner.pre_tokenizer = basic_rules(cased)
     trainer = trainers.BpeTrainer(

@@ -1,4 +1,4 @@
-"""The hidden directory in which a corpus grows: finished stages stay, unfinished ones leave nothing."""
+"""The hidden directory of an unfinished corpus: finished stages stay, unfinished ones are removed."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from preprocess.common.locking import take_lock
+from preprocess.common.processes import take_lock
 from preprocess.pretraining.splitting import Piece, Split
 
 MANIFEST = "corpus.json"
@@ -19,16 +19,16 @@ _HIDDEN = ".prepare"
 
 
 class Workspace:
-    """``OUT/.prepare``. What is there under its final name is whole; the rest is named ``*.unfinished``.
+    """``OUT/.prepare``. Parts under their final name are complete; the others are named ``*.unfinished``.
 
-    As a context manager it holds the lock, and clears what an ended run left behind.
+    As a context manager it holds the lock, and removes what an interrupted run left.
     """
 
     def __init__(self, out: Path, identity: Dict[str, Any]) -> None:
-        """``identity``: settings and inputs; a run goes on from the stages of an earlier one only if they are equal.
+        """``identity``: settings and inputs; a run continues an earlier one only if they are equal.
 
         Raises:
-            UserError: ``out`` holds something else, or another unfinished corpus, or another run is at work.
+            UserError: ``out`` contains other files or another unfinished corpus, or another run is writing it.
         """
         self.out, self._identity = out, identity
         self.root = out / _HIDDEN
@@ -37,7 +37,9 @@ class Workspace:
     def __enter__(self) -> "Workspace":
         self._created_out = not self.out.exists()
         if not self._created_out and not self.root.is_dir() and any(self.out.iterdir()):
-            raise UserError(f"--out {self.out} is not empty and holds no corpus of prepare.sh: give another directory")
+            raise UserError(
+                f"--out {self.out} is not empty and contains no corpus of prepare.sh: give another directory"
+            )
         self.root.mkdir(parents=True, exist_ok=True)
         refusal = f"another prepare.sh is writing {self.out}: wait for it, or give another --out"
         self._lock = take_lock(self.root / "lock", refusal)
@@ -56,7 +58,7 @@ class Workspace:
         os.close(self._lock)
 
     def discard(self) -> None:
-        """Leave ``out`` as it was before."""
+        """Restore ``out`` to its state before the run."""
         shutil.rmtree(self.root)
         if self._created_out:
             self.out.rmdir()
@@ -73,7 +75,7 @@ class Workspace:
         return self.root / f"shard{number}"
 
     def unfinished(self, path: Path) -> Path:
-        """A fresh directory that becomes ``path`` by :meth:`finish`."""
+        """Create the directory that :meth:`finish` renames to ``path``."""
         directory = path.with_name(path.name + ".unfinished")
         directory.mkdir()
         return directory
@@ -100,7 +102,7 @@ class Workspace:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def publish(self, shards: int, manifest: Dict[str, Any]) -> None:
-        """Move the finished parts to their places in ``out``, the manifest last; a killed move is taken up again."""
+        """Move the finished parts into ``out``, the manifest last; the next run completes an interrupted move."""
         write_json(self.root / MANIFEST, manifest)
         for number in range(shards):
             self._move(self.shard(number), self._target(number, shards))
@@ -108,8 +110,8 @@ class Workspace:
         os.replace(self.root / MANIFEST, self.out / MANIFEST)
         shutil.rmtree(self.root)
 
-    def take_up_publishing(self) -> bool:
-        """True where an earlier run was ended while it published; it is then done."""
+    def continue_publishing(self) -> bool:
+        """Complete the publishing of an interrupted run; return whether there was one."""
         path = self.root / MANIFEST
         if not path.is_file():
             return False
@@ -130,18 +132,18 @@ class Workspace:
         path = self.root / "identity.json"
         if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != self._identity:
             raise UserError(
-                f"{self.out} holds an unfinished corpus of other inputs or settings: repeat the command that began it, "
+                f"{self.out} contains an unfinished corpus of other inputs or settings: repeat the command that started it, "
                 f"or remove {self.root}"
             )
         write_json(path, self._identity)
 
     def _remove_unfinished(self) -> None:
         for path in self.root.glob("*.unfinished"):
-            # After Ctrl-C a dying process may still write there; the next run clears it then.
+            # After Ctrl-C an ending process may still write there; the next run removes the rest.
             shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Whole or absent."""
+    """Write a JSON file atomically."""
     with whole_file(str(path)) as unfinished:
         Path(unfinished).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

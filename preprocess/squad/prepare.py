@@ -1,14 +1,16 @@
-"""SQuAD to what the task ``squad`` reads; see ``prepare.sh --help``.
+"""Convert SQuAD to the input of the task ``squad``; see ``prepare.sh --help``.
 
-read both files -> draw training questions -> encode, align, write beside OUT -> rename
+Read both files -> sample training questions -> encode, align, write to a temporary directory -> rename.
 """
 
+import argparse
 import dataclasses
 import glob
 import json
 import os
 import random
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -18,14 +20,31 @@ from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from amos_fairseq.squad.official_files import Paragraph, SquadFile, read_squad
 from preprocess.common.command import ending_in_one_line, progress_bar, say
-from preprocess.squad.arguments import Settings, build_parser, read_settings
+
+_DESCRIPTION = """Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
+
+TRAIN_JSON and DEV_JSON are official files, plain or as .gz, .xz or .zst. Lengths of windows are flags of the task, not
+of this command. Answers that do not fit the tokens are counted, and listed in OUT/squad.json. A finished OUT, made from
+the same files and settings, is not changed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that determine the content of OUT. ``max_train_questions`` None: all questions."""
+
+    max_train_questions: Optional[int]
+    seed: int
+
+    def describe(self) -> Dict[str, Any]:
+        """Return the settings for ``squad.json``. The seed matters only if questions are sampled."""
+        return dataclasses.asdict(self) | ({"seed": None} if self.max_train_questions is None else {})
 
 
 def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: Settings) -> None:
-    """Make ``out`` of both files; nothing is left of it where that fails.
+    """Write both files to ``out``; nothing is left of it if that fails.
 
     Raises:
-        UserError: bad input, or ``out`` holds something else.
+        UserError: bad input, or ``out`` contains other files.
     """
     sources = {"train": train, "valid": dev}
     description = {
@@ -39,8 +58,8 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     files = {split: read_squad(path) for split, path in sources.items()}
     paragraphs = {split: file.paragraphs for split, file in files.items()}
     if settings.max_train_questions is not None:
-        paragraphs["train"] = draw_questions(paragraphs["train"], settings.max_train_questions, settings.seed)
-    unfinished = _place_beside(out.absolute())
+        paragraphs["train"] = sample_questions(paragraphs["train"], settings.max_train_questions, settings.seed)
+    unfinished = _temporary_directory(out.absolute())
     try:
         facts = _write(unfinished, files, paragraphs, tokenizer)
         manifest = json.dumps(description | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
@@ -48,44 +67,44 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
         os.rename(unfinished, out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; facts in {out}/{MANIFEST}")
+    say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
 
 
-def _place_beside(out: Path) -> Path:
-    """A fresh hidden directory on the file system of ``out``; what killed runs left there is removed."""
+def _temporary_directory(out: Path) -> Path:
+    """Create a hidden directory on the file system of ``out``, and remove those that killed runs have left."""
     out.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{out.name}.unfinished."
     for left in out.parent.glob(f"{glob.escape(prefix)}*"):
         try:
-            os.kill(int(left.name.removeprefix(prefix)), 0)  # signal 0 only asks
+            os.kill(int(left.name.removeprefix(prefix)), 0)  # signal 0 only checks
         except (ProcessLookupError, ValueError):
             shutil.rmtree(left, ignore_errors=True)
         except PermissionError:
-            pass  # somebody else's, at work
+            pass  # a running process of another user
     unfinished = out.with_name(f"{prefix}{os.getpid()}")
     unfinished.mkdir()
     return unfinished
 
 
-def draw_questions(paragraphs: Sequence[Paragraph], number: int, seed: int) -> List[Paragraph]:
-    """``number`` questions, drawn without replacement, in the file's order; paragraphs without any are left out."""
+def sample_questions(paragraphs: Sequence[Paragraph], number: int, seed: int) -> List[Paragraph]:
+    """Sample ``number`` questions without replacement, in the file's order, and drop paragraphs without any."""
     total = sum(len(paragraph.questions) for paragraph in paragraphs)
     chosen = set(random.Random(seed).sample(range(total), min(number, total)))
-    drawn, place = [], 0
+    sampled, position = [], 0
     for paragraph in paragraphs:
-        kept = tuple(q for offset, q in enumerate(paragraph.questions) if place + offset in chosen)
-        place += len(paragraph.questions)
-        if kept:
-            drawn.append(dataclasses.replace(paragraph, questions=kept))
-    return drawn
+        selected = tuple(q for offset, q in enumerate(paragraph.questions) if position + offset in chosen)
+        position += len(paragraph.questions)
+        if selected:
+            sampled.append(dataclasses.replace(paragraph, questions=selected))
+    return sampled
 
 
 def _write(
     directory: Path, files: Dict[str, SquadFile], paragraphs: Dict[str, Sequence[Paragraph]], tokenizer: Tokenizer
 ) -> Dict[str, Any]:
-    from fairseq.data import Dictionary  # seconds to import
+    from fairseq.data import Dictionary  # takes seconds to import
 
-    from preprocess.squad.writing import write_split
+    from preprocess.squad.encoding import write_split
 
     tokenizer.save(directory / "tokenizer")
     shutil.copyfile(directory / "tokenizer" / "dict.txt", directory / "dict.txt")
@@ -106,7 +125,7 @@ def _refuse_misplaced(path: Path, answers: Dict[str, int]) -> None:
     total = sum(answers.values())
     if 2 * answers["misplaced"] > total:
         raise UserError(
-            f"{path}: {answers['misplaced']} of {total} answers do not stand at their answer_start: the starts must count "
+            f"{path}: {answers['misplaced']} of {total} answers are not at their answer_start: the starts must count "
             "characters (not bytes) of the context as it is in the file"
         )
 
@@ -119,9 +138,9 @@ def _report(split: str, facts: Dict[str, Any]) -> None:
         f"paragraphs; longest context {facts['longest_context']} tokens, longest question {facts['longest_question']}"
     )
     say(
-        f"{split}: of {total} answers {answers['exact']} lie on token borders; {answers['wider']} "
-        f"({answers['wider'] / total:.2%}) end inside a token and take it whole; {answers['lost']} have no token, "
-        f"{answers['misplaced']} are not at their answer_start: {facts['untrainable']} questions train nobody"
+        f"{split}: of {total} answers {answers['exact']} are at token boundaries; {answers['wider']} "
+        f"({answers['wider'] / total:.2%}) end inside a token and include all of it; {answers['lost']} have no token, "
+        f"{answers['misplaced']} are not at their answer_start: {facts['untrainable']} questions are not used in training"
     )
 
 
@@ -131,7 +150,7 @@ def _is_finished(out: Path, description: Dict[str, Any]) -> bool:
     if not out.is_dir():
         raise UserError(f"OUT {out} is not a directory")
     if not (out / MANIFEST).is_file():
-        raise UserError(f"OUT {out} is not empty and holds no SQuAD data of prepare.sh: give another directory")
+        raise UserError(f"OUT {out} is not empty and contains no SQuAD data of prepare.sh: give another directory")
     manifest = read_manifest(out)
     for name, value in description.items():
         if manifest.get(name) != value:
@@ -140,12 +159,37 @@ def _is_finished(out: Path, description: Dict[str, Any]) -> bool:
     return True
 
 
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("train", type=Path, metavar="TRAIN_JSON", help="train-v1.1.json or train-v2.0.json")
+    add("dev", type=Path, metavar="DEV_JSON", help="the dev file of the same version")
+    add(
+        "tokenizer",
+        type=Path,
+        metavar="TOKENIZER_DIR",
+        help="tokenizer directory of a corpus or run, or tokenizer.json",
+    )
+    add("out", type=Path, metavar="OUT", help="output directory")
+    add("--max-train-questions", type=int, default=None, metavar="N", help="sample N training questions (default: all)")
+    add("--seed", type=int, default=1, help="samples the questions of --max-train-questions (default: %(default)s)")
+    return parser
+
+
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
-    """The command. Exit status 1 and one line on a user's mistake, 130 after Ctrl-C."""
+    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
     with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
-        settings = read_settings(given)
+        # What can be checked is checked before any work.
+        for path in (given.train, given.dev):
+            if not path.is_file():
+                raise UserError(f"{path}: no such file: give an official file of SQuAD")
+        if given.max_train_questions is not None and given.max_train_questions < 1:
+            raise UserError(f"--max-train-questions {given.max_train_questions} must be at least 1")
+        settings = Settings(given.max_train_questions, given.seed)
         prepare(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, settings)
 
 

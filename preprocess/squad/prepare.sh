@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SQuAD to what the task squad reads: prepare.sh TRAIN_JSON DEV_JSON TOKENIZER_DIR OUT [flags]; --help tells them.
+# Convert SQuAD to the input of the task squad: prepare.sh TRAIN_JSON DEV_JSON TOKENIZER_DIR OUT [flags]; see --help.
 set -euo pipefail
 # shellcheck source=preprocess/common/run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"

@@ -92,9 +92,9 @@ def test_an_environment_of_another_supported_python_is_kept(checkout: Path, tool
     write_program(tools / "python3", "echo 3.12")
     assert run_bash(checkout, command, tools).stdout.strip() == str(checkout / ".venv" / "bin" / "python")
     other = run_bash(checkout, command, tools, PYTHON=str(tools / "python3"))
-    assert_one_error_line(other, "holds Python 3.10", f"PYTHON={tools / 'python3'} is 3.12")
+    assert_one_error_line(other, "has Python 3.10", f"PYTHON={tools / 'python3'} is 3.12")
     write_program(checkout / ".venv" / "bin" / "python", "echo 3.8")
-    assert_one_error_line(run_bash(checkout, command, tools), "holds Python 3.8", "remove that folder")
+    assert_one_error_line(run_bash(checkout, command, tools), "has Python 3.8", "remove that folder")
 
 
 def test_no_python_is_refused(checkout: Path, tools: Path):
@@ -170,8 +170,8 @@ def test_a_moved_checkout_gets_its_environment_again(checkout: Path):
     ("content", "fragments"),
     [
         (None, ("text.txt: no such file",)),
-        (b"", ("text.txt: there is no text",)),
-        (b" \n\n\t\n", ("text.txt: there is no text",)),
+        (b"", ("text.txt: this file contains no text",)),
+        (b" \n\n\t\n", ("text.txt: this file contains no text",)),
         (b"caf\xe9 au lait", ("not UTF-8 at byte 3", "iconv")),
         (b"cut in the middle of a letter: \xc3", ("not UTF-8 at byte 31",)),
     ],

@@ -10,10 +10,10 @@ import pytest
 from glue_files import FILES, MRPC_HEADER
 from glue_server import make_archive, serve
 
-from preprocess.glue import download, fetching, remote_files
-from preprocess.glue.mrpc import build_mrpc
-from preprocess.glue.remote_files import REMOTE_FILES, RemoteFile
+from preprocess.glue import download, official_files
+from preprocess.glue.official_files import REMOTE_FILES, RemoteFile
 from preprocess.glue.tasks import TASKS
+from preprocess.glue.unpacking import build_mrpc
 
 RTE = {f"RTE/{name}": FILES[f"RTE/{name}"] for name in ("train.tsv", "dev.tsv")}
 RTE = {**RTE, "RTE/test.tsv": "index\tsentence1\tsentence2\n0\tRain\tSnow\n", "RTE/readme.txt": "licence"}
@@ -27,7 +27,7 @@ def waits(monkeypatch):
     """Seconds that would have been waited between tries; and no proxy between here and this machine."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     seconds = []
-    monkeypatch.setattr(fetching, "sleep", seconds.append)
+    monkeypatch.setattr(official_files, "sleep", seconds.append)
     return seconds
 
 
@@ -42,9 +42,9 @@ def server(monkeypatch):
         contents[REMOTE_FILES[name][0].path] = make_archive({**entries, f"{name}/original/large.jsonl": "{}"})
     contents[REMOTE_FILES["RTE"][0].path] = make_archive(RTE)
     contents[REMOTE_FILES["AX"][0].path] = FILES["diagnostic/diagnostic.tsv"].encode("utf-8")
-    contents[remote_files.MRPC_TRAIN.path] = MRPC_TRAIN.encode("utf-8")
-    contents[remote_files.MRPC_TEST.path] = MRPC_TEST.encode("utf-8")
-    contents[remote_files.MRPC_DEV_IDS.path] = b"41\t42\n"
+    contents[official_files.MRPC_TRAIN.path] = MRPC_TRAIN.encode("utf-8")
+    contents[official_files.MRPC_TEST.path] = MRPC_TEST.encode("utf-8")
+    contents[official_files.MRPC_DEV_IDS.path] = b"41\t42\n"
     publish(monkeypatch, contents)
     with serve({f"/{path}": content for path, content in contents.items()}) as running:
         yield running
@@ -82,7 +82,7 @@ def test_all_tasks_are_laid_out(server, tmp_path, capsys):
     asked = len(server.requests)
     run(server, out)
     assert len(server.requests) == asked
-    assert "MNLI is there already" in capsys.readouterr().err
+    assert "MNLI is already there" in capsys.readouterr().err
 
 
 def test_published_table_is_complete():
@@ -104,7 +104,7 @@ def test_mrpc_is_split_by_the_list(server, tmp_path):
 
 
 def test_own_list_of_mrpc(server, tmp_path, capsys):
-    del server.files[f"/{remote_files.MRPC_DEV_IDS.path}"]
+    del server.files[f"/{official_files.MRPC_DEV_IDS.path}"]
     line = refused(capsys, server, tmp_path / "glue", "MRPC")
     assert "the server answers 404" in line
     (tmp_path / "ids.tsv").write_text("11\t12\n")
@@ -154,7 +154,7 @@ def test_part_of_an_older_version_is_dropped(server, tmp_path):
 def test_server_that_stays_away(server, tmp_path, capsys):
     server.failures = [503] * 5
     line = refused(capsys, server, tmp_path / "glue", "RTE")
-    assert "could not be fetched in 5 tries (Service Unavailable)" in line
+    assert "could not be downloaded in 5 tries (Service Unavailable)" in line
     assert not (tmp_path / "glue").exists()
     server.failures = ["cut"] * 5
     refused(capsys, server, tmp_path / "glue", "RTE")
@@ -204,11 +204,14 @@ HOSTILE = {
     "absolute": (lambda: make_archive({**RTE, "/evil.txt": "evil"}), "leads out of the archive"),
     "drive": (lambda: make_archive({**RTE, "C:evil.txt": "evil"}), "leads out of the archive"),
     "link": (linked, "leads out of the archive"),
-    "no archive": (lambda: b"<html>not here</html>", "is no whole ZIP archive"),
-    "cut": (lambda: make_archive(RTE)[:-30], "is no whole ZIP archive"),
-    "damaged": (damaged, "is no whole ZIP archive"),
-    "another task": (lambda: make_archive({"CoLA/train.tsv": "x"}), "holds no RTE/train.tsv"),
-    "without test": (lambda: make_archive({k: v for k, v in RTE.items() if "test" not in k}), "holds no RTE/test.tsv"),
+    "no archive": (lambda: b"<html>not here</html>", "is not a complete ZIP archive"),
+    "cut": (lambda: make_archive(RTE)[:-30], "is not a complete ZIP archive"),
+    "damaged": (damaged, "is not a complete ZIP archive"),
+    "another task": (lambda: make_archive({"CoLA/train.tsv": "x"}), "contains no RTE/train.tsv"),
+    "without test": (
+        lambda: make_archive({k: v for k, v in RTE.items() if "test" not in k}),
+        "contains no RTE/test.tsv",
+    ),
 }
 
 
@@ -226,7 +229,7 @@ def test_hostile_and_broken_archives(server, tmp_path, capsys, name):
 
 
 def test_too_large_a_file(server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("preprocess.glue.archives.LARGEST_FILE_BYTES", 20)
+    monkeypatch.setattr("preprocess.glue.unpacking.LARGEST_FILE_BYTES", 20)
     assert "not an official file" in refused(capsys, server, tmp_path / "glue", "RTE")
 
 

@@ -62,11 +62,11 @@ def foreign(directory: Path) -> Path:
 BAD = {
     "unknown task": (lambda g, t, d: [g, "SST2", t, d / "out"], "unknown task 'SST2'"),
     "no directory": (lambda g, t, d: [d / "absent", "ALL", t, d / "out"], "is not a directory"),
-    "no task there": (lambda g, t, d: [foreign(d), "ALL", t, d / "out"], "holds no task"),
+    "no task there": (lambda g, t, d: [foreign(d), "ALL", t, d / "out"], "contains no task"),
     "absent": (lambda g, t, d: [foreign(d), "CoLA", t, d / "out"], "CoLA/train.tsv: no such file"),
     "no tokenizer": (lambda g, t, d: [g, "CoLA", foreign(d), d / "out"], "holds no tokenizer"),
     "file for OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d) / "letter.txt"], "is not a directory"),
-    "foreign OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d)], "is not empty and holds no GLUE data"),
+    "foreign OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d)], "is not empty and contains no GLUE data"),
     "comma": (lambda g, t, d: [g, "CoLA", t, d / "a,b"], "fairseq separates files by commas"),
     "no rows": (lambda g, t, d: [g, "CoLA", t, d / "out", "--max-train-rows", 0], "must be at least 1"),
     "workers": (lambda g, t, d: [g, "CoLA", t, d / "out", "--workers", 0], "must be at least 1"),

@@ -135,7 +135,7 @@ def test_files_that_are_absent_or_there_twice(tmp_path):
         "valid": tmp_path / "RTE" / "dev.tsv.xz",
     }
     (tmp_path / "RTE" / "dev.tsv").write_text("")
-    with pytest.raises(UserError, match="hold the same part of a task: keep one of them"):
+    with pytest.raises(UserError, match="are the same part of a task: keep one of them"):
         find_files(tmp_path, TASKS["RTE"])
     (tmp_path / "diagnostic").rename(tmp_path / "AX")
     assert find_files(tmp_path, TASKS["AX"]) == {"test": tmp_path / "AX" / "diagnostic.tsv"}

@@ -42,9 +42,9 @@ def written(directory: Path, name: str, content: bytes) -> Path:
 BAD = {
     "no such file": (lambda d: [d / "absent.txt"], "absent.txt: no such file"),
     "directory": (lambda d: [d], "is not a file: give the files themselves"),
-    "archive": (lambda d: [text(d), written(d, "wiki.xml.bz2", b"BZh9")], "wiki.xml.bz2: .bz2 files are not read"),
+    "archive": (lambda d: [text(d), written(d, "wiki.xml.bz2", b"BZh9")], "wiki.xml.bz2: .bz2 files are not supported"),
     "empty": (lambda d: [text(d), written(d, "empty.txt", b"")], "empty.txt is empty"),
-    "blank": (lambda d: [text(d), written(d, "blank.txt", b" \n \n")], "blank.txt holds no text"),
+    "blank": (lambda d: [text(d), written(d, "blank.txt", b" \n \n")], "blank.txt contains no text"),
     "latin": (lambda d: [text(d), written(d, "latin.txt", b"good\n\ncaf\xe9\n")], "line 3, byte 9: not UTF-8"),
     "damaged": (lambda d: [text(d), written(d, "cut.txt.gz", b"\x1f\x8b\x08")], "cut.txt.gz is damaged"),
     "no text": (
@@ -66,9 +66,9 @@ BAD = {
     "other dictionary": (lambda d: [text(d), "--tokenizer", mismatched(d)], "does not match the tokenizer beside it"),
     "both": (
         lambda d: [text(d), "--tokenizer", tokenizer_directory(d), "--vocab-size", 9],
-        "--vocab-size cannot stand beside --tokenizer",
+        "--vocab-size cannot be combined with --tokenizer",
     ),
-    "share": (lambda d: [text(d), "--valid-share", 1], "--valid-share 1.0 must lie between 0 and 1"),
+    "share": (lambda d: [text(d), "--valid-share", 1], "--valid-share 1.0 must be between 0 and 1"),
     "shard": (lambda d: [text(d), "--shard-megabytes", 0], "--shard-megabytes must be greater than 0"),
     "workers": (lambda d: [text(d), "--workers", 0], "--workers 0 must be at least 1"),
 }

@@ -7,7 +7,7 @@ import resource
 import pytest
 from pretraining_corpus import FLAGS, file_bytes
 
-from preprocess.pretraining import binarizing, encoding, prepare, vocabulary
+from preprocess.pretraining import encoding, prepare, vocabulary
 from preprocess.pretraining.workspace import Workspace
 
 
@@ -35,7 +35,7 @@ def restore_file_size():
         (prepare, "split_corpus", None),
         (prepare, "in_own_process", {"text"}),
         (encoding, "encode_files", {"text", "tokenizer"}),
-        (binarizing, "binarize_shard", {"text", "tokenizer"}),
+        (prepare, "binarize_shard", {"text", "tokenizer"}),
         (Workspace, "save_counts", {"text", "tokenizer"}),
         (Workspace, "publish", {"text", "tokenizer", "shard0", "shard1", "shard2"}),
     ],
@@ -83,7 +83,7 @@ def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
 def test_finished_shards_are_not_made_again(reference, tmp_path, monkeypatch):
     easy, flags = reference
     done = []
-    original = binarizing.binarize_shard
+    original = prepare.binarize_shard
 
     def binarize(train, *arguments):
         if len(done) == 2:
@@ -93,12 +93,12 @@ def test_finished_shards_are_not_made_again(reference, tmp_path, monkeypatch):
 
     command = [*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(binarizing, "binarize_shard", binarize)
+        patch.setattr(prepare, "binarize_shard", binarize)
         with pytest.raises(SystemError, match="killed here"):
             prepare.main(command)
     assert done == ["shard0.unfinished", "shard1.unfinished"]
     left = []
-    monkeypatch.setattr(binarizing, "binarize_shard", lambda *a: (left.append(a[0].parent.name), original(*a))[1])
+    monkeypatch.setattr(prepare, "binarize_shard", lambda *a: (left.append(a[0].parent.name), original(*a))[1])
     monkeypatch.setattr(vocabulary, "learn_tokenizer", None)
     monkeypatch.setattr(prepare, "split_corpus", None)
     prepare.main(command)

@@ -86,7 +86,9 @@ OTHER_FORMATS = [
 
 @pytest.mark.parametrize(("name", "kind"), OTHER_FORMATS)
 def test_other_formats_are_refused_by_name(tmp_path, name, kind):
-    with pytest.raises(UserError, match=rf"{name}: \{kind} files are not read: unpack it .* as \.gz, \.xz or \.zst"):
+    with pytest.raises(
+        UserError, match=rf"{name}: \{kind} files are not supported: unpack it .* as \.gz, \.xz or \.zst"
+    ):
         refuse_other_formats(tmp_path / name)
 
 
@@ -114,9 +116,9 @@ def test_memory_is_constant(tmp_path):
 GOOD = b"one line\n\nanother line\n"
 LATIN = "first\nsecond caf\u00e9\n".encode("latin-1")
 CASES = {
-    "empty.txt": (b"", "holds no text"),
-    "blank.txt": (b" \n\n\t\n", "holds no text"),
-    "blank.jsonl": (b'{"text": ""}\n', "holds no text"),
+    "empty.txt": (b"", "contains no text"),
+    "blank.txt": (b" \n\n\t\n", "contains no text"),
+    "blank.jsonl": (b'{"text": ""}\n', "contains no text"),
     "latin.txt": (LATIN, r"latin.txt, line 2, byte 16: not UTF-8"),
     "latin.txt.gz": (gzip.compress(LATIN), r"line 2, byte 16: not UTF-8"),
     "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', r"line 2, byte 25: not UTF-8"),

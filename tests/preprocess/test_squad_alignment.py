@@ -10,7 +10,7 @@ from tiny_wordpiece import train_wordpiece
 from amos_fairseq.interop.tokenizer import load_tokenizer
 from amos_fairseq.squad.official_files import Answer
 from preprocess.pretraining.vocabulary import learn_tokenizer
-from preprocess.squad.alignment import Fit, align_answer
+from preprocess.squad.encoding import Fit, align_answer
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
 # Answers that lie on borders of words, so for every tokenizer on borders of pieces.

@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_counted_and_named(tmp_path, capsys):
     split = SquadSplit(data, "train")
     assert [example.target is None for example in split.examples[:3]] == [True, False, False]
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
-    assert "1 questions train nobody" in capsys.readouterr().err
+    assert "1 questions are not used in training" in capsys.readouterr().err
 
 
 def test_version_one(tmp_path):
@@ -230,7 +230,7 @@ def test_other_mistakes_are_one_line(data, tmp_path, capsys):
     assert "no such file" in refused(capsys, source, tmp_path / "absent.json", tokenizer, out)
     assert "is not a directory" in refused(capsys, source, source, tmp_path / "absent", out)
     assert "--max-train-questions 0" in refused(capsys, source, source, tokenizer, out, "--max-train-questions", 0)
-    assert "is not empty and holds no SQuAD data" in refused(capsys, source, source, tokenizer, tmp_path)
+    assert "is not empty and contains no SQuAD data" in refused(capsys, source, source, tokenizer, tmp_path)
     assert "is not a directory" in refused(capsys, source, source, tokenizer, source)
     assert not out.exists()
 
@@ -244,7 +244,7 @@ def test_starts_that_count_bytes_are_refused(data, tmp_path, capsys):
                 answer["answer_start"] = len(paragraph["context"][: answer["answer_start"]].encode("utf-8"))
     wrong = write_json(tmp_path / "wrong.json", squad)
     line = refused(capsys, wrong, wrong, data.parent / "tokenizer", tmp_path / "out")
-    assert "do not stand at their answer_start: the starts must count characters" in line
+    assert "are not at their answer_start: the starts must count characters" in line
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]
 
 

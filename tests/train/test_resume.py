@@ -89,7 +89,7 @@ def test_a_finished_run_is_left_alone_and_a_damaged_one_mended(
     (save_dir / "checkpoint_best.pt").unlink()
     mended = BackgroundRun(command, tmp_path / "mended.log")
     assert mended.exit_code() == 0, mended.text()[-3000:]
-    assert "checkpoint_last.pt is damaged: resuming from the newest whole checkpoint" in mended.text()
+    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in mended.text()
     assert "checkpoint_3_35.pt (35 updates)" in mended.text()
     assert_same_run(save_dir, reference)
 
@@ -109,7 +109,7 @@ def test_a_full_disk_costs_no_checkpoint(
     assert run.exit_code() == 1
     (line,) = error_lines(run)
     assert line.startswith(f"amos_fairseq: error: {save_dir}/checkpoint_")
-    assert "cannot be written (File too large); older checkpoints are whole: make room" in line
+    assert "cannot be written (File too large); older checkpoints are complete: make room" in line
     after = files(save_dir)
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"metrics.jsonl"}
@@ -136,7 +136,7 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
         ),
         pytest.param(
             ["--finetune-from-model", "OLD", "--encoder-embed-dim", "16"],
-            "holds another model than the flags describe; Error(s) in loading state_dict for AmosModel: size mismatch",
+            "contains another model than the flags describe; Error(s) in loading state_dict for AmosModel: size mismatch",
             id="size",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
         ),
         pytest.param(
             ["--restore-file", "OLD"],
-            f"stands at update {LAST_UPDATE}, and --max-update {LAST_UPDATE} is reached",
+            f"is at update {LAST_UPDATE}, and --max-update {LAST_UPDATE} is reached",
             id="no-update-left",
         ),
         pytest.param(["--restore-file", "gone.pt"], "--restore-file gone.pt does not exist", id="missing"),

@@ -228,7 +228,7 @@ def test_file_is_read_like_text(save_dir, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["inspect", "absent.pt", "--text", "a"], "absent.pt is missing: give a checkpoint or the SAVE_DIR"),
-        (["inspect", "cut.pt", "--text", "a"], "cut.pt is no whole checkpoint"),
+        (["inspect", "cut.pt", "--text", "a"], "cut.pt is not a complete checkpoint"),
         (["inspect", "other.pt", "--text", "a"], "other.pt is no checkpoint of fairseq-train"),
         (["inspect", ".", "--text", " \n "], "the text is empty"),
         (["inspect", ".", "--file", "absent.txt"], "absent.txt: the text cannot be read (No such file or directory)"),

@@ -12,11 +12,11 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from full_disk import full_disk
 
-from amos_fairseq.compat import atomic_checkpoints
-from amos_fairseq.compat.atomic_checkpoints import (
-    mend_last_checkpoint,
-    newest_whole_checkpoint,
-    write_whole,
+from amos_fairseq.compat import checkpoints
+from amos_fairseq.compat.checkpoints import (
+    newest_complete_checkpoint,
+    repair_last_checkpoint,
+    write_atomically,
 )
 from amos_fairseq.errors import UserError
 
@@ -50,7 +50,7 @@ def test_a_full_disk_does_not_cut_a_copy_short(tmp_path: Path) -> None:
     checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), new)
     checkpoint_utils.torch_persistent_save(checkpoint(1), last)
     before = content(tmp_path)
-    with full_disk(LIMIT), pytest.raises(UserError, match="older checkpoints are whole"):
+    with full_disk(LIMIT), pytest.raises(UserError, match="older checkpoints are complete"):
         PathManager.copy(new, last, overwrite=True)
     assert content(tmp_path) == before
     assert PathManager.copy(new, last, overwrite=True)  # fairseq asserts a true answer
@@ -80,7 +80,7 @@ def test_whatever_interrupts_a_write_leaves_the_older_file(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_whole(str(path), interrupted)
+        write_atomically(str(path), interrupted)
     assert content(tmp_path) == {"checkpoint_last.pt": b"older"}
 
 
@@ -130,16 +130,16 @@ def save_dir(tmp_path: Path) -> Path:
 def test_the_newest_whole_checkpoint_takes_the_place_of_a_damaged_one(
     save_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert newest_whole_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
-    assert mend_last_checkpoint(str(save_dir)) is None
+    assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
+    assert repair_last_checkpoint(str(save_dir)) is None
     assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
-    assert "checkpoint_last.pt is damaged: resuming from the newest whole checkpoint" in caplog.text
+    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in caplog.text
     assert "checkpoint_2_10.pt (10 updates)" in caplog.text
 
 
 def test_a_missing_last_checkpoint_is_no_new_start(save_dir: Path) -> None:
     (save_dir / "checkpoint_last.pt").unlink()
-    assert mend_last_checkpoint(str(save_dir)) is None
+    assert repair_last_checkpoint(str(save_dir)) is None
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
@@ -149,10 +149,10 @@ def test_a_whole_last_checkpoint_is_left_alone(save_dir: Path) -> None:
     for path in save_dir.glob("checkpoint_2_*.pt"):
         os.utime(path, ns=(0, 0))
     before = content(save_dir)
-    assert mend_last_checkpoint(str(save_dir)) is None
+    assert repair_last_checkpoint(str(save_dir)) is None
     assert content(save_dir) == before
     # ... unless the run does not keep it, so that it falls behind.
-    assert mend_last_checkpoint(str(save_dir), is_kept=False) is None
+    assert repair_last_checkpoint(str(save_dir), is_written=False) is None
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
@@ -163,9 +163,9 @@ def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
     for name in ("checkpoint_2_10.pt", "checkpoint_2_12.pt"):
         written_after(save_dir / "checkpoint_last.pt", save_dir / name)
-    assert mend_last_checkpoint(str(save_dir)) is None
+    assert repair_last_checkpoint(str(save_dir)) is None
     assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
-    assert "checkpoint_last.pt is older: resuming from the newest whole checkpoint" in caplog.text
+    assert "checkpoint_last.pt is older: resuming from the newest complete checkpoint" in caplog.text
     assert "checkpoint_2_10.pt (10 updates)" in caplog.text
 
 
@@ -174,7 +174,7 @@ def test_a_last_checkpoint_that_is_not_behind_is_left_alone(save_dir: Path, last
     torch.save(last, save_dir / "checkpoint_last.pt")
     written_after(save_dir / "checkpoint_last.pt", save_dir / "checkpoint_2_10.pt")
     before = content(save_dir)
-    assert mend_last_checkpoint(str(save_dir)) is None
+    assert repair_last_checkpoint(str(save_dir)) is None
     assert content(save_dir) == before
 
 
@@ -184,9 +184,9 @@ def written_after(older: Path, path: Path) -> None:
 
 
 def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Path) -> None:
-    assert mend_last_checkpoint(str(tmp_path)) is None  # a new run
+    assert repair_last_checkpoint(str(tmp_path)) is None  # a new run
     (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04")
-    assert "checkpoint_last.pt is damaged and no other checkpoint is whole" in mend_last_checkpoint(str(tmp_path))
+    assert "checkpoint_last.pt is damaged and no other checkpoint is complete" in repair_last_checkpoint(str(tmp_path))
     assert content(tmp_path) == {"checkpoint_last.pt": b"PK\x03\x04"}
 
 
@@ -195,14 +195,14 @@ def test_what_keeps_the_reading_rank_from_mending_reaches_all_ranks(
     save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
 ) -> None:
     """Raised on one rank alone, it would leave the others in a broadcast."""
-    monkeypatch.setattr(atomic_checkpoints, "raise_on_every_rank", tell)
+    monkeypatch.setattr(checkpoints, "raise_on_every_rank", tell)
     if is_foreign:
         torch.save({"model": SimpleNamespace()}, save_dir / "checkpoint_last.pt")
     else:
-        monkeypatch.setattr(atomic_checkpoints, "copy_whole", lambda *paths: write_whole(paths[1], no_room))
+        monkeypatch.setattr(checkpoints, "copy_atomically", lambda *paths: write_atomically(paths[1], no_room))
     cfg = SimpleNamespace(save_dir=str(save_dir), restore_file="checkpoint_last.pt", no_last_checkpoints=False)
     trainer = SimpleNamespace(should_save_checkpoint_on_current_rank=True, checkpoint_suffix="")
-    with pytest.raises(ToldEveryRank, match="holds an object of class" if is_foreign else "No space left on device"):
+    with pytest.raises(ToldEveryRank, match="contains an object of class" if is_foreign else "No space left on device"):
         checkpoint_utils.load_checkpoint(cfg, trainer)
 
 

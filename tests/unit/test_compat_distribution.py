@@ -76,7 +76,7 @@ def test_nodes_with_different_numbers_of_gpus() -> None:
             {"distributed_world_size": 64},
             {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_NNODES": "8"},
             8,
-            r"8 Slurm nodes need a port to meet at: give --distributed-port",
+            r"8 Slurm nodes need a common port: give --distributed-port",
         ),
         (
             {"distributed_world_size": 8},
@@ -88,7 +88,7 @@ def test_nodes_with_different_numbers_of_gpus() -> None:
             {"distributed_world_size": 4},
             {"SLURM_STEP_NODELIST": "node0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"},
             1,
-            r"SLURM_LOCALID=2 but this task sees 1 GPUs: ask for GPUs by node",
+            r"SLURM_LOCALID=2 but this task sees 1 GPUs: request GPUs by node",
         ),
         ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but this machine has 2 GPUs"),
     ],
@@ -103,7 +103,7 @@ def test_bf16_gradients_are_not_squeezed_into_fp16() -> None:
         cfg = settings(ddp_comm_hook="fp16")
         cfg.common.bf16 = bf16
         if refused:
-            with pytest.raises(UserError, match=r"--ddp-comm-hook fp16 would squeeze the gradients of --bf16"):
+            with pytest.raises(UserError, match=r"--ddp-comm-hook fp16 would convert the gradients of --bf16"):
                 arrange_ranks(cfg, {}, num_gpus=0)
         else:
             arrange_ranks(cfg, {}, num_gpus=0)
@@ -136,7 +136,7 @@ def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_that_never_met_are_refused() -> None:
     require_ranks(settings(), {})
     for cfg, environment in ((settings(distributed_world_size=2), {}), (settings(), {"WORLD_SIZE": "2"})):
-        with pytest.raises(UserError, match=r"2 ranks were asked for but they are not connected"):
+        with pytest.raises(UserError, match=r"2 ranks were requested but they are not connected"):
             require_ranks(cfg, environment)
 
 
@@ -169,10 +169,10 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
 
     monkeypatch.setattr(distribution.distributed_utils, "all_reduce", other_rank_adds)
     if message is None:
-        check_gradient_norms(TrainerOfTwo(), torch.tensor(mine))
+        check_gradient_norms(None, TrainerOfTwo(), torch.tensor(mine))
     else:
         with pytest.raises(UserError, match=message):
-            check_gradient_norms(TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
+            check_gradient_norms(None, TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])

@@ -12,7 +12,7 @@ from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat.non_finite import check_logged_losses, describe, not_finite
+from amos_fairseq.compat.failing_updates import check_logged_losses, describe, not_finite
 from amos_fairseq.errors import UserError
 
 NAN, INF = float("nan"), float("inf")

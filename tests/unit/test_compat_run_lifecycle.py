@@ -1,5 +1,6 @@
 """Which starts are refused, which do nothing, and which go on."""
 
+import functools
 import hashlib
 import queue
 import time
@@ -52,7 +53,7 @@ def test_a_learning_rate_of_zero_is_refused_with_the_flags_to_use() -> None:
 
 def test_a_continued_run_has_to_have_updates_left() -> None:
     problem = refusal(trainer_at(100, max_update=100, total=100), "old/checkpoint_last.pt")
-    assert "--restore-file old/checkpoint_last.pt stands at update 100" in problem
+    assert "--restore-file old/checkpoint_last.pt is at update 100" in problem
     assert "--reset-lr-scheduler" in problem
 
 
@@ -93,7 +94,7 @@ def test_a_finished_run_waits_for_what_still_reads() -> None:
 
 def test_a_finished_run_is_not_trained() -> None:
     calls = []
-    train = run_lifecycle._skip_if_finished(lambda *args: calls.append(args) or ([1.0], False))
+    train = functools.partial(run_lifecycle.skip_if_finished, lambda *args: calls.append(args) or ([1.0], False))
     epoch = SimpleNamespace(next_epoch_idx=1)
     assert train(None, trainer_at(100, 100, 100), None, epoch) == ([None], True)
     assert not calls

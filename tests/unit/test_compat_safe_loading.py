@@ -12,9 +12,10 @@ from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat import safe_loading
-from amos_fairseq.compat.safe_loading import DamagedCheckpoint, read_header
+from amos_fairseq import files
+from amos_fairseq.compat.checkpoints import UNSAFE_LOADING, restrict_classes
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import DamagedCheckpoint, read_header
 
 
 def leave_a_trace(path: str) -> None:
@@ -47,7 +48,7 @@ def checkpoint(**more: Any) -> dict[str, Any]:
 def test_a_foreign_class_is_refused_and_its_code_does_not_run(load: Any, tmp_path: Path) -> None:
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
     torch.save(checkpoint(surprise=Stranger(trace)), path)
-    with pytest.raises(UserError, match=r"model\.pt holds an object of class \S*leave_a_trace,") as refused:
+    with pytest.raises(UserError, match=r"model\.pt contains an object of class \S*leave_a_trace,") as refused:
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)
     assert not trace.exists()
@@ -69,7 +70,7 @@ def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: P
     assert read_header(str(path))["optimizer_history"][-1]["num_updates"] == 7
     path.write_bytes(path.read_bytes()[:kept])
     for load in (read_header, checkpoint_utils.load_checkpoint_to_cpu):
-        with pytest.raises(DamagedCheckpoint, match=r"model\.pt is no whole checkpoint"):
+        with pytest.raises(DamagedCheckpoint, match=r"model\.pt is not a complete checkpoint"):
             load(str(path))
 
 
@@ -84,7 +85,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
     def refuse(file: str, *mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", file)
 
-    monkeypatch.setattr(safe_loading, "open", refuse, raising=False)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
     with pytest.raises(UserError, match=r"model\.pt cannot be read \(Permission denied\): permit reading") as refused:
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)
@@ -93,8 +94,8 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
 def test_the_environment_cannot_open_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
     torch.save(checkpoint(surprise=Stranger(trace)), path)
-    monkeypatch.setenv(safe_loading.OVERRIDE, "1")
-    safe_loading.ignore_override()
+    monkeypatch.setenv(UNSAFE_LOADING, "1")
+    restrict_classes()
     with pytest.raises(UserError):
         checkpoint_utils.load_checkpoint_to_cpu(path)
     assert not trace.exists()

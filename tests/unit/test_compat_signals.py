@@ -1,5 +1,6 @@
 """Signals to ranks, launchers and loader processes."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.compat import signals
+from amos_fairseq.errors import REQUEUE
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def alone(updates: int = 5) -> Any:
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_rank_notes_the_signal_and_lives(number: int) -> None:
-    signals.install()
+    signals.install_handlers()
     assert not signals.stop_is_requested(alone())
     os.kill(os.getpid(), number)
     assert signals.stop_is_requested(alone())
@@ -54,7 +56,7 @@ def test_a_launcher_passes_the_signal_on_to_its_ranks() -> None:
     rank = context.Process(target=wait_for_signal, args=(ready,))
     rank.start()
     assert ready.wait(30)
-    signals.note(signal.SIGUSR1, None)
+    signals.record(signal.SIGUSR1, None)
     rank.join(30)
     assert rank.exitcode == 100 + signal.SIGUSR1
 
@@ -78,7 +80,7 @@ def signal_from_elsewhere(pid: int, number: int) -> None:
 
 
 def test_a_loader_process_leaves_signals_of_others_to_its_rank() -> None:
-    signals.install()
+    signals.install_handlers()
     batches = loader()
     first = int(next(batches))
     pid = batches._workers[0].pid
@@ -130,13 +132,13 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: int, saves: list) -> None:
     trainer = alone(updates=5)
     trainer.update_of_last_save = saved_at
-    stop = signals._stop_after(lambda *args: ([None], False))
+    stop = functools.partial(signals.stop_after_update, lambda *args: ([None], False))
     arguments = (config(**settings), trainer, None, "position", ["valid"], False)
     assert stop(*arguments) == ([None], False)
     signals._received.append(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         stop(*arguments)
-    assert ended.value.code == signals.REQUEUE == os.EX_TEMPFAIL
+    assert ended.value.code == REQUEUE == os.EX_TEMPFAIL
     assert len(saves) == expected
     for checkpoint, _, position, valid_loss in saves:
         assert not checkpoint.no_last_checkpoints
@@ -145,7 +147,7 @@ def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: 
 
 def test_the_last_update_of_a_run_ends_it_as_usual(saves: list) -> None:
     signals._received.append(signal.SIGTERM)
-    stop = signals._stop_after(lambda *args: ([2.5], True))
+    stop = functools.partial(signals.stop_after_update, lambda *args: ([2.5], True))
     assert stop(config(), alone(), None, None, ["valid"], True) == ([2.5], True)
     assert not saves
 

@@ -18,11 +18,11 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat import known_names
-from amos_fairseq.compat.known_names import check_fit, check_names
+from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.known_names import check_config_before_defaults, check_fit, check_names
+from amos_fairseq.compat.patching import Patch, Script, apply_patches
 from amos_fairseq.compat.user_errors import exit_on_mistake, line_for
 from amos_fairseq.errors import UserError
-from amos_fairseq.ranks import raise_on_every_rank
 
 
 def raised_by(call: Callable[[], Any]) -> Exception:
@@ -57,7 +57,7 @@ def test_rows_that_are_longer_than_the_model_reads() -> None:
     """Of a stock task such as ``sentence_prediction``, whose data are cut only on demand."""
     rows = NestedDictionaryDataset({"id": RawLabelDataset([0])}, sizes=[numpy.array([374])])
     line = line_for(raised_by(lambda: FairseqTask(None).filter_indices_by_size(numpy.arange(1), rows, 128)))
-    assert line.startswith("a row of the data has 374 tokens, the model reads 128")
+    assert line.startswith("a sequence of the data has 374 tokens, the model accepts 128")
     assert "--shorten-method truncate" in line
 
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_architecture(tmp_path: Path) -> None:
             )
 
     line = line_for(raised_by(load))
-    assert line.startswith("old/checkpoint_last.pt holds another model than the flags describe;")
+    assert line.startswith("old/checkpoint_last.pt contains another model than the flags describe;")
     assert "size mismatch for weight: copying a param with shape torch.Size([3, 3])" in line
 
 
@@ -108,7 +108,7 @@ def test_a_mistake_found_in_a_loader_process() -> None:
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
         (Exception("The dataset is empty. This could indicate that"), "more text"),
-        (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must lie between 0"),
+        (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must be between 0"),
     ],
 )  # fmt: skip
 def test_words_of_stock_fairseq_and_torch(error: Exception, words: str) -> None:
@@ -204,8 +204,7 @@ def test_a_pair_that_does_not_fit_by_flags_and_through_hydra(
     assert line.startswith("amos_fairseq: error: --criterion teams (criterion._name) does not fit --arch electra_tiny")
     hydra = SimpleNamespace(_hydra_main=None, add_defaults=lambda cfg: pytest.fail("settings are filled in"))
     monkeypatch.setitem(sys.modules, "fairseq_cli.hydra_train", hydra)
-    monkeypatch.setattr(options, "parse_args_and_arch", options.parse_args_and_arch)
-    known_names.apply()
+    apply_patches((Patch(Script.STARTING, "add_defaults", check_config_before_defaults),))
     with pytest.raises(UserError, match=r"--criterion amos .*does not fit --arch electra"):
         hydra.add_defaults(named(model="electra", criterion="amos"))
 

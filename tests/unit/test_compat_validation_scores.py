@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from amos_fairseq.compat.validation_scores import _with_comparable_scores, comparable
+from amos_fairseq.compat.run_lifecycle import comparable, return_comparable_scores
 
 NAN = np.float64("nan")
 
 
 def validated(scores, maximize=True):
     cfg = SimpleNamespace(checkpoint=SimpleNamespace(maximize_best_checkpoint_metric=maximize))
-    return _with_comparable_scores(lambda cfg, trainer: list(scores))(cfg, "trainer")
+    return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
 
 
 def test_a_numpy_scalar_becomes_a_number_that_a_checkpoint_can_hold(tmp_path):

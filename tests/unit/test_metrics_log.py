@@ -14,6 +14,7 @@ from fairseq.data.iterators import CountingIterator
 from fairseq.logging import meters, progress_bar
 
 from amos_fairseq import metrics_log
+from amos_fairseq.compat.patching import Patch
 from amos_fairseq.errors import UserError
 
 
@@ -29,10 +30,11 @@ def read(save_dir):
 
 @pytest.fixture(autouse=True)
 def _stock_fairseq(monkeypatch):
-    """Each test is a process of its own: it applies the patches to fairseq's functions as they come."""
+    """Each test applies the patches to fairseq's own functions, as a new process does."""
     monkeypatch.setattr(progress_bar, "progress_bar", inspect.unwrap(progress_bar.progress_bar))
     monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda cfg, trainer, **_: ("extra", "iterator"))
-    metrics_log.apply()
+    Patch(progress_bar, "progress_bar", metrics_log.record_logged_values).apply_to(progress_bar)
+    Patch(checkpoint_utils, "load_checkpoint", metrics_log.note_resumed_update).apply_to(checkpoint_utils)
 
 
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):

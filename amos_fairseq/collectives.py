@@ -1,5 +1,6 @@
-"""Ranks end together: what one of them finds on disk alone is told to all, so that none waits for it in a collective. And
-what each has counted of its part is added up.
+"""Collective operations over the ranks of a run: end all of them together, and add up their counts.
+
+A problem that only one rank finds, for example on disk, is broadcast, so that no other rank waits for it in a collective.
 """
 
 from collections.abc import Callable
@@ -12,13 +13,13 @@ from amos_fairseq.errors import UserError
 
 
 def raise_on_every_rank(problem: str | None) -> None:
-    """End all ranks with what the first has found. Every rank has to call this at the same place.
+    """End all ranks if the first rank has found a problem. Every rank has to call this at the same point.
 
     Args:
-        problem: the line for the user, or None; what other ranks than the first pass is ignored.
+        problem: the message for the user, or None. Only the first rank's value is used.
 
     Raises:
-        UserError: on the first rank. The others raise ``SystemExit``: one line is enough.
+        UserError: on the first rank. The others raise ``SystemExit``, so that the message is printed once.
     """
     rank = distributed_utils.get_global_rank()
     if distributed_utils.get_global_world_size() > 1:
@@ -30,7 +31,7 @@ def raise_on_every_rank(problem: str | None) -> None:
 
 
 def on_first_rank(action: Callable[[], object]) -> None:
-    """Do ``action`` on the first rank, and end all ranks if it raises :class:`UserError`. Every rank has to call this."""
+    """Call ``action`` on the first rank; if it raises :class:`UserError`, end all ranks. Every rank has to call this."""
     problem = None
     if distributed_utils.get_global_rank() == 0:
         try:
@@ -40,10 +41,10 @@ def on_first_rank(action: Callable[[], object]) -> None:
     raise_on_every_rank(problem)
 
 
-def sum_over_ranks(numbers: Tensor) -> Tensor:
-    """The ``numbers`` of all ranks added up, on the CPU. Every rank has to call this, with as many of one type."""
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return the sum of ``values`` over all ranks, on the CPU. Every rank has to pass the same shape and dtype."""
     if distributed_utils.get_global_world_size() == 1:
-        return numbers
-    on_device = numbers.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu", copy=True)
+        return values
+    on_device = values.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu", copy=True)
     torch.distributed.all_reduce(on_device)
     return on_device.cpu()

@@ -1,9 +1,10 @@
-"""One split: encoded, aligned, written as memory-mapped arrays and lines of JSON."""
+"""Encode a split, align its answers with tokens, and write memory-mapped arrays and lines of JSON."""
 
 import json
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -12,16 +13,50 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting
 
 from amos_fairseq.data.squad import TOKEN_ARRAYS, AlignedAnswer, Example
 from amos_fairseq.interop.tokenizer import Tokenizer
-from amos_fairseq.squad.official_files import Paragraph, Question
-from preprocess.squad.alignment import Fit, align_answer
+from amos_fairseq.squad.metrics import normalize_answer
+from amos_fairseq.squad.official_files import Answer, Paragraph, Question
 
-# Of answers that do not fit, this many of a kind are named in squad.json.
+# squad.json lists this many answers of each kind that do not fit.
 NAMED_ANSWERS = 20
+
+
+class Fit(str, Enum):
+    """How well the text of an answer's tokens matches the answer.
+
+    ``exact``: it scores an exact match. ``wider``: the answer ends inside a token ("1910" in "1910s"), so the smallest span
+    of tokens that contains it has more text. ``lost``: no token covers its characters. ``misplaced``: the context does not
+    contain the answer at its ``answer_start``.
+    """
+
+    EXACT = "exact"
+    WIDER = "wider"
+    LOST = "lost"
+    MISPLACED = "misplaced"
+
+
+def align_answer(
+    answer: Answer, context: str, starts: np.ndarray, ends: np.ndarray
+) -> Tuple[Optional[Tuple[int, int]], Fit]:
+    """Return the first and last token of an answer, or None if it is lost or misplaced.
+
+    Args:
+        starts, ends: [length] characters ``[start, end)`` of each context token; empty for a token without characters.
+    """
+    if context[answer.start : answer.start + len(answer.text)] != answer.text or answer.start < 0:
+        return None, Fit.MISPLACED
+    # No token covers spaces at the ends of an answer, so they select no further tokens.
+    inside = np.flatnonzero((starts < ends) & (ends > answer.start) & (starts < answer.start + len(answer.text)))
+    if len(inside) == 0:
+        return None, Fit.LOST
+    first, last = int(inside[0]), int(inside[-1])
+    found = context[starts[first] : ends[last]]
+    fits = normalize_answer(found) == normalize_answer(answer.text)
+    return (first, last), Fit.EXACT if fits else Fit.WIDER
 
 
 @dataclass
 class SplitFacts:
-    """Counts for ``squad.json``. ``untrainable``: questions whose answers all are lost or misplaced."""
+    """Counts for ``squad.json``. ``untrainable``: questions with answers that are all lost or misplaced."""
 
     paragraphs: int = 0
     questions: int = 0
@@ -43,7 +78,7 @@ class SplitFacts:
 
 
 class SplitWriter:
-    """Writes the files of one split into ``directory``; ``finish`` completes them."""
+    """Write the files of one split into ``directory``; ``finish`` completes them."""
 
     def __init__(self, directory: Path, split: str, tokenizer: Tokenizer, dictionary: Dictionary) -> None:
         self._tokenizer, self._dictionary = tokenizer, dictionary
@@ -113,7 +148,7 @@ def write_split(
     dictionary: Dictionary,
     on_done: Callable[[int], object],
 ) -> SplitFacts:
-    """All paragraphs of a split; ``on_done`` is told the number of questions written."""
+    """Write all paragraphs of a split. ``on_done`` is called with the number of questions newly written."""
     writer = SplitWriter(directory, split, tokenizer, dictionary)
     try:
         for paragraph in paragraphs:

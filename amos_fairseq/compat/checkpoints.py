@@ -1,0 +1,196 @@
+"""Load checkpoints as data only, write them atomically, and resume from the newest complete one.
+
+Loading. torch >= 2.6 refuses unknown classes unless ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` is set: a checkpoint is a pickle,
+and loading one with other classes runs its author's code. fairseq needs exactly ``argparse.Namespace`` (old checkpoints, and
+``cfg`` of tasks and models without a dataclass). On several ranks, rank 0 loads and broadcasts. The same strict loader
+unpickles the message, which contains ``_TensorPlaceholder`` (fairseq's substitute for a tensor that follows) and the classes
+of ``omegaconf`` in ``cfg``. The first is allowed; ``cfg`` is not broadcast, because no other rank uses it.
+
+Writing. Stock fairseq copies ``checkpoint_last.pt`` in place: a kill or a full disk at that moment truncates the file that
+the next start loads. Its ``torch_persistent_save`` tries three times on one handle, so that a retry appends to the output of
+the first try, and renames without fsync. Here every file is written under a temporary name, flushed to disk, and renamed. It
+is tried once, because a second try does not help on a full disk.
+"""
+
+import argparse
+import functools
+import glob
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+
+from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import NO_ROOM, DamagedCheckpoint, explain_load_errors, os_error_behind, read_header, whole_file
+
+logger = logging.getLogger(__name__)
+
+UNSAFE_LOADING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+
+def restrict_classes() -> None:
+    """Allow two classes in checkpoints, and remove the environment variable that would allow all of them."""
+    torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
+    # torch reads the variable at each load, and fairseq's calls do not set weights_only.
+    if os.environ.pop(UNSAFE_LOADING, None) is not None:
+        logger.warning("%s is ignored: checkpoints are loaded without running code from them", UNSAFE_LOADING)
+
+
+def load_with_explanation(
+    load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Raise :class:`UserError` for a file that cannot be loaded."""
+    with explain_load_errors(path):
+        return load_checkpoint_to_cpu(path, *args, **kwargs)
+
+
+def broadcast_without_config(broadcast_object: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Send a checkpoint without ``cfg`` and ``args``, and every other object unchanged."""
+    if isinstance(obj, dict) and "optimizer_history" in obj:
+        obj = {**obj, "cfg": None, "args": None}
+    return broadcast_object(obj, *args, **kwargs)
+
+
+def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
+    """Call ``write`` with a temporary file that then replaces ``path``.
+
+    Raises:
+        UserError: the disk is full or the directory is not writable; ``path`` is unchanged.
+    """
+    try:
+        with whole_file(path) as unfinished, open(unfinished, "wb") as file:
+            write(file)
+            file.flush()
+    except Exception as error:
+        cause = os_error_behind(error)
+        if cause is None:
+            raise
+        help_ = "make room" if cause.errno in NO_ROOM else "permit writing"
+        raise UserError(
+            f"{path} cannot be written ({cause.strerror}); older checkpoints are complete: {help_} or give another "
+            "--save-dir, then start the same command again"
+        ) from error
+
+
+def save_atomically(
+    torch_persistent_save: Callable[..., Any], obj: Any, filename: str, async_write: bool = False
+) -> None:
+    """Save atomically on a local disk. iopath handles remote stores and background threads."""
+    if async_write or not PathManager.supports_rename(filename):
+        torch_persistent_save(obj, filename, async_write)
+    else:
+        write_atomically(filename, functools.partial(torch.save, obj))
+
+
+def copy_atomically(source: str, target: str) -> bool:
+    """Copy a file on a local disk; ``target`` is replaced atomically."""
+
+    def write(file: BinaryIO) -> None:
+        with open(source, "rb") as content:
+            shutil.copyfileobj(content, file, 16 * 1024 * 1024)
+
+    write_atomically(target, write)
+    return True  # fairseq asserts it
+
+
+def copy_local_atomically(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    """Replace ``PathManager.copy``, which on a local disk overwrites whatever ``overwrite`` is."""
+    if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
+        return copy(src_path, dst_path, overwrite)
+    return copy_atomically(src_path, dst_path)
+
+
+def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
+    """Replace ``PathManager.rename``: the content reaches the disk before the name does."""
+    with open(src, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(src, dst)
+
+
+def repair_before_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Check ``checkpoint_last.pt`` before it is loaded, and replace it where it is damaged, missing or outdated."""
+    problem = None
+    if cfg.restore_file == "checkpoint_last.pt" and trainer.should_save_checkpoint_on_current_rank:
+        try:
+            problem = repair_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
+        except UserError as error:  # the other ranks wait for the result
+            problem = str(error)
+    raise_on_every_rank(problem)
+    return load_checkpoint(cfg, trainer, **kwargs)
+
+
+def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> str | None:
+    """Copy the newest complete checkpoint to ``checkpoint_last.pt`` where that file is damaged, missing or outdated.
+
+    It is outdated if the run was killed between writing a checkpoint and copying it.
+
+    Args:
+        is_written: whether the run writes ``checkpoint_last.pt``; with ``--no-last-checkpoints`` the file is outdated.
+
+    Returns:
+        An error message if the file is damaged and there is no replacement; None otherwise.
+    """
+    last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
+    exists = os.path.exists(last)
+    usable = is_written and exists and is_complete(last)
+    newest = newer_than_last(last, save_dir, suffix) if usable else newest_complete_checkpoint(save_dir, suffix)
+    if newest is None:
+        damage = f"{last} is damaged and no other checkpoint is complete: delete it to start from scratch"
+        return damage if exists and not usable else None
+    path, updates = newest
+    if path != last:
+        state = "missing" if not exists else "damaged" if is_written and not usable else "older"
+        logger.warning(f"{last} is {state}: resuming from the newest complete checkpoint, {path} ({updates} updates)")
+        copy_atomically(path, last)
+    return None
+
+
+def newest_complete_checkpoint(
+    save_dir: str, suffix: str = "", written_after: float = -math.inf
+) -> tuple[str, int] | None:
+    """Return path and number of updates of the checkpoint in ``save_dir`` with the most updates that loads, or None.
+
+    Args:
+        written_after: modification time in seconds; files that are not newer are skipped without reading them.
+    """
+    complete = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(save_dir), f"checkpoint*{suffix}.pt"))):
+        try:
+            if ".unfinished." in os.path.basename(path) or os.path.getmtime(path) <= written_after:
+                continue
+            complete.append((num_updates(read_header(path)), path))
+        except (UserError, OSError, KeyError, IndexError, TypeError) as error:
+            logger.warning("%s is skipped: %s", path, " ".join(str(error).split()) or type(error).__name__)
+    return max(complete)[::-1] if complete else None
+
+
+def newer_than_last(last: str, save_dir: str, suffix: str) -> tuple[str, int] | None:
+    """Return the checkpoint that a killed run saved but did not copy to ``last``, or None.
+
+    It has more updates and was written later. A checkpoint that only has more updates is from before the user went back to
+    an earlier one (``--restore-file``) or started a new schedule (``--reset-*``): ``last`` is correct in that case.
+    """
+    newest = newest_complete_checkpoint(save_dir, suffix, written_after=os.path.getmtime(last))
+    try:
+        return newest if newest and newest[1] > num_updates(read_header(last)) else None
+    except (KeyError, IndexError, TypeError):  # a file from elsewhere, without a number of updates
+        return None
+
+
+def num_updates(checkpoint: dict[str, Any]) -> int:
+    return int(checkpoint["optimizer_history"][-1]["num_updates"])
+
+
+def is_complete(path: str) -> bool:
+    """Return whether the file loads. A class that is not allowed is not damage and raises :class:`UserError`."""
+    try:
+        return "model" in read_header(path)
+    except DamagedCheckpoint:
+        return False

@@ -1,0 +1,94 @@
+"""Replace functions of fairseq, torch and Hydra, also those of fairseq's training script.
+
+``fairseq_cli.train`` calls ``train`` and ``validate_and_save`` as globals of its own module. The module is named
+``fairseq_cli.train`` under ``fairseq-train`` and Hydra, ``__main__`` under ``python -m`` and ``torchrun -m``, and
+``__mp_main__`` in a rank that fairseq has spawned. To import it early would configure logging to stdout in every program
+that imports the plugin, so its functions are replaced only in a process that runs it.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from enum import Enum
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fairseq.trainer import Trainer
+
+SCRIPT_NAMES = ("fairseq_cli.train", "__main__", "__mp_main__")
+
+
+class Script(Enum):
+    """fairseq's training script as the owner of a function."""
+
+    STARTING = "replaced at once, in the scripts that are running; also in the Hydra entry point"
+    TRAINING = "replaced when the script creates its trainer"
+
+
+class Patch(NamedTuple):
+    """One function to replace.
+
+    Attributes:
+        owner: a module, a class, or fairseq's training script.
+        name: the attribute: a function, a method, or a property.
+        replacement: called with the present function and then with its arguments. The attribute keeps the name and docstring
+            of the present function, and the function itself as ``__wrapped__``.
+    """
+
+    owner: ModuleType | type | Script
+    name: str
+    replacement: Callable[..., Any]
+
+    def apply_to(self, owner: ModuleType | type) -> None:
+        attribute = inspect.getattr_static(owner, self.name)
+        present = attribute.fget if isinstance(attribute, property) else getattr(owner, self.name)
+
+        def call_replacement(*args: Any, **kwargs: Any) -> Any:
+            return self.replacement(present, *args, **kwargs)
+
+        if inspect.isroutine(present):  # not a class, whose attributes would be copied
+            functools.update_wrapper(call_replacement, present)
+        call_replacement.patch = self
+        if isinstance(attribute, property):
+            setattr(owner, self.name, property(call_replacement, attribute.fset))
+        else:
+            is_static = isinstance(attribute, staticmethod)
+            setattr(owner, self.name, staticmethod(call_replacement) if is_static else call_replacement)
+
+
+_training_script_patches: list[Patch] = []
+
+
+def apply_patches(patches: tuple[Patch, ...]) -> None:
+    """Apply patches in their order: of two for one attribute, the later one calls the earlier one."""
+    for patch in patches:
+        if patch.owner is Script.TRAINING:
+            _training_script_patches.append(patch)
+        elif patch.owner is Script.STARTING:
+            for module in (*running_scripts(), *running_hydra_scripts()):
+                patch.apply_to(module)
+        else:
+            patch.apply_to(patch.owner)
+
+
+def running_scripts() -> list[ModuleType]:
+    """Return fairseq's training script under each of its names in this process."""
+    modules = {id(module): module for module in map(sys.modules.get, SCRIPT_NAMES)}
+    return [module for module in modules.values() if hasattr(module, "validate_and_save")]
+
+
+def running_hydra_scripts() -> list[ModuleType]:
+    """Return fairseq's Hydra entry point under each of its names; it fills in defaults before it trains."""
+    modules = map(sys.modules.get, ("fairseq_cli.hydra_train", "__main__"))
+    return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
+
+
+def patch_training_script(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    """Replace the functions of the training script, once per module, before the trainer is created."""
+    for module in running_scripts():
+        if not getattr(module, "patched_by_amos_fairseq", False):
+            for patch in _training_script_patches:
+                patch.apply_to(module)
+            module.patched_by_amos_fairseq = True
+    make_trainer(trainer, *args, **kwargs)
