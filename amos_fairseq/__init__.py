@@ -11,7 +11,7 @@ from amos_fairseq import compat
 if TYPE_CHECKING:
     import torch
 
-    from amos_fairseq.interop.encoder import Encoder
+    from amos_fairseq.checkpoints.encoder import Encoder
 
 compat.apply()
 
@@ -27,9 +27,9 @@ def load(
 ) -> "Encoder":
     """The encoder of a checkpoint or SAVE_DIR, in eval mode: ``load(path)(["a text"]).pooled()`` gives its features.
 
-    See :func:`amos_fairseq.interop.encoder.load` for arguments, shapes and errors.
+    See :func:`amos_fairseq.checkpoints.encoder.load` for arguments, shapes and errors.
     """
     # Imported here: training needs no tokenizer library.
-    from amos_fairseq.interop import encoder
+    from amos_fairseq.checkpoints import encoder
 
     return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.cli.inspected import Inspection, MaskedToken, Proposal, Token, printable
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import Pretrained
-from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.tokenization import Tokenizer
 
 
 @torch.no_grad()

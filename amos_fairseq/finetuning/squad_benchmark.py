@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.data.squad_dataset import SquadWindowDataset
 from amos_fairseq.data.squad_files import SquadSplit, read_manifest
 from amos_fairseq.data.squad_windows import WindowLimits
@@ -13,7 +14,6 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.plan import content_sha256
 from amos_fairseq.finetuning.starting_point import StartingPoint
-from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.squad.decoding import DecodingLimits
 from amos_fairseq.squad.predicting import predict
 from amos_fairseq.squad.prediction_files import write_predictions

@@ -11,8 +11,8 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.data.length_batches import batches_by_length
-from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 # Tokens [R,T] int64 -> a number for each [R,T] float32.

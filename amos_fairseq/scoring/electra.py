@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
 from amos_fairseq.functional.replaced_detection import log_prob_of_original
-from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.scoring.cloze import MaskedCloze
 
 

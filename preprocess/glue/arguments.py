@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.glue.tables import find_files, has_any_file
 from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import report_user_errors
-from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.tokenization import Tokenizer
 from preprocess.common.command import ending_in_one_line, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, process_pool
 from preprocess.glue.arguments import Settings, build_parser, read_arguments

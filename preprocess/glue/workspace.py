@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.locking import take_lock
 
 TASK_FILE = "task.json"

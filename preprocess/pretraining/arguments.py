@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.reading import refuse_other_formats
 from preprocess.pretraining.splitting import SplitSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.command import ending_in_one_line, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
 from preprocess.pretraining import encoding, manifest

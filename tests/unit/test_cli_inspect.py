@@ -8,12 +8,12 @@ import torch
 from small_checkpoint import TEXT, write_save_dir
 from small_runs import write_run
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.inspect_page import render_page
 from amos_fairseq.cli.inspection import inspect_text, mask_block, surfaces
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_file_is_read_like_text(save_dir, tmp_path, capsys):
     [
         (["inspect", "absent.pt", "--text", "a"], "absent.pt is missing: give a checkpoint or the SAVE_DIR"),
         (["inspect", "cut.pt", "--text", "a"], "cut.pt is no whole checkpoint"),
-        (["inspect", "other.pt", "--text", "a"], "other.pt is no checkpoint of fairseq-train"),
+        (["inspect", "other.pt", "--text", "a"], "other.pt is not a checkpoint of fairseq-train"),
         (["inspect", ".", "--text", " \n "], "the text is empty"),
         (["inspect", ".", "--file", "absent.txt"], "absent.txt: the text cannot be read (No such file or directory)"),
         (["inspect", ".", "--file", "latin1.txt"], "latin1.txt: not UTF-8 at byte 1"),
