@@ -73,27 +73,14 @@ class Inert(dict):
 # and numpy's scalars. None of their code runs: each name is loaded as an Inert. argparse.Namespace, which has no code either,
 # is allowed for every checkpoint (compat/safe_loading.py). Any other name is refused.
 ALLOWED = (
-    "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig",
-    "omegaconf.base.ContainerMetadata",
-    "omegaconf.base.Metadata",
-    "omegaconf.nodes.AnyNode",
-    "omegaconf.nodes.StringNode",
-    "omegaconf.nodes.IntegerNode",
-    "omegaconf.nodes.FloatNode",
-    "omegaconf.nodes.BooleanNode",
-    "typing.Any",
-    "collections.defaultdict",
-    "builtins.dict",
-    "builtins.list",
-    "builtins.int",
-    "builtins.float",
-    "builtins.str",
-    "builtins.bool",
-    "numpy.dtype",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-)
+    "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig",
+    "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata",
+    "omegaconf.nodes.AnyNode", "omegaconf.nodes.StringNode", "omegaconf.nodes.IntegerNode",
+    "omegaconf.nodes.FloatNode", "omegaconf.nodes.BooleanNode",
+    "typing.Any", "collections.defaultdict",
+    "builtins.dict", "builtins.list", "builtins.int", "builtins.float", "builtins.str", "builtins.bool",
+    "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
+)  # fmt: skip
 
 
 def import_release(
@@ -144,8 +131,7 @@ def import_release(
 def read_release(path: Path) -> dict[str, Any]:
     """Read the file as data, tensors in float32.
 
-    Raises:
-        UserError: it cannot be read, contains a class that is not in ``ALLOWED``, or lacks the weight names of the release.
+    Raises :class:`UserError` if it contains a class that is not in ``ALLOWED``, or lacks the weight names of the release.
     """
     replaced_classes = [(Inert, name) for name in ALLOWED]
     with explained(str(path)), open(path, "rb"), torch.serialization.safe_globals(replaced_classes):
@@ -223,11 +209,7 @@ def check_tied(weights: Weights, path: Path) -> None:
 
 
 def convert(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, set[str]]:
-    """Return their weights under our names, and the names of theirs that were used.
-
-    Raises:
-        UserError: a weight is missing.
-    """
+    """Return their weights under our names, and the names of theirs; raise :class:`UserError` if a weight is missing."""
     weights: Weights = {}
     used: set[str] = set()
     tables = [(DISCRIMINATOR, "encoder"), (DETECTION, "encoder")]

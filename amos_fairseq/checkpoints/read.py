@@ -103,10 +103,9 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint. Nothing in the file can run code (see compat/safe_loading.py).
+    """Return the content of a checkpoint; nothing in the file can run code (see compat/safe_loading.py).
 
-    Raises:
-        UserError: the file cannot be read, or is not a checkpoint of fairseq-train.
+    Raises :class:`UserError` if the file cannot be read, or is not a checkpoint of fairseq-train.
     """
     with explained(str(file)):
         state = torch.load(file, map_location="cpu", weights_only=True)
@@ -123,11 +122,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a run after comparing its sha256 with the one in the checkpoint.
-
-    Raises:
-        UserError: there is no tokenizer, or it is not the one that the checkpoint was trained with.
-    """
+    """Return the tokenizer of a run; raise :class:`UserError` if its sha256 is not the one in the checkpoint."""
     path = Path(directory) if directory else file.parent / TOKENIZER_DIRECTORY
     try:
         tokenizer = load_tokenizer(path)
@@ -160,8 +155,7 @@ def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
 def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> BaseFairseqModel:
     """Build the model from the settings in the checkpoint and load its weights, as float32.
 
-    Raises:
-        UserError: settings and weights are not those of a model of this package.
+    Raises :class:`UserError` if settings and weights are not those of a model of this package.
     """
     settings = state["cfg"]["model"]
     settings = settings if isinstance(settings, argparse.Namespace) else with_defaults(settings)

@@ -128,11 +128,7 @@ def import_folder(
 
 
 def read_folder(path: Path) -> Folder:
-    """Read configuration and weights.
-
-    Raises:
-        UserError: a file is missing or broken, or this package cannot compute the model.
-    """
+    """Read configuration and weights; raise :class:`UserError` if they are broken or this package cannot compute them."""
     if not path.is_dir():
         raise UserError(f"{path} is not a directory: give the folder of a Hugging Face model ({CONFIG_FILE}, weights)")
     config = read_config(path / CONFIG_FILE)
@@ -219,8 +215,7 @@ def read_weights(path: Path) -> Weights:
 def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
     """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``.
 
-    Raises:
-        UserError: there is none, or it is broken.
+    Raises :class:`UserError` if there is none, or it is broken.
     """
     if (path / HuggingFaceTokenizer.model_file).is_file():
         return HuggingFaceTokenizer.from_files(path, {})

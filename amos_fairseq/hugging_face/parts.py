@@ -120,11 +120,7 @@ def mlm_part(pretrained: Pretrained, model: MlmModel) -> Part:
 
 
 def generator_part(pretrained: Pretrained, depth: str | None) -> Part:
-    """Return the generator up to ``depth``, by default the deepest.
-
-    Raises:
-        UserError: there is none that a Hugging Face class computes, or it has no such depth.
-    """
+    """Return the generator up to ``depth``, by default the deepest; raise :class:`UserError` if no class computes it."""
     model = pretrained.model
     if depth is not None and depth not in model.depth_names:
         raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
@@ -167,8 +163,7 @@ def _masked_lm(
 def discriminator_part(pretrained: Pretrained) -> Part:
     """Return the discriminator with its detection head, or Electric's with the head of its energies.
 
-    Raises:
-        UserError: there is none that a Hugging Face class computes.
+    Raises :class:`UserError` if there is none, or no Hugging Face class computes it.
     """
     model = pretrained.model
     head = getattr(model, "detection_head", None)
