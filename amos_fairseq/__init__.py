@@ -12,7 +12,7 @@ from amos_fairseq import compat
 if TYPE_CHECKING:
     import torch
 
-    from amos_fairseq.interop.encoder import Encoder
+    from amos_fairseq.checkpoints.encoder import Encoder
 
 compat.apply()
 
@@ -34,7 +34,7 @@ def load(
 ) -> "Encoder":
     """Load the encoder of a checkpoint or SAVE_DIR in eval mode: ``load(path)(["a text"]).pooled()`` returns features.
 
-    See :func:`amos_fairseq.interop.encoder.load` for arguments, shapes and errors.
+    See :func:`amos_fairseq.checkpoints.encoder.load` for arguments, shapes and errors.
     """
     # Imported here, because training does not need a tokenizer library.
     from amos_fairseq.interop import encoder

@@ -1,4 +1,4 @@
-"""Folders that ``amos export`` wrote, loaded with the Auto classes, to be compared with our own code.
+"""Folders written by ``amos export``, loaded with the Auto classes, to be compared with our own code.
 
 Tolerance: float32 on both sides, the same formulas in another order; 1e-5 of the largest output is some fifty roundings.
 """
@@ -9,15 +9,15 @@ import torch
 import transformers
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import Pretrained
 
 TOLERANCE = 1e-5
 LONGEST = 150
 
 
 def export(run: Path, out: Path, *flags: str, check: bool = False) -> None:
-    """Without --check, whose work these tests do in their own way."""
+    """Without the command's own comparison, because these tests compare independently."""
     assert main(["export", str(run), str(out), *flags, *([] if check else ["--no-check"])]) == 0
 
 
@@ -33,7 +33,7 @@ def padded_tokens(pretrained: Pretrained) -> Tensor:
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
-    assert ours.abs().max() > 0.1, "there is something to compare"
+    assert ours.abs().max() > 0.1, "the outputs are not all near 0"
     assert (ours - theirs).abs().max() < TOLERANCE * ours.abs().max()
 
 

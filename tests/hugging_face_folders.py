@@ -10,7 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from torch import nn
 
 LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't it?" for i in range(40)]
-# Ids in the order in which the families' own vocabularies have them.
+# In the order of the ids in the families' own vocabularies.
 _BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 SPECIAL_TOKENS = {"bert": _BRACKETS, "electra": _BRACKETS, "mpnet": _ANGLES, "roberta": _ANGLES}

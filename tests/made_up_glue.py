@@ -12,7 +12,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from small_checkpoint import small_tokenizer, write_checkpoint
 
 from amos_fairseq.finetuning.session import Session, open_session
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "end", "a", "and", "of"]
 INFERENCE = ("entailment", "neutral", "contradiction")

@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.interop.imported_checkpoint import Imported, build, configuration, write
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.checkpoints.write import Imported, build_model, configuration, write
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.squad import prepare
 
@@ -89,6 +89,6 @@ def untrained_checkpoint(directory: Path, data: Path, max_positions: int = 64) -
     }  # fmt: skip
     config = configuration("amos_tiny", settings, "made up")
     tokenizer = load_tokenizer(data / "tokenizer")
-    model = build(config, tokenizer, seed=1)
+    model = build_model(config, tokenizer, seed=1)
     write(Imported(config, model, tokenizer, "made up", [], [], []), directory / "checkpoint_last.pt")
     return directory / "checkpoint_last.pt"

@@ -11,8 +11,8 @@ import torch
 from fairseq.data import Dictionary
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
-from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
 from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
 CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]

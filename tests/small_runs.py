@@ -11,13 +11,13 @@ from fairseq.models import BaseFairseqModel
 from small_checkpoint import small_tokenizer
 
 from amos_fairseq.data.fingerprint import directory_sha256
-from amos_fairseq.interop.tokenizer import Tokenizer
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.tokenization import Tokenizer
 
 SIZES = {
     "encoder_layers": 2,

@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 from small_models import small_dictionary
 
-from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.models.pretraining import PretrainingModel
 
 SIZES = {

@@ -66,15 +66,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.interop.export_folder import check_place
+    # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
+    from amos_fairseq.checkpoints.read import load_pretrained
+    from amos_fairseq.hugging_face.export import check_output_folder, export
+    from amos_fairseq.hugging_face.model_card import CardSettings
 
     force = getattr(arguments, "force", False)
-    check_place(arguments.out, force)  # before the libraries take their seconds
-    # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
-    from amos_fairseq.interop.checkpoint import load_pretrained
-    from amos_fairseq.interop.export import export
-    from amos_fairseq.interop.export_card import CardSettings
-
+    check_output_folder(arguments.out, force)  # before any long work
     pretrained = load_pretrained(arguments.checkpoint, getattr(arguments, "tokenizer", None))
     exported = export(
         pretrained,
@@ -87,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         check=getattr(arguments, "check", True),
         force=force,
     )
-    code = "; it brings its own code: trust_remote_code=True" if exported.brings_code else ""
+    code = "; it brings its own code: trust_remote_code=True" if exported.has_code else ""
     print(f"{arguments.out}: {exported.class_name}, {exported.description}{code}")
     if exported.labels:
         print(f"labels: {', '.join(exported.labels)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from amos_fairseq.errors import UserError
 
 if TYPE_CHECKING:
-    from amos_fairseq.interop.imported_checkpoint import Imported
+    from amos_fairseq.checkpoints.write import Imported
 
 DESCRIPTION = """\
 SOURCE becomes OUT.pt, a checkpoint for fairseq-train (to fine-tune, or to continue pretraining), `amos glue`, `amos squad`,
@@ -55,9 +55,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
-    from amos_fairseq.interop.imported_checkpoint import check_place, write
+    from amos_fairseq.checkpoints.write import check_output_file, write
 
-    check_place(arguments.out)
+    check_output_file(arguments.out)
     imported = read(arguments)
     write(imported, arguments.out)
     print("\n".join(report(imported, arguments)))
@@ -69,7 +69,7 @@ def read(arguments: argparse.Namespace) -> "Imported":
     if arguments.origin == HUGGING_FACE:
         if depths is not None:
             raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
-        from amos_fairseq.interop.hugging_face_import import import_folder
+        from amos_fairseq.hugging_face.import_model import import_folder
 
         return import_folder(arguments.source, arch, generator, tokenizer, arguments.seed)
     if tokenizer is None:
@@ -78,28 +78,28 @@ def read(arguments: argparse.Namespace) -> "Imported":
         )
     if generator is not None:
         raise UserError("--generator has no place with --from microsoft-amos: the released file holds its generator")
-    from amos_fairseq.interop.microsoft_amos import import_release
+    from amos_fairseq.checkpoints.microsoft_amos import import_release
 
     return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
 
 
 def report(imported: "Imported", arguments: argparse.Namespace) -> list[str]:
     """What was held, what starts afresh, what was left out, and the flags with which fairseq-train builds the same."""
-    from amos_fairseq.interop.imported_checkpoint import changed_flags
+    from amos_fairseq.checkpoints.write import changed_flags
 
     model, config = imported.model, imported.config
-    numbers = {name: place.numel() for name, place in model.named_parameters()}
-    fresh = [name for name in imported.fresh if name in numbers]
-    held = sum(numbers.values()) - sum(numbers[name] for name in fresh)
-    parts = sorted({name.split(".")[0] for name in fresh})
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    new = [name for name in imported.newly_initialized if name in sizes]
+    num_imported = sum(sizes.values()) - sum(sizes[name] for name in new)
+    parts = sorted({name.split(".")[0] for name in new})
     lines = [
-        f"{imported.source}: {held:,} of {sum(numbers.values()):,} parameters of {config.model._name} are imported"
+        f"{imported.source}: {num_imported:,} of {sum(sizes.values()):,} parameters of {config.model._name} are imported"
     ]
-    if fresh:
-        lines.append(f"from random values (--seed {arguments.seed}): {', '.join(parts)} ({len(fresh)} weights)")
+    if new:
+        lines.append(f"from random values (--seed {arguments.seed}): {', '.join(parts)} ({len(new)} weights)")
     lines += imported.remarks
-    if imported.leftover:
-        lines.append(f"without a place here, left out: {', '.join(imported.leftover)}")
+    if imported.unexpected_keys:
+        lines.append(f"without a place here, left out: {', '.join(imported.unexpected_keys)}")
     lines.append(f"wrote {arguments.out} and {arguments.out.parent / 'tokenizer'}")
     flags = ["--arch", config.model._name, *changed_flags(config)]
     lines.append(f"flags of fairseq-train that build this model: {' '.join(flags)}")

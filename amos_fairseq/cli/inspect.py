@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> None:
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
     # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
+    from amos_fairseq.checkpoints.read import load_pretrained
     from amos_fairseq.cli.inspect_page import render_page
     from amos_fairseq.cli.inspect_table import print_inspection
     from amos_fairseq.cli.inspection import inspect_text
     from amos_fairseq.files import whole_file
-    from amos_fairseq.interop.checkpoint import load_pretrained
 
     pretrained = load_pretrained(arguments.checkpoint, getattr(arguments, "tokenizer", None))
     inspection = inspect_text(pretrained, text, arguments.seed, mask_prob, arguments.top)

@@ -81,8 +81,8 @@ def add_reranking_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_flags(arguments, parser)
     # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
-    from amos_fairseq.interop.checkpoint import load_pretrained
-    from amos_fairseq.interop.encoder import check_device
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.checkpoints.read import load_pretrained
     from amos_fairseq.scoring.jobs import rerank, score_file
     from amos_fairseq.scoring.pseudo_likelihood import Scorer
 

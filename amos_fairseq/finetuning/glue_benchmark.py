@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue_data import GlueData, batches, read_glue_data
 from amos_fairseq.finetuning.glue_metrics import score
 from amos_fairseq.finetuning.glue_tasks import TASKS
 from amos_fairseq.finetuning.starting_point import StartingPoint
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 HEAD = "sentence_classification_head"
 

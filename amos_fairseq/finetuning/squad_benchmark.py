@@ -11,7 +11,6 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.plan import content_sha256
 from amos_fairseq.finetuning.starting_point import StartingPoint
-from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.squad.decoding import DecodingLimits
 from amos_fairseq.squad.predicting import predict
 from amos_fairseq.squad.prediction_files import write_predictions

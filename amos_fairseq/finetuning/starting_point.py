@@ -12,7 +12,6 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.recipes import size_of
-from amos_fairseq.interop.checkpoint import checkpoint_file, read_tokenizer
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 

@@ -10,9 +10,9 @@ from fairseq.dataclass.initialize import add_defaults
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from amos_fairseq.checkpoints.read import check_architecture, checkpoint_file, read_state
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import check_is_ours, checkpoint_file, read_state
 
 
 def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, int | None]:
@@ -45,7 +45,7 @@ def of_checkpoint(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int
     state = read_state(file)
     settings = dict(state["cfg"])
     model = settings["model"]
-    check_is_ours(file, model if isinstance(model, argparse.Namespace) else OmegaConf.create(model))
+    check_architecture(file, model if isinstance(model, argparse.Namespace) else OmegaConf.create(model))
     if isinstance(model, argparse.Namespace):
         settings["model"] = vars(model)
     if "embed_tokens.weight" not in state["model"]:

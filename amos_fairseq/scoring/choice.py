@@ -1,7 +1,7 @@
 """Which way of scoring belongs to the model of a checkpoint."""
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
 from amos_fairseq.functional.replaced_token_detection import log_prob_of_original

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import Pretrained
 
 LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many
 LINES_PER_WINDOW = 4096

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.scoring.choice import cloze_of
 from amos_fairseq.scoring.cloze import Cloze
 from amos_fairseq.scoring.lines import Line, encoded_lines, windows

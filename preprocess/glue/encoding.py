@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.processes import ordered_results, use_threads
 from preprocess.glue.tables import Row
 

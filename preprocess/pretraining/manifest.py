@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.tokenization import Tokenizer
 from amos_fairseq.versions import version_of
 from preprocess.pretraining.encoding import Counts
 from preprocess.pretraining.splitting import Split

@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import models, trainers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules
-from amos_fairseq.interop.sentencepiece_tokenizer import NORMALIZATION, SentencePieceTokenizer
-from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.tokenization import Tokenizer
+from amos_fairseq.tokenization.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules
+from amos_fairseq.tokenization.sentencepiece_tokenizer import NORMALIZATION, SentencePieceTokenizer
 
 # SentencePiece silently skips longer lines (its max_sentence_length).
 LONGEST_LINE_BYTES = 4192

@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Optional, Sequence
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
 from amos_fairseq.squad.official_files import Paragraph, SquadFile, read_squad
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.command import ending_in_one_line, progress_bar, say
 
 _DESCRIPTION = """Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_runs import ROOT, environment
 
-from amos_fairseq.interop.checkpoint import read_state
+from amos_fairseq.checkpoints.read import read_state
 
 COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
 # As conftest's tiny runs. 64 blocks of 32 tokens make three updates an epoch, so that update 4 lies within the second.

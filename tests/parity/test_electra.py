@@ -9,8 +9,7 @@ from transformers import ElectraConfig as HuggingFaceConfig
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from amos_fairseq.criterions.electra import ElectraCriterion
-from amos_fairseq.interop.hugging_face import to_hugging_face
-from amos_fairseq.interop.hugging_face_tables import MASKED_LM, PRETRAINING
+from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 
 EMBEDDING = 8

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from small_runs import write_run
 from torch.nn.functional import linear
 
-from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.tokenization import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_encoder(name, tmp_path):
     ],
 )
 def test_generator_at_each_depth(settings, depth, num_layers, class_name, tmp_path):
-    """Against ``predict_logits``, which ``amos inspect`` shows: logits at every position, of the words that are kept."""
+    """Against ``propose``, which ``amos inspect`` shows: all logits, without padding rows of the vocabulary."""
     pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "generator", *(["--depth", depth] if depth else []))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -132,7 +132,7 @@ def test_classifier(name, tmp_path):
 
 @torch.no_grad()
 def test_question_answering(tmp_path):
-    """On answer tokens our span head's own logits, in training as it masks the others away."""
+    """Against the logits of our span head in training, in which it masks tokens outside the answer text."""
     pretrained = load_pretrained(write_run(tmp_path / "run", span_head="independent"))
     export(tmp_path / "run", tmp_path / "out")
     tokens = padded_tokens(pretrained)
@@ -146,7 +146,7 @@ def test_question_answering(tmp_path):
 
 @torch.no_grad()
 def test_token_types_of_a_pair(tmp_path):
-    """From two texts on both sides: ours derives the types from ``</s>``, theirs has them from the tokenizer."""
+    """From two texts on both sides: our model derives the types from ``</s>``, theirs gets them from the tokenizer."""
     run = write_run(tmp_path / "run", "electra", classes=2, token_types=2)
     export(run, tmp_path / "out")
     pretrained = load_pretrained(run)
@@ -163,7 +163,7 @@ def test_token_types_of_a_pair(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("scheme", ["t5", "none"])
 def test_ids_of_a_hugging_face_tokenizer(scheme, tmp_path):
-    """[PAD] at 0 and [UNK] at 1: BERT keeps them, MPNet, which looks for padding at 1, gets them exchanged."""
+    """[PAD] at 0 and [UNK] at 1: BERT keeps them; for MPNet, which needs padding at 1, they are exchanged."""
     write_tokenizer(tmp_path / "bert", "bert")
     run = write_run(tmp_path / "run", tokenizer=load_tokenizer(tmp_path / "bert"), relative_position_scheme=scheme)
     export(run, tmp_path / "out", check=True)
@@ -182,7 +182,7 @@ def test_ids_of_a_hugging_face_tokenizer(scheme, tmp_path):
     assert_close(pretrained.model.extract_features(rows)[0], theirs[0, : rows.size(1)])
 
 
-def test_weights_are_float32_and_readable_for_all(tmp_path):
+def test_weights_are_float32_and_readable_by_all(tmp_path):
     export(write_run(tmp_path / "run"), tmp_path / "out")
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}

@@ -1,4 +1,4 @@
-"""Exported folders in the clients that people use, offline and without code of ours in the folder.
+"""Exported folders in common client libraries, offline and without code in the folder.
 
 Tolerance: float32; onnxruntime fuses operations, and its erf and softmax round otherwise than PyTorch's.
 """
@@ -13,8 +13,8 @@ from small_runs import write_run
 from transformers.pipelines import get_supported_tasks
 
 import amos_fairseq
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 TOLERANCE = 1e-4
 TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick brown dog, the end"]
@@ -57,7 +57,7 @@ def test_fill_mask(folders):
 
 
 def test_token_classification(folders):
-    """Every token is labelled; the score of "replaced" is our sigmoid, and places are those of the text."""
+    """Every token is labelled; the score of "replaced" is our sigmoid, and offsets point into the text."""
     classify = transformers.pipeline("token-classification", model=str(folders / "discriminator"))
     text = TEXTS[2]
     found = classify(text)
@@ -95,8 +95,8 @@ def test_question_answering(folders):
 
 
 @pytest.mark.parametrize("spelled_out", [True, False])
-def test_sentence_transformers_pool_as_we_do(folders, spelled_out):
-    """The folder by itself, and with its pooling named: both are the mean of our features over real tokens."""
+def test_sentence_transformers_pooling_is_ours(folders, spelled_out):
+    """With default and with explicit pooling: both are the mean of our features over real tokens."""
     models = pytest.importorskip("sentence_transformers.models")
     from sentence_transformers import SentenceTransformer
 

@@ -1,4 +1,4 @@
-"""What came in goes out again: Hugging Face's models bit for bit, the released AMOS positions and tokenizer with their code.
+"""Export of imported models: Hugging Face's models bit for bit, the released AMOS positions and tokenizer with their code.
 
 Tolerance of states: float32, the same formulas in another order; 1e-5 of the largest value is some fifty roundings.
 """
@@ -17,13 +17,13 @@ from hugging_face_folders import write_electra, write_model
 from safetensors.torch import load_file
 from small_runs import write_run
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
 TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
-# Of a pair of quotation marks, and punctuation that the released tokenizer splits off.
+# Quotation marks, and punctuation that the released tokenizer splits off.
 RELEASED_TEXTS = [
     "The fox isn't (too) lazy, it\u2019s quick \u2014 and the dog\u2026",
     "``the'' dog & 7!",
@@ -46,7 +46,7 @@ def offline(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def modules_cache(tmp_path_factory) -> Iterator[Path]:
-    """Where transformers copies the code of folders, instead of the user's own cache."""
+    """A directory to which transformers copies the code of folders, instead of the user's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         place = tmp_path_factory.mktemp("modules")
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(place))
@@ -58,7 +58,7 @@ def modules_cache(tmp_path_factory) -> Iterator[Path]:
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_round_trip_is_the_identity(family, tmp_path):
-    """Folder, checkpoint of ours, folder: equal weights, ids and outputs. The rounded-up rows, without a token, are gone."""
+    """Folder, our checkpoint, folder: equal weights, ids and outputs, except rows of the vocabulary without a token."""
     class_name, flags, auto_class = FAMILIES[family]
     if family == "electra":
         write_electra(tmp_path)
@@ -103,7 +103,7 @@ def released(tmp_path_factory) -> Path:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(root / "sp.model"))
     pieces = [
         processor.id_to_piece(index) for index in range(len(processor) - 1, 0, -1)
-    ]  # another order than the model's
+    ]  # not in the order of the model
     tokenizer = MicrosoftAmosTokenizer((root / "sp.model").read_bytes(), pieces)
     write_run(root / "run", tokenizer=tokenizer, relative_position_scheme="amos", relative_position_buckets=64)
     for part in ("encoder", "generator", "discriminator"):
@@ -111,12 +111,12 @@ def released(tmp_path_factory) -> Path:
     return root
 
 
-def test_nothing_of_it_stays_in_the_cache_of_transformers(released, modules_cache):
+def test_cache_of_transformers_is_left_clean(released, modules_cache):
     assert modules_cache.is_dir()
     assert not [path for path in modules_cache.rglob("*") if "unfinished" in path.name]
 
 
-def test_code_in_the_folder_knows_nothing_of_this_package(released):
+def test_code_in_the_folder_does_not_import_this_package(released):
     for path in released.glob("*/*.py"):
         assert "amos_fairseq" not in path.read_text(encoding="utf-8"), path.name
     assert {path.name for path in (released / "encoder").glob("*.py")} == {
@@ -143,8 +143,8 @@ print(json.dumps({"type": type(model).__name__, "rows": [(ids[m].tolist(), s[m].
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_released_positions_and_tokenizer_where_this_package_is_not(released, tmp_path):
-    """In a process that cannot import us: the states and ids of our own code."""
+def test_released_positions_and_tokenizer_without_this_package(released, tmp_path):
+    """Against our own code, in a process that cannot import this package."""
     arguments = [str(released / "encoder"), "AutoModel", json.dumps(RELEASED_TEXTS)]
     result = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -168,7 +168,7 @@ def test_released_positions_and_tokenizer_where_this_package_is_not(released, tm
     [("generator", "AutoModelForMaskedLM"), ("discriminator", "AutoModelForTokenClassification")],
 )
 def test_heads_on_released_positions(released, part, auto_class):
-    """Past the maximum distance, with padding."""
+    """Beyond the maximum distance, with padding."""
     pretrained = load_pretrained(released / "run")
     auto = getattr(transformers, auto_class)
     theirs = auto.from_pretrained(released / part, trust_remote_code=True).eval()

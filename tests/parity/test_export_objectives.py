@@ -1,4 +1,4 @@
-"""What ``amos export`` makes of objectives beside AMOS and plain ELECTRA, against our own code."""
+"""``amos export`` of objectives other than AMOS and plain ELECTRA, against our own code."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from exported_folders import LONGEST, assert_close, export, outputs, padded_tokens
 from small_runs import write_run
 
-from amos_fairseq.interop.checkpoint import load_pretrained
+from amos_fairseq.checkpoints.read import load_pretrained
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ MLM_CLASSES = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MLM_CLASSES)
-def test_an_mlm_is_a_masked_language_model(name, tmp_path):
-    """Against ``predict_logits``, at every position; and its encoder out of the same folder, as AutoModel reads it."""
+def test_mlm_is_exported_as_masked_language_model(name, tmp_path):
+    """Against ``propose``, at every position; and the encoder that AutoModel loads from the same folder."""
     settings, class_name = MLM_CLASSES[name]
     pretrained = load_pretrained(write_run(tmp_path / "run", "mlm", **settings))
     export(tmp_path / "run", tmp_path / "out", check=True)
@@ -56,7 +56,7 @@ def test_an_mlm_is_a_masked_language_model(name, tmp_path):
 
 
 @torch.no_grad()
-def test_the_encoder_of_an_mlm_alone(tmp_path):
+def test_encoder_of_mlm(tmp_path):
     pretrained = load_pretrained(write_run(tmp_path / "run", "mlm"))
     export(tmp_path / "run", tmp_path / "out", "--part", "encoder")
     assert class_in(tmp_path / "out") == "BertModel"
@@ -66,7 +66,7 @@ def test_the_encoder_of_an_mlm_alone(tmp_path):
     assert_close(pretrained.model.extract_features(tokens)[real], theirs[real])
 
 
-def test_card_of_an_mlm_speaks_of_no_generator(tmp_path):
+def test_card_of_mlm_does_not_mention_a_generator(tmp_path):
     write_run(tmp_path / "run", "mlm")
     export(tmp_path / "run", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -86,8 +86,8 @@ TEAMS_BRANCHES = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", TEAMS_BRANCHES)
-def test_the_branch_of_teams_that_is_kept(name, tmp_path):
-    """Against the states that ``discriminate`` gives to the two tasks."""
+def test_encoder_of_teams_is_the_chosen_branch(name, tmp_path):
+    """Against the states that ``discriminate`` returns for the two tasks."""
     pretrained = load_pretrained(write_run(tmp_path / "run", "teams", **TEAMS_BRANCHES[name]))
     export(tmp_path / "run", tmp_path / "out")
     tokens = padded_tokens(pretrained)
@@ -97,13 +97,13 @@ def test_the_branch_of_teams_that_is_kept(name, tmp_path):
     theirs = outputs(tmp_path / "out", "AutoModel", tokens).last_hidden_state
     assert_close(ours[real], theirs[real])
     if name in ("rtd", "extra layer"):
-        assert (of_mws - of_rtd)[real].abs().max() > 0.1, "the other branch is another"
+        assert (of_mws - of_rtd)[real].abs().max() > 0.1, "the branches differ"
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("settings", [{}, {"task_heads": "extra_layer"}, {"relative_position_scheme": "t5"}])
-def test_teams_detects_on_its_own_branch(settings, tmp_path):
-    """Kept is the other branch; the head stands on that of its task."""
+def test_discriminator_of_teams_is_the_detection_branch(settings, tmp_path):
+    """The detection head needs the branch of its task, although the other one is fine-tuned."""
     pretrained = load_pretrained(write_run(tmp_path / "run", "teams", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "discriminator")
     assert (
@@ -141,7 +141,7 @@ def test_generators_of_the_family(name, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
-def test_electric_and_its_classifier(variant, tmp_path):
+def test_electric_and_electra_tt(variant, tmp_path):
     """Electric: -logits are its token_log_probs. ELECTRA-TT: the probability of noise, as ELECTRA's of "replaced"."""
     pretrained = load_pretrained(write_run(tmp_path / "run", "electric", electric_variant=variant))
     export(tmp_path / "run", tmp_path / "out", "--part", "discriminator", check=True)
@@ -164,7 +164,7 @@ def test_electric_and_its_classifier(variant, tmp_path):
     ("objective", "class_name"),
     [("teams", "BertForSequenceClassification"), ("electric", "ElectraForSequenceClassification")],
 )
-def test_what_is_fine_tuned_from_them(objective, class_name, tmp_path):
+def test_fine_tuned_teams_and_electric(objective, class_name, tmp_path):
     pretrained = load_pretrained(write_run(tmp_path / "run", objective, classes=3))
     export(tmp_path / "run", tmp_path / "out")
     assert class_in(tmp_path / "out") == class_name
@@ -190,17 +190,17 @@ NOTHING_FITS = {
 
 
 @pytest.mark.parametrize("name", NOTHING_FITS)
-def test_what_no_class_computes_is_refused(name, tmp_path, capsys):
+def test_networks_without_a_hugging_face_class_are_refused(name, tmp_path, capsys):
     objective, settings, part, message = NOTHING_FITS[name]
     write_run(tmp_path / "run", objective, **settings)
     assert message in refusal(tmp_path / "run", tmp_path / "out", capsys, "--part", part)
 
 
-def test_parts_that_an_objective_does_not_have_are_refused(tmp_path, capsys):
+def test_parts_that_an_objective_lacks_are_refused(tmp_path, capsys):
     mlm, amos = write_run(tmp_path / "mlm", "mlm"), write_run(tmp_path / "amos")
     for part in ("generator", "discriminator"):
         said = refusal(mlm, tmp_path / "out", capsys, "--part", part)
         assert f"has no {part}: give --part mlm or encoder" in said
-    assert "is no mlm: its masked language model is --part generator" in refusal(
+    assert "is not an mlm: its masked language model is --part generator" in refusal(
         amos, tmp_path / "out", capsys, "--part", "mlm"
     )

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face against the checkpoints that `amos import` makes of them.
+"""Hugging Face folders against the checkpoints that `amos import` writes from them.
 
 Tolerance of states: both compute in float32 with the same formulas in another order; 1e-5 of the largest value is some
 fifty roundings.
@@ -17,12 +17,11 @@ from hugging_face_folders import POSITIONS, write_electra, write_model
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
+from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import load_pretrained, read_state
-from amos_fairseq.interop.hugging_face import to_hugging_face
-from amos_fairseq.interop.hugging_face_rows import row_map, to_hugging_face_rows
-from amos_fairseq.interop.hugging_face_tables import ENCODER, PRETRAINING
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.hugging_face.weights import ENCODER, PRETRAINING, to_hugging_face, to_hugging_face_rows
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.hugging_face_tokenizer import row_map
 
 TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", "fox"]
@@ -52,7 +51,7 @@ def folders(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(folders) -> dict[str, Path]:
-    """Each family imported once: ELECTRA with its generator, the others with a fresh one."""
+    """Each family imported once: ELECTRA with its generator, the others with a newly initialized one."""
     places = {}
     for family in CLASSES:
         places[family] = folders / f"{family}_imported" / "model.pt"
@@ -62,7 +61,7 @@ def checkpoints(folders) -> dict[str, Path]:
 
 
 def fine_tuned(checkpoint: Path) -> torch.nn.Module:
-    """The model that fairseq-train builds for a task which does not pretrain, filled from the checkpoint."""
+    """The model that fairseq-train builds for a task without pretraining, with the weights of the checkpoint."""
     pretrained = load_pretrained(checkpoint)
     state = read_state(checkpoint)
     task = SimpleNamespace(source_dictionary=pretrained.dictionary)
@@ -114,11 +113,11 @@ def test_states_of_pairs_agree(family, folders, checkpoints):
     real = batch.attention_mask.bool()
     assert (ours[real] - expected[real]).abs().max() < TOLERANCE * expected[real].abs().max()
     without_types = theirs(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
-    assert (ours[real] - without_types[real]).abs().max() > 0.1  # or the types would not matter to this test
+    assert (ours[real] - without_types[real]).abs().max() > 0.1  # otherwise this test would not depend on the types
 
 
 @pytest.mark.parametrize("family", CLASSES)
-def test_there_and_back_is_the_identity_on_all_that_is_held(family, folders, checkpoints):
+def test_round_trip_is_the_identity_on_imported_weights(family, folders, checkpoints):
     state, tokenizer = (
         read_state(checkpoints[family])["model"],
         load_tokenizer(checkpoints[family].parent / "tokenizer"),
@@ -135,7 +134,7 @@ def test_there_and_back_is_the_identity_on_all_that_is_held(family, folders, che
     compared = 0
     for name, tensor in back.items():
         expected = theirs[prefix + name]
-        if "word_embeddings" in name:  # what the tokenizer has no token for is left out, and was said to be
+        if "word_embeddings" in name:  # rows without a token are left out
             tensor, expected = tensor[:-3], expected[:-3]
         if "position_embeddings" in name and family in ("mpnet", "roberta"):
             tensor, expected = tensor[2:], expected[2:]
@@ -162,7 +161,7 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
     torch.testing.assert_close(detected, discriminator(ids[rows]).logits, rtol=0, atol=1e-4)
 
 
-def test_the_report_names_what_is_fresh_and_what_has_no_place(folders, tmp_path, capsys):
+def test_report_lists_newly_initialized_weights_and_unexpected_keys(folders, tmp_path, capsys):
     run_import(folders / "bert", tmp_path / "a.pt", "--arch", "amos_tiny")
     said = capsys.readouterr().out
     assert "from random values (--seed 1): detection_head, generators, mixture, mlm_heads" in said
@@ -174,7 +173,7 @@ def test_the_report_names_what_is_fresh_and_what_has_no_place(folders, tmp_path,
     assert "--relative-position-scheme none" in said
 
 
-def test_the_seed_decides_what_is_fresh(folders, tmp_path):
+def test_seed_determines_newly_initialized_weights(folders, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run_import(folders / "mpnet", tmp_path / name / "model.pt", "--arch", "amos_tiny", "--seed", str(seed))
     a, b, c = (read_state(tmp_path / name / "model.pt")["model"] for name in "abc")
@@ -189,7 +188,7 @@ def test_the_seed_decides_what_is_fresh(folders, tmp_path):
     }  # rows beyond the dictionary
 
 
-def test_a_detection_classifier_comes_back_into_amos(tmp_path):
+def test_detection_classifier_is_imported_into_amos(tmp_path):
     labels = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}
     theirs = write_model(tmp_path / "in", "mpnet", "MPNetForTokenClassification", **labels)
     run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", "amos_tiny")
@@ -198,7 +197,7 @@ def test_a_detection_classifier_comes_back_into_amos(tmp_path):
 
 
 def test_half_precision_pickled_weights_and_a_tokenizer_without_json(folders, tmp_path):
-    """vocab.txt becomes a tokenizer.json by transformers; pytorch_model.bin is read as data; float16 becomes float32."""
+    """transformers converts vocab.txt to a tokenizer.json; pytorch_model.bin is read as data; float16 becomes float32."""
     shutil.copytree(folders / "bert", tmp_path / "in")
     weights = load_file(tmp_path / "in" / "model.safetensors")
     torch.save({name: tensor.half() for name, tensor in weights.items()}, tmp_path / "in" / "pytorch_model.bin")

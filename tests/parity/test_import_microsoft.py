@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
+from amos_fairseq.checkpoints.microsoft_amos import Inert, import_release, read_release
+from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import load_pretrained, read_state
-from amos_fairseq.interop.microsoft_amos import Inert, import_release, read_release
 
 WIDTH, FFN, HEADS, LAYERS, GENERATOR_LAYERS, POSITIONS, BUCKETS = 12, 20, 3, 3, 4, 150, 64
 LINES = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
@@ -78,7 +78,7 @@ def settings() -> argparse.Namespace:
 
 @pytest.fixture(scope="module")
 def released(vocabulary, tmp_path_factory) -> Path:
-    """As fairseq 1.0.0a0 writes it: the flags in an omegaconf container, objects and all."""
+    """As fairseq 1.0.0a0 writes it, with the flags in an omegaconf container object."""
     num_tokens = 4 + len((vocabulary / "dict.txt").read_text(encoding="utf-8").splitlines()) + 1
     file = tmp_path_factory.mktemp("released") / "model.pt"
     weights = released_weights(num_tokens) | {"encoder.sentence_encoder.version": torch.tensor([3.0])}
@@ -134,7 +134,7 @@ def signed_bucket(distance: int) -> int:
 
 
 @torch.no_grad()
-def test_both_encoders_and_both_heads_compute_what_the_names_say(released, imported):
+def test_both_encoders_and_both_heads_match_the_second_computation(released, imported):
     """150 tokens, beyond the largest distance. Tolerance 1e-5 of the largest value: the same float32 formulas in another
     order, some fifty roundings."""
     weights = read_release(released)["model"]
@@ -176,7 +176,7 @@ def test_settings_come_from_shapes_and_from_the_file(imported):
 
 
 @torch.no_grad()
-def test_it_reads_text_and_becomes_a_fine_tuned_model(imported):
+def test_encodes_text_and_becomes_a_fine_tuned_model(imported):
     pretrained = load_pretrained(imported)
     assert pretrained.tokenizer.kind == "microsoft_amos"
     tokens = pretrained.tokens(TEXT)[None]
@@ -192,7 +192,7 @@ def test_it_reads_text_and_becomes_a_fine_tuned_model(imported):
     assert logits.shape == (1, 3)
 
 
-def test_flags_may_lie_in_a_namespace_or_be_given(released, vocabulary, tmp_path, capsys):
+def test_flags_may_be_in_a_namespace_or_given(released, vocabulary, tmp_path, capsys):
     state = read_release(released)
     for name, args in (("namespace", settings()), ("nothing", None)):
         torch.save({"args": args, "cfg": None, "model": state["model"]}, tmp_path / f"{name}.pt")
@@ -201,11 +201,11 @@ def test_flags_may_lie_in_a_namespace_or_be_given(released, vocabulary, tmp_path
         import_release(tmp_path / "nothing.pt", vocabulary)
     given = import_release(tmp_path / "nothing.pt", vocabulary, depths="2,3,4")
     assert given.config.model.generator_depths == "2,3,4"
-    assert given.fresh == []
-    assert given.leftover == ["encoder.sentence_encoder.version"]
+    assert given.newly_initialized == []
+    assert given.unexpected_keys == ["encoder.sentence_encoder.version"]
 
 
-def test_a_file_without_its_generator_says_so(released, vocabulary, tmp_path, capsys):
+def test_file_without_generator_is_reported(released, vocabulary, tmp_path, capsys):
     weights = {name: tensor for name, tensor in read_release(released)["model"].items() if "auxiliary" not in name}
     weights["classification_heads.x.dense.weight"] = torch.zeros(2, 2)
     torch.save({"args": None, "model": weights}, tmp_path / "model.pt")
@@ -225,7 +225,7 @@ class Foreign:
     pass
 
 
-def test_nothing_in_the_file_can_run(released, vocabulary, tmp_path, monkeypatch):
+def test_no_code_in_the_file_runs(released, vocabulary, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     allowed = set(torch.serialization.get_safe_globals())
     state = read_release(released)
@@ -248,7 +248,7 @@ def test_nothing_in_the_file_can_run(released, vocabulary, tmp_path, monkeypatch
         (lambda w: w.pop("encoder.sentence_encoder.embed_tokens.weight"), "is not the checkpoint"),
     ],
 )
-def test_files_that_are_not_the_release_are_refused(change, message, released, vocabulary, tmp_path):
+def test_files_other_than_the_release_are_refused(change, message, released, vocabulary, tmp_path):
     state = read_release(released)
     change(state["model"])
     torch.save({"args": settings(), "model": state["model"]}, tmp_path / "model.pt")

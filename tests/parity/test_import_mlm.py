@@ -13,10 +13,10 @@ from hugging_face_folders import write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained, load_pretrained, read_state
+from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import Pretrained, load_pretrained, read_state
-from amos_fairseq.interop.hugging_face_rows import row_map
-from amos_fairseq.interop.imported_checkpoint import NEVER_PREDICTED
+from amos_fairseq.tokenization.hugging_face_tokenizer import row_map
 
 TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps over the fox"]
@@ -45,7 +45,7 @@ def padded_rows(pretrained: Pretrained) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSES)
-def test_guesses_are_those_of_the_folder(family, folders):
+def test_predictions_are_those_of_the_folder(family, folders):
     """Log-probabilities at every position, also where our vocabulary has more rows than theirs has tokens."""
     pretrained = load_pretrained(folders / f"{family}_imported" / "model.pt")
     model, ids, rows = pretrained.model, row_map(pretrained.tokenizer), padded_rows(pretrained)
@@ -61,8 +61,8 @@ def test_guesses_are_those_of_the_folder(family, folders):
 
 
 @pytest.mark.parametrize("family", CLASSES)
-def test_there_and_back_is_the_identity(family, folders, tmp_path):
-    """Exported again, every weight that stands for a token is the folder's, bit for bit."""
+def test_round_trip_is_the_identity(family, folders, tmp_path):
+    """After export, every weight of a token is the folder's, bit for bit."""
     checkpoint = folders / f"{family}_imported" / "model.pt"
     assert main(["export", str(checkpoint), str(tmp_path / "out"), "--as", family]) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [CLASSES[family]]
@@ -78,14 +78,14 @@ def test_there_and_back_is_the_identity(family, folders, tmp_path):
         assert torch.equal(kept, restored), name
 
 
-def test_rows_without_a_foreign_one_are_never_guessed(folders):
+def test_rows_without_a_foreign_one_are_never_predicted(folders):
     pretrained = load_pretrained(folders / "bert_imported" / "model.pt")
     bias = pretrained.model.mlm_head.bias
     assert bias[len(pretrained.dictionary) :].unique().tolist() == [NEVER_PREDICTED]
     assert bias[: len(pretrained.dictionary)].abs().max() < 10
 
 
-def test_the_report_has_nothing_that_starts_afresh(folders, tmp_path, capsys):
+def test_report_lists_nothing_newly_initialized(folders, tmp_path, capsys):
     main(["import", str(folders / "roberta"), str(tmp_path / "model.pt")])
     said = capsys.readouterr().out
     held, of = (int(number.replace(",", "")) for number in said.split(" parameters")[0].split()[-3::2])
@@ -97,7 +97,7 @@ def test_the_report_has_nothing_that_starts_afresh(folders, tmp_path, capsys):
 @torch.no_grad()
 @pytest.mark.parametrize("arch", ["teams_tiny", "electric_tiny", "electra_tiny"])
 def test_the_encoder_continues_with_any_objective(arch, folders, tmp_path, capsys):
-    """Its states are the folder's; the generator and all heads are said to start afresh."""
+    """Its states are the folder's; the generator and all heads are reported as newly initialized."""
     assert main(["import", str(folders / "bert"), str(tmp_path / "model.pt"), "--arch", arch]) == 0
     said = capsys.readouterr().out
     assert "detection_head" in said.partition("from random values")[2]
@@ -126,7 +126,7 @@ def test_an_untied_output_layer_is_refused_and_the_encoder_alone_is_not(folders,
     assert main(["import", str(tmp_path / "in"), str(tmp_path / "model.pt"), "--arch", "amos_tiny"]) == 0
 
 
-def test_a_folder_without_the_head_becomes_amos_or_a_fresh_head(tmp_path, capsys):
+def test_folder_without_the_head_becomes_amos_or_gets_a_new_head(tmp_path, capsys):
     write_model(tmp_path / "in", "bert", "BertModel")
     main(["import", str(tmp_path / "in"), str(tmp_path / "a.pt"), "--arch", "mlm_tiny"])
     assert "from random values (--seed 1): mlm_head" in capsys.readouterr().out

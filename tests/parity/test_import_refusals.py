@@ -1,4 +1,4 @@
-"""What `amos import` refuses, in one line and with nothing written; and what it takes although a part is not there."""
+"""Inputs that `amos import` refuses, in one line and with nothing written; and incomplete inputs that it accepts."""
 
 import json
 import shutil
@@ -10,8 +10,8 @@ from hugging_face_folders import write_electra, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.hugging_face_rows import ABSENT, row_map
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT, row_map
 
 
 def run_import(*arguments: str | Path) -> int:
@@ -45,17 +45,17 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
         ("bert", {"num_hidden_layers": 3}, "more than its weights hold"),
         ("bert", {"num_hidden_layers": 1}, "do not fit their configuration"),
         ("bert", {"intermediate_size": 20}, "do not fit their configuration"),
-        ("bert", {"hidden_size": "wide"}, "hidden_size is 'wide', which is no such number"),
+        ("bert", {"hidden_size": "wide"}, "hidden_size is 'wide', which is not valid"),
         ("bert", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ("electra", {"embedding_size": 8.0}, "embedding_size is 8.0"),
         ("bert", {"hidden_dropout_prob": None}, "hidden_dropout_prob is None"),
-        ("bert", {"id2label": ["a"]}, "is no configuration of a bert model"),
+        ("bert", {"id2label": ["a"]}, "is not a configuration of a bert model"),
         ("bert", {"hidden_size": 32}, "take both files from the same model"),
         ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
         ("roberta", {"pad_token_id": 0}, "pad_token_id is 0"),
     ],
 )
-def test_models_that_ours_cannot_be_are_refused_in_one_line(family, settings, message, folders, tmp_path, capsys):
+def test_unsupported_models_are_refused_in_one_line(family, settings, message, folders, tmp_path, capsys):
     folder = changed(folders / family, tmp_path / "in", **settings)
     with pytest.raises(SystemExit) as stopped:
         run_import(folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
@@ -99,8 +99,8 @@ def test_nothing_is_overwritten(folders, tmp_path, capsys):
     assert "holds another tokenizer" in refused(capsys, folders / "bert", tmp_path / "model.pt", "--arch", "amos_tiny")
     assert "must end in .pt" in refused(capsys, folders / "bert", tmp_path / "model")
     base = ["--arch", "electra_base"]  # a generator of a third of the width, which is 16 here
-    assert "comes from --arch" in refused(capsys, folders / "electra", tmp_path / "a.pt", *base)
-    assert "no architecture of this package" in refused(
+    assert "come from --arch" in refused(capsys, folders / "electra", tmp_path / "a.pt", *base)
+    assert "is not an architecture of this package" in refused(
         capsys, folders / "bert", tmp_path / "a.pt", "--arch", "bert_base"
     )
 
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing(limit, folders, tmp_path, capsys):
 
 def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
     electra = ["--arch", "electra_tiny", "--generator"]
-    assert "no place in --arch amos_tiny" in refused(
+    assert "cannot be used with --arch amos_tiny" in refused(
         capsys, folders / "electra", tmp_path / "a.pt", "--arch", "amos_tiny", "--generator", folders / "generator"
     )
     assert "only two ELECTRA models" in refused(
@@ -133,7 +133,7 @@ def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
 
 
 def test_a_vocabulary_without_a_role(folders, tmp_path, capsys):
-    """Without <mask> a row starts afresh, and that is said; without a padding token no batch can be formed."""
+    """Without <mask> a row is newly initialized, which is reported; without a padding token no batch can be built."""
     for role in ("mask_token", "pad_token"):
         shutil.copytree(folders / "mpnet", tmp_path / role)
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -142,11 +142,11 @@ def test_a_vocabulary_without_a_role(folders, tmp_path, capsys):
         token = {"mask_token": "<mask>", "pad_token": "<pad>"}[role]
         path.write_text(path.read_text().replace(json.dumps(token), json.dumps("<other>")))
     run_import(tmp_path / "mask_token", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
-    assert "no <mask>: that row of the vocabulary starts afresh" in capsys.readouterr().out
+    assert "no <mask>: that row of the vocabulary is newly initialized" in capsys.readouterr().out
     assert row_map(load_tokenizer(tmp_path / "out" / "tokenizer"))[-1] == ABSENT
     assert "no token in the role of <pad>" in refused(capsys, tmp_path / "pad_token", tmp_path / "b.pt")
 
 
-def test_tokens_that_the_model_has_no_row_for_are_refused(tmp_path, capsys):
+def test_tokens_without_a_row_in_the_model_are_refused(tmp_path, capsys):
     write_model(tmp_path / "in", "bert", "BertModel", padded_rows=-2)
     assert "rows of vocabulary" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny")

@@ -6,10 +6,16 @@ import transformers
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.hugging_face import from_hugging_face, to_hugging_face
-from amos_fairseq.interop.hugging_face_config import CUSTOM, family_of, hugging_face_config
-from amos_fairseq.interop.hugging_face_tables import DETECTION, ENCODER, FAMILIES, MASKED_LM
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.hugging_face.config import CUSTOM, family_of, hugging_face_config
+from amos_fairseq.hugging_face.weights import (
+    DETECTION,
+    ENCODER,
+    FAMILIES,
+    MASKED_LM,
+    from_hugging_face,
+    to_hugging_face,
+)
+from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
 
 ROWS = 30
 PARTS = [(family, part) for family, table in FAMILIES.items() for part in table.classes]
@@ -41,16 +47,16 @@ def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.M
 
 
 @pytest.mark.parametrize(("family", "part"), PARTS)
-def test_there_and_back_is_the_identity(family, part):
+def test_round_trip_is_the_identity(family, part):
     projected = {"embedding_width": 8} if family == "electra" else {}
     theirs = hugging_face_model(family, part, **projected).state_dict()
     converted = from_hugging_face(family, theirs, () if part == ENCODER else (part,))
-    assert converted.leftover == []
+    assert converted.unexpected_keys == []
     back = to_hugging_face(family, part, converted.weights)
     assert back.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(back[name], tensor), name
-    # Another instance accepts them: the names are all that it has.
+    # A second instance accepts them by name.
     hugging_face_model(family, part, seed=1, **projected).load_state_dict(back, strict=True)
 
 
@@ -89,17 +95,19 @@ def test_hidden_states_agree(family, changes):
         assert (a[real] - b[real]).abs().max() < 1e-5 * b[real].abs().max(), f"layer {depth}"
 
 
-def test_weights_without_a_place_are_named():
+def test_unexpected_keys_are_reported():
     config = hugging_face_config("bert", shape(), ROWS)
     theirs = transformers.BertForPreTraining(config).state_dict()
-    assert from_hugging_face("bert", theirs, [MASKED_LM]).leftover == [
+    assert from_hugging_face("bert", theirs, [MASKED_LM]).unexpected_keys == [
         "bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.seq_relationship.weight",
     ]  # fmt: skip
-    assert "cls.predictions.transform.dense.weight" in from_hugging_face("bert", theirs).leftover
-    assert "cls.predictions.decoder.weight" not in from_hugging_face("bert", theirs).leftover  # held: the embeddings
+    assert "cls.predictions.transform.dense.weight" in from_hugging_face("bert", theirs).unexpected_keys
+    assert (
+        "cls.predictions.decoder.weight" not in from_hugging_face("bert", theirs).unexpected_keys
+    )  # it equals the embeddings
 
 
-def test_the_first_berts_wrote_gamma_and_beta():
+def test_gamma_and_beta_of_the_first_berts():
     today = hugging_face_model("bert", MASKED_LM).state_dict()
     former = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
@@ -107,11 +115,11 @@ def test_the_first_berts_wrote_gamma_and_beta():
     }
     assert former.keys() != today.keys()
     ours, same = from_hugging_face("bert", former, [MASKED_LM]), from_hugging_face("bert", today, [MASKED_LM])
-    assert ours.leftover == []
+    assert ours.unexpected_keys == []
     assert all(torch.equal(ours.weights[name], same.weights[name]) for name in same.weights)
 
 
-def test_what_cannot_be_held_is_refused_by_name():
+def test_weights_that_cannot_be_imported_are_refused_by_name():
     theirs = hugging_face_model("roberta", MASKED_LM).state_dict()
     cut = {name: tensor for name, tensor in theirs.items() if "layer.1.output.dense.bias" not in name}
     with pytest.raises(UserError, match=r"roberta\.encoder\.layer\.1\.output\.dense\.bias is missing"):
@@ -119,11 +127,11 @@ def test_what_cannot_be_held_is_refused_by_name():
     theirs["lm_head.decoder.weight"] = theirs["lm_head.decoder.weight"] + 1
     with pytest.raises(UserError, match="tied"):
         from_hugging_face("roberta", theirs, [MASKED_LM])
-    assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs).leftover
+    assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs).unexpected_keys
 
 
 @torch.no_grad()
-def test_a_detection_classifier_of_two_rows_is_one_logit():
+def test_detection_classifier_with_two_rows_is_one_logit():
     """softmax of two logits = sigmoid of their difference; 1e-6: some roundings of probabilities below 1."""
     model = hugging_face_model("mpnet", DETECTION)
     model.classifier.weight.normal_()
@@ -134,7 +142,7 @@ def test_a_detection_classifier_of_two_rows_is_one_logit():
     torch.testing.assert_close(logit.sigmoid(), expected, rtol=0, atol=1e-6)
 
 
-def test_which_family_holds_which_encoder():
+def test_family_of_an_encoder():
     assert family_of(shape()) == "bert"
     assert family_of(shape(), pooler_activation="gelu") == "electra"
     assert family_of(shape(embedding_width=8)) == "electra"

@@ -19,7 +19,7 @@ PAIRS = [("fox", "it jumps"), ("the lazy dogs", "fox"), ("number 7", "doesn't it
 
 
 def paired_tokenizer(folder, family: str) -> transformers.PreTrainedTokenizerFast:
-    """The folder's tokenizer, told to write pairs as ``<s> A </s> B </s>`` with types 0 and 1."""
+    """The folder's tokenizer, with a template that writes pairs as ``<s> A </s> B </s>`` with types 0 and 1."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     first, last = SPECIAL_TOKENS[family]["cls"], SPECIAL_TOKENS[family]["sep"]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -33,7 +33,7 @@ def paired_tokenizer(folder, family: str) -> transformers.PreTrainedTokenizerFas
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("texts", [SINGLES, PAIRS], ids=["singles", "pairs"])
-def test_features_are_those_of_transformers(family, texts, tmp_path):
+def test_features_equal_those_of_transformers(family, texts, tmp_path):
     """The longest pair is cut to 40 positions on both sides: ``longest_first``."""
     pretraining_class, encoder_class = FAMILIES[family]
     write_model(tmp_path / "folder", family, pretraining_class)

@@ -10,8 +10,7 @@ from transformers import ElectraConfig as HuggingFaceConfig
 from transformers import ElectraForMaskedLM
 
 from amos_fairseq.criterions.mlm import MlmCriterion
-from amos_fairseq.interop.hugging_face import to_hugging_face
-from amos_fairseq.interop.hugging_face_tables import MASKED_LM
+from amos_fairseq.hugging_face.weights import MASKED_LM, to_hugging_face
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
 

@@ -5,7 +5,7 @@ from typing import Dict, List, NamedTuple, Tuple
 
 from fairseq.data import Dictionary, data_utils
 
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
 from preprocess.pretraining.vocabulary import learn_tokenizer
 
 MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tparse1\tparse2\tparse3\tparse4\tsentence1\tsentence2"

@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, Tuple
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
 
 Document = Tuple[str, ...]
 

@@ -9,7 +9,7 @@ from pretraining_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, rea
 from tiny_wordpiece import train_wordpiece
 
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
 from preprocess.common.processes import ordered_results
 from preprocess.pretraining import encoding, prepare
 

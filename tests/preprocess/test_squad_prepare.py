@@ -17,7 +17,7 @@ from tiny_wordpiece import train_wordpiece
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
 from preprocess.squad import prepare
 
 SQUAD = made_up_squad()

@@ -12,7 +12,7 @@ from interrupted_run import BackgroundRun
 from made_up_glue import write_glue, write_starting_point
 from tiny_runs import ROOT, environment
 
-from amos_fairseq.interop.checkpoint import read_state
+from amos_fairseq.checkpoints.read import read_state
 
 # Long enough for a signal to find the first task training; the rest is short.
 RECIPE = """\

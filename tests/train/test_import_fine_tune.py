@@ -9,8 +9,8 @@ from fairseq.data import Dictionary, indexed_dataset
 from forked_command import run_command
 from hugging_face_folders import LINES, POSITIONS, write_electra
 
+from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import load_pretrained, read_state
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_runs import ROOT, environment
 
-from amos_fairseq.interop.checkpoint import read_state
+from amos_fairseq.checkpoints.read import read_state
 
 # Updates 2 and 4 of each stage leave a checkpoint.
 SMALLER = [

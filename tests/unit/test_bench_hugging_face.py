@@ -13,8 +13,7 @@ from amos_fairseq.bench.hugging_face_step import INPUTS, HuggingFaceStep
 from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.interop.hugging_face import to_hugging_face
-from amos_fairseq.interop.hugging_face_tables import MASKED_LM, PRETRAINING
+from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
 
 # One token type, as the library cannot have less; no dropout, so that both sides compute the same.
 EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]

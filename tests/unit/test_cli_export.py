@@ -1,4 +1,4 @@
-"""``amos export``: what it refuses, what it leaves behind, and what the card says."""
+"""``amos export``: refusals, files that are written, and the content of the card."""
 
 import json
 import os
@@ -14,14 +14,12 @@ from full_disk import full_disk
 from safetensors.torch import load_file, save_file
 from small_runs import UPDATES, write_run
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop import export as export_module
-from amos_fairseq.interop import export_folder
-from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.interop.export import export
-from amos_fairseq.interop.export_card import CardSettings
-from amos_fairseq.interop.export_folder import check_place, whole_folder
+from amos_fairseq.hugging_face import export as export_module
+from amos_fairseq.hugging_face.export import check_output_folder, export, whole_folder
+from amos_fairseq.hugging_face.model_card import CardSettings
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 METRICS = [
@@ -46,11 +44,11 @@ def runs(tmp_path_factory) -> Path:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Names of the files, without the one that transformers 4 alone writes."""
+    """Names of the files, without the one that only transformers 4 writes."""
     return {path.name for path in folder.iterdir()} - {"special_tokens_map.json"}
 
 
-def test_a_folder_is_whole_and_says_what_it_was_compared_with(runs, tmp_path, capsys):
+def test_folder_is_complete_and_the_comparison_is_printed(runs, tmp_path, capsys):
     assert main(["export", str(runs / "amos"), str(tmp_path / "out")]) == 0
     assert names_in(tmp_path / "out") == FILES
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
@@ -96,7 +94,7 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
 
 
 def test_card_of_an_imported_model_claims_no_training(runs, tmp_path):
-    """The settings beside imported weights are defaults, with which nothing was trained."""
+    """The settings stored with imported weights are defaults that were not used for training."""
     run = write_run(tmp_path / "run", task={"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"})
     main(["export", str(run), str(tmp_path / "out"), "--no-check"])
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -105,11 +103,11 @@ def test_card_of_an_imported_model_claims_no_training(runs, tmp_path):
     assert not re.search(r"Updates|Objective|masked|AMOS|\n- amos\n", card)
 
 
-def test_unknown_license_is_said(runs, tmp_path):
+def test_unknown_license_is_stated(runs, tmp_path):
     main(["export", str(runs / "electra"), str(tmp_path / "out"), "--no-check"])
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "license: unknown" in card
-    assert "unknown. Ask whoever trained this model" in card
+    assert "unknown. Ask the people who trained this model" in card
 
 
 def test_labels_come_from_the_data_of_the_task(tmp_path):
@@ -134,10 +132,10 @@ def test_force_replaces_the_whole_folder(runs, tmp_path):
 
 
 def test_force_replaces_nothing_but_exported_folders(tmp_path, monkeypatch):
-    """Or one slip of a path removes a home directory."""
+    """Otherwise a wrong path could remove a home directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "thesis").mkdir()
-    check_place(tmp_path / "thesis", replace=True)  # empty
+    check_output_folder(tmp_path / "thesis", replace=True)  # empty
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
     for name, message in (
         ("thesis", "holds no exported model"),
@@ -159,9 +157,9 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, limit):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_export_left_goes_with_the_next(tmp_path):
+def test_folder_of_a_killed_export_is_removed_by_the_next(tmp_path):
     prefix = f".out.unfinished.{socket.gethostname()}."
-    for process in ("999999999", os.getppid()):  # no process has the first number; the second runs
+    for process in ("999999999", os.getppid()):  # no process has the first id; the second runs
         (tmp_path / f"{prefix}{process}").mkdir()
     with whole_folder(tmp_path / "out", replace=False) as unfinished:
         (unfinished / "config.json").write_text("{}")
@@ -189,7 +187,7 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         rename(source, target)
 
-    monkeypatch.setattr(export_folder.os, "rename", fail_on_new)
+    monkeypatch.setattr(export_module.os, "rename", fail_on_new)
     with pytest.raises(UserError, match="No space left on device"), whole_folder(out, replace=True):
         pass
     assert [path.name for path in out.iterdir()] == ["config.json"]
@@ -200,7 +198,7 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["absent"], "absent is missing"),
-        (["amos", "--part", "generator", "--depth", "3"], "--depth 3 is no depth of this generator: it has 1, 2, 4"),
+        (["amos", "--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
         (["amos", "--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
         (["amos", "--as", "bert"], "--as bert: the encoder of this checkpoint can be exported as mpnet"),
         (["electra", "--part", "discriminator", "--as", "bert"], "can be exported as electra"),
@@ -212,10 +210,10 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
         (["joint"], "marks answers with a joint head"),
         (["buckets"], "MPNet has 32 buckets and a maximum distance of 128, this encoder 16 and 128"),
         (["amos", "--tokenizer", "other"], "other is not the tokenizer that"),
-        (["amos", "--data-license", " "], "--data-license ' ' is no name"),
+        (["amos", "--data-license", " "], "--data-license ' ' is not a name"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch, capsys, arguments, message):
+def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(runs)
     if "other" in arguments and not Path("other").exists():
         write_run(runs / "other_run", task={})
@@ -233,7 +231,7 @@ def test_mistakes_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch, ca
 
 
 def test_a_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
-    """One number of one LayerNorm, off by a thousandth."""
+    """One weight of one LayerNorm, wrong by a thousandth."""
     write_model = export_module.write_model
 
     def write_wrong_model(folder, *arguments):
@@ -249,7 +247,7 @@ def test_a_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypa
 
 
 def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
-    """Two pieces exchanged: the same number of rows, the same specials."""
+    """Two pieces exchanged: the same number of rows, the same special tokens."""
     make = export_module.folder_tokenizer
 
     def wrong_tokenizer(*arguments):
@@ -265,7 +263,7 @@ def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_not_a_number_is_no_agreement(runs, tmp_path):
+def test_nan_is_not_agreement(runs, tmp_path):
     pretrained = load_pretrained(runs / "amos")
     with torch.no_grad():
         pretrained.model.discriminator.layers[0].ffn_in.weight.fill_(float("nan"))

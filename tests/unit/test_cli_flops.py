@@ -8,10 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 from small_checkpoint import write_save_dir
 
+from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.flops.training import training_flops
-from amos_fairseq.interop.checkpoint import read_state
 
 
 def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import torch
 from small_checkpoint import TEXT, write_save_dir
 from small_runs import write_run
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.inspect_page import render_page
 from amos_fairseq.cli.inspection import inspect_text, mask_block, surfaces
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 from small_runs import write_run
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
 TOO_LONG = 5

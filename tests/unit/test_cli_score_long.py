@@ -7,9 +7,9 @@ from full_disk import full_disk
 from small_runs import write_run
 from test_cli_score import table
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.scoring.cloze import MaskedCloze
 from amos_fairseq.scoring.jobs import score_file
 from amos_fairseq.scoring.lines import windows

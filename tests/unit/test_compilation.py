@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import amos_fairseq
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.compat import compilation as trainers
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
-from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, call_layer, compiled_call
 from amos_fairseq.modules.compilation import call_layer, compiled_call

@@ -1,6 +1,6 @@
-"""The exported tokenizer against what our models read: our tokenizer, then fairseq's own dictionary.
+"""The exported tokenizer against the input of our models: our tokenizer, then fairseq's own dictionary.
 
-SentencePiece and the `tokenizers` library are the two sides, on thousands of random texts and on those that are meant to hurt.
+SentencePiece and the `tokenizers` library are the two sides, on thousands of random texts and on difficult ones.
 """
 
 import io
@@ -16,9 +16,9 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.fast_tokenizer import FastTokenizer, fast_tokenizer, with_padding_at_1
-from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer, fast_tokenizer, with_padding_at_1
+from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
 from preprocess.pretraining.vocabulary import learn_tokenizer
 
 TEXTS_PER_ALPHABET = 400
@@ -68,7 +68,7 @@ def spelled_symbols_are_special(request):
         request.getfixturevalue("exported").tokenizer.encode_special_tokens = False
 
 
-def ids_that_the_model_reads(tokenizer: Tokenizer, fast: FastTokenizer, *texts: str) -> list[int]:
+def expected_ids(tokenizer: Tokenizer, fast: FastTokenizer, *texts: str) -> list[int]:
     """``<s> A </s> B </s>`` by fairseq's dictionary, in the ids of the exported tokenizer."""
     dictionary = Dictionary()
     for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
@@ -110,7 +110,7 @@ def test_ids_of_hostile_and_long_texts(ours, exported):
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_ids_of_hugging_face_tokenizers(family, tmp_path):
-    """WordPiece and byte-level BPE keep their ids; what our side reads are they too."""
+    """WordPiece and byte-level BPE keep their ids, which are also our models' input."""
     write_tokenizer(tmp_path / family, family)
     tokenizer = load_tokenizer(tmp_path / family)
     fast = fast_tokenizer(tokenizer)
@@ -129,14 +129,14 @@ def test_our_ids_are_fairseqs(ours, exported):
 
 def test_pairs_are_framed_with_one_separator(ours, exported):
     encoding = exported.tokenizer.encode("bake li", "monu")
-    assert encoding.ids == ids_that_the_model_reads(ours, exported, "bake li", "monu")
-    second = len(ids_that_the_model_reads(ours, exported, "bake li"))
+    assert encoding.ids == expected_ids(ours, exported, "bake li", "monu")
+    second = len(expected_ids(ours, exported, "bake li"))
     assert encoding.type_ids == [0] * second + [1] * (len(encoding.ids) - second)
 
 
-def test_a_mask_in_the_text_is_the_mask(ours, exported):
-    """It stands where a word would: what is left and right of it keeps the ids that it has in the whole text."""
-    whole = ids_that_the_model_reads(ours, exported, "bake monu. Tali")
+def test_mask_in_the_text_is_the_mask_token(ours, exported):
+    """It replaces a word: the text to the left and right of it keeps the ids that it has in the whole text."""
+    whole = expected_ids(ours, exported, "bake monu. Tali")
     masked = exported.tokenizer.encode("bake <mask>. Tali").ids
     mask = masked.index(exported.id_of("<mask>"))
     assert masked[:mask] == whole[:mask]
@@ -151,8 +151,8 @@ def test_spelled_symbols_are_special_unless_asked(exported):
     assert fast.encode("a</s>").ids.count(2) == 1
 
 
-def test_a_piece_that_spells_a_symbol_keeps_its_id():
-    """A vocabulary in which "<s>" is a word: the special token gets another spelling, and both stay apart."""
+def test_piece_that_spells_a_symbol_keeps_its_id():
+    """A vocabulary in which "<s>" is a word: the special token gets another spelling, and both have their own id."""
     tokenizer = sentencepiece_of(["x<s>y a<s>b c<s>d <s>"] * 20, vocab_size=16, split_by_unicode_script=False)
     symbols = [symbol for symbol in tokenizer.dictionary_symbols if "s>" in symbol]
     assert r"\x{3c}s>" in symbols, "the piece is in the vocabulary"
@@ -160,14 +160,14 @@ def test_a_piece_that_spells_a_symbol_keeps_its_id():
     assert fast.special_tokens["<s>"] == "<<s>>"
     assert fast.special_tokens["</s>"] == "</s>"
     text = "ab<s>b <s>"
-    expected = ids_that_the_model_reads(tokenizer, fast, text)
+    expected = expected_ids(tokenizer, fast, text)
     assert 4 + tokenizer.dictionary_symbols.index(r"\x{3c}s>") in expected
     assert fast.tokenizer.encode(text).ids == expected
 
 
 @pytest.mark.parametrize("alphabet", ["ab", "abc"])
-def test_merges_come_in_sentencepieces_order(alphabet):
-    """Words of few letters: every text has many overlapping merges, whose order decides."""
+def test_merges_are_in_the_order_of_sentencepiece(alphabet):
+    """Words of few letters: every text has many overlapping merges, so their order matters."""
     draw = random.Random(1)
     lines = [" ".join("".join(draw.choices(alphabet, k=draw.randint(1, 14))) for _ in range(8)) for _ in range(200)]
     tokenizer = sentencepiece_of(lines, vocab_size=120)
@@ -175,7 +175,7 @@ def test_merges_come_in_sentencepieces_order(alphabet):
     assert_same_ids(tokenizer, fast_tokenizer(tokenizer), texts)
 
 
-def test_decoding_gives_the_treated_text(ours, exported):
+def test_decoding_gives_the_normalized_text(ours, exported):
     fast = exported.tokenizer
     text = "bake limo Tare."
     ids = fast.encode(text).ids
@@ -184,7 +184,7 @@ def test_decoding_gives_the_treated_text(ours, exported):
 
 
 def unigram_folder(folder: Path) -> None:
-    """A model whose vocabulary is a list, in which the place is the id."""
+    """A model whose vocabulary is a list, in which the position is the id."""
     library = Library(models.Unigram())
     library.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -220,7 +220,7 @@ def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> SentenceP
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"model_type": "unigram", "vocab_size": 30}, "is no BPE model"),
+        ({"model_type": "unigram", "vocab_size": 30}, "is not a BPE model"),
         ({"byte_fallback": True, "vocab_size": 300}, "falls back to bytes"),
         ({"user_defined_symbols": ["@user"]}, "has user-defined pieces"),
         ({"treat_whitespace_as_suffix": True}, "puts spaces at the end of words"),
@@ -228,7 +228,7 @@ def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> SentenceP
         ({"remove_extra_whitespaces": False}, "keeps runs of spaces"),
     ],
 )
-def test_what_would_not_be_exact_is_refused(settings, reason):
+def test_models_that_cannot_be_converted_exactly_are_refused(settings, reason):
     lines = ["the quick brown fox jumps over the lazy dog", "a lazy fox and a quick dog"] * 20
     tokenizer = sentencepiece_of(lines, **({"vocab_size": 40} | settings))
     with pytest.raises(UserError, match=f"the SentencePiece model {reason}"):

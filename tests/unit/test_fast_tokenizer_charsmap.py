@@ -1,4 +1,4 @@
-"""SentencePiece's table of rules, read by us, against SentencePiece's own normaliser."""
+"""Our reader of SentencePiece's table of rules against SentencePiece's own normalizer."""
 
 import random
 
@@ -9,10 +9,10 @@ from test_fast_tokenizer import ALPHABETS, random_texts, sentencepiece_of
 from tokenizers import normalizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop import fast_tokenizer_charsmap
-from amos_fairseq.interop.fast_tokenizer_charsmap import exact_normalizer, read_rules
+from amos_fairseq.tokenization import sentencepiece_charsmap
+from amos_fairseq.tokenization.sentencepiece_charsmap import exact_normalizer, read_rules
 
-# A few letters, among them some that rules of several characters make.
+# A few letters, among them some that rules for several characters produce.
 ALPHABET = set("abcdefghijklmnopqrstuvwxyzé ầ\u0301가각 ")
 ALL_LETTERS = [*sorted(ALPHABET), "\u0323", "\u0302"]
 
@@ -46,8 +46,8 @@ def test_rules_are_those_that_sentencepiece_applies(rule_name, charsmap):
         assert normalize(character) == rules.get(character, character), ascii(character)
 
 
-def test_steps_give_sentencepieces_text(rule_name, charsmap):
-    """Up to the unknown characters, all of which have one id: a run of them is written as one."""
+def test_steps_normalize_like_sentencepiece(rule_name, charsmap):
+    """Up to unknown characters, which share one id: a run of them is written as one."""
     steps = normalizers.Sequence(exact_normalizer(charsmap, ALPHABET))
     normalize = reference(rule_name).normalize
     rules = sorted(source for source in read_rules(charsmap) if len(source) > 1)
@@ -55,11 +55,11 @@ def test_steps_give_sentencepieces_text(rule_name, charsmap):
     draw = random.Random(0)
     texts += ["".join(draw.choice(draw.choice([rules, ALL_LETTERS])) for _ in range(6)) for _ in range(2000)]
     for text in texts:
-        assert seen(steps.normalize_str(text)) == seen(normalize(text)), ascii(text)
+        assert in_vocabulary(steps.normalize_str(text)) == in_vocabulary(normalize(text)), ascii(text)
 
 
-def seen(text: str) -> str:
-    """As the vocabulary sees it. Spaces at the ends are dropped by a later step."""
+def in_vocabulary(text: str) -> str:
+    """The text with unknown characters replaced by "?". Spaces at the ends are removed by a later step."""
     known = "".join(character if character in ALPHABET else "?" for character in text)
     while "??" in known:
         known = known.replace("??", "?")
@@ -75,6 +75,6 @@ def test_no_rules_are_no_steps():
 
 
 def test_rules_that_would_apply_twice_are_refused(charsmap, monkeypatch):
-    monkeypatch.setattr(fast_tokenizer_charsmap, "read_rules", lambda _: {"a": "b", "b": "c"})
-    with pytest.raises(UserError, match=r"normalises 'a' to 'b', which it would normalise again"):
+    monkeypatch.setattr(sentencepiece_charsmap, "read_rules", lambda _: {"a": "b", "b": "c"})
+    with pytest.raises(UserError, match=r"normalizes 'a' to 'b', which it would normalize again"):
         exact_normalizer(charsmap, ALPHABET)

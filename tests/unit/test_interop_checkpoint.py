@@ -7,9 +7,9 @@ import torch
 from small_checkpoint import write_checkpoint, write_save_dir
 
 import amos_fairseq
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import load_pretrained
-from amos_fairseq.interop.sentencepiece_tokenizer import SentencePieceTokenizer
+from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_load_gives_an_encoder_whose_padding_changes_nothing(save_dir):
     torch.testing.assert_close(alone.states, encoder.model.extract_features(tokens[None]))
 
 
-def test_what_may_be_loaded_is_the_same_afterwards(save_dir):
+def test_allow_list_of_torch_is_unchanged(save_dir):
     """fairseq's own loading in the same process relies on the one allow-list: leaving a narrower one must not empty it."""
     allowed = set(torch.serialization.get_safe_globals())
     load_pretrained(save_dir)
@@ -43,7 +43,7 @@ def test_what_may_be_loaded_is_the_same_afterwards(save_dir):
     assert argparse.Namespace in allowed
 
 
-def test_lines_end_where_they_end_in_a_corpus(save_dir):
+def test_lines_end_as_in_a_corpus(save_dir):
     """A line break of any system begins a new line; what only Unicode calls one stands inside a line, as in prepare.sh."""
     pretrained = load_pretrained(save_dir)
     eos = pretrained.dictionary.eos()
@@ -55,7 +55,7 @@ def test_lines_end_where_they_end_in_a_corpus(save_dir):
     ]
 
 
-def test_settings_that_came_later_have_their_defaults(save_dir):
+def test_settings_added_later_have_their_defaults(save_dir):
     """A checkpoint of ``--arch amos_base`` names the architecture, and fairseq adds new fields to models only."""
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     settings = {name: value for name, value in state["cfg"]["model"].items() if name not in ("token_types", "_name")}
@@ -91,7 +91,7 @@ def test_foreign_objects_are_refused_without_running_them(save_dir, tokenizer):
     assert not Foreign.ran
 
 
-def test_another_tokenizer_is_refused_and_the_right_one_accepted(save_dir, tokenizer, tmp_path_factory):
+def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     tokenizer.save(elsewhere / "right")
     SentencePieceTokenizer(tokenizer._model, cased=False).save(elsewhere / "wrong")
@@ -103,7 +103,7 @@ def test_another_tokenizer_is_refused_and_the_right_one_accepted(save_dir, token
     assert load_pretrained(save_dir, elsewhere / "right").num_updates == 7
 
 
-def test_text_that_the_encoder_cannot_read_whole_is_refused(save_dir):
+def test_text_longer_than_max_positions_is_refused(save_dir):
     with pytest.raises(UserError, match=r"text 2 has \d+ tokens, the encoder reads 80: shorten or split it"):
         amos_fairseq.load(save_dir)(["the end", "the end " * 60])
 
@@ -112,7 +112,7 @@ def test_weights_of_another_model_are_refused(save_dir, tokenizer):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     state["model"].pop("embed_tokens.weight")
     write_checkpoint(save_dir, tokenizer, model=state["model"])
-    with pytest.raises(UserError, match=r"checkpoint_last\.pt holds no model of this package"):
+    with pytest.raises(UserError, match=r"checkpoint_last\.pt does not contain a model of this package"):
         load_pretrained(save_dir)
 
 
@@ -121,11 +121,11 @@ def test_another_architecture_of_fairseq_is_refused_by_its_name(save_dir):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     foreign = state["cfg"] | {"model": {"_name": "transformer_lm"}}
     torch.save(state | {"cfg": foreign}, save_dir / "other.pt")
-    with pytest.raises(UserError, match=r"architecture 'transformer_lm', which is none of this package"):
+    with pytest.raises(UserError, match=r"architecture 'transformer_lm', which is not one of this package"):
         load_pretrained(save_dir / "other.pt")
 
 
-def test_a_checkpoint_that_counts_no_updates_is_refused(save_dir):
+def test_checkpoint_without_number_of_updates_is_refused(save_dir):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     torch.save(state | {"optimizer_history": [{}]}, save_dir / "other.pt")
     with pytest.raises(UserError, match=r"does not say after how many updates"):

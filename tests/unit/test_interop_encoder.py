@@ -7,8 +7,8 @@ import torch
 from small_checkpoint import write_checkpoint, write_save_dir
 
 import amos_fairseq
+from amos_fairseq.checkpoints.encoder import Encoder, Features
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.encoder import Encoder, Features
 
 TEXTS = [
     "the lazy dog jumps over the fox",
@@ -57,7 +57,7 @@ def symbols(encoder: Encoder, row: torch.Tensor) -> str:
     return " ".join(encoder.pretrained.dictionary[token] for token in row.tolist()).replace("\u2581", "_")
 
 
-def test_many_texts_are_those_texts_one_by_one(encoder):
+def test_batched_texts_equal_single_texts(encoder):
     """Three batches of like lengths, in the given order again; padding holds zeros."""
     every = encoder(TEXTS)
     alone = [encoder([text]) for text in TEXTS]
@@ -91,7 +91,7 @@ def test_a_generator_of_texts_and_a_single_one(encoder):
     assert torch.equal(encoder("the end").tokens, encoder(["the end"]).tokens)
 
 
-def test_a_stream_takes_only_what_it_gives(encoder):
+def test_stream_reads_no_text_ahead(encoder):
     """From an endless corpus: in order, batch by batch, nothing read ahead."""
     taken = itertools.count()
     endless = (TEXTS[next(taken) % len(TEXTS)] for _ in itertools.count())
@@ -108,7 +108,7 @@ def test_a_stream_takes_only_what_it_gives(encoder):
     assert list(encoder.stream([])) == []
 
 
-def test_a_pair_is_two_texts_in_one_row(encoder):
+def test_pair_is_two_texts_in_one_sequence(encoder):
     """``<s> A </s> B </s>``; a line break inside a text of a pair is a space, as two sequences are all there are."""
     pair = symbols(encoder, encoder([("the dog", "the\nfox")]).tokens[0])
     assert pair == f"{symbols(encoder, encoder('the dog').tokens[0])} " + symbols(
@@ -124,7 +124,7 @@ def test_features_of_a_fine_tuned_checkpoint_are_those_of_its_encoder(save_dir, 
     torch.testing.assert_close(fine_tuned(TEXTS).states, encoder(TEXTS).states, **ROUNDING)
 
 
-def test_token_types_tell_the_texts_of_a_pair_apart(save_dir):
+def test_token_types_of_a_pair(save_dir):
     """As fine-tuning does it, by separators; the lines of one text are one sequence, as before another model's tokenizer."""
     typed = amos_fairseq.load(save_dir / "typed.pt")
     pair = typed([("the dog", "the fox"), ("a fox", "over the lazy dog")])
@@ -182,6 +182,6 @@ def test_gradients_only_while_training(save_dir):
     assert encoder.model.embed_tokens.weight.grad.abs().sum() > 0
 
 
-def test_moved_by_to_it_still_reads(save_dir):
+def test_encoder_moved_by_to_still_encodes(save_dir):
     encoder = amos_fairseq.load(save_dir, device="cpu").to(torch.float64)
     assert encoder("the end").states.dtype == torch.float64

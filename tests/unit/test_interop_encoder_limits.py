@@ -5,8 +5,8 @@ import torch
 from small_checkpoint import write_save_dir
 
 import amos_fairseq
+from amos_fairseq.checkpoints.encoder import truncated_lengths
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.encoder import fitting_lengths
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_length_limit(encoder):
 )
 def test_the_longer_text_is_cut_first(lengths, limit, expected):
     """As ``longest_first`` of Hugging Face: one token at a time, of equals from the second."""
-    assert fitting_lengths(lengths, limit) == expected
+    assert truncated_lengths(lengths, limit) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_longer_text_is_cut_first(lengths, limit, expected):
         ([("a", "b", "c")], "text 1: expected a string or a pair"),
     ],
 )
-def test_texts_that_are_none_are_refused(encoder, texts, message):
+def test_invalid_texts_are_refused(encoder, texts, message):
     with pytest.raises(UserError, match=message):
         encoder(texts)
 
@@ -74,18 +74,18 @@ def test_texts_that_are_none_are_refused(encoder, texts, message):
     [
         ({"device": "cuda:99"}, "device cuda:99 cannot be used"),
         ({"device": "abacus"}, "device abacus cannot be used"),
-        ({"dtype": torch.int64}, r"dtype torch\.int64 is none to compute in"),
+        ({"dtype": torch.int64}, r"dtype torch\.int64 is not supported"),
         ({"batch_size": 0}, "batch_size 0 is too small"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(save_dir, arguments, message):
+def test_unusable_settings_are_refused(save_dir, arguments, message):
     with pytest.raises(UserError, match=message) as raised:
         amos_fairseq.load(save_dir, **arguments)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("section", ["task", "model"])
-def test_a_checkpoint_that_does_not_say_its_settings_is_refused(save_dir, tmp_path, section):
+def test_checkpoint_without_settings_is_refused(save_dir, tmp_path, section):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     del state["cfg"][section]
     torch.save(state, tmp_path / "checkpoint.pt")

@@ -1,4 +1,4 @@
-"""The tokenizer of the released AMOS checkpoint: its rules by hand cases, and the promises of every tokenizer."""
+"""The tokenizer of the released AMOS checkpoint: its rules on hand-made cases, and the properties of every tokenizer."""
 
 import io
 
@@ -8,26 +8,26 @@ from fairseq.data import Dictionary
 from tokenizer_text import HOSTILE, assert_survives_fairseq
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.microsoft_text import places_kept, text_of, treat
-from amos_fairseq.interop.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.microsoft_text import normalize, text_of, without_lone_marks
+from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
 # Worked out by hand from the rules.
-TREATED = {
+NORMALIZED = {
     "": "",
     "  two   words ": "two words",
     "(a test), he said.": "( a test ), he said .",
     "\"quoted\" \u201ctypographic\u201d ``latex''": '" quoted " " typographic " " latex "',
     "\u2018a\u2019 \u00b4b\u00b4": "' a ' ' b '",
     "one\u2014two \u2013 three": "one-two - three",
-    "don't": "don't",  # an apostrophe inside a word is left alone
+    "don't": "don't",  # an apostrophe inside a word is unchanged
     "do n't dogs' s": "do n't dogs 's",
     "'s 'll 're 've": "'s 'll 're 've",  # split off, and joined again
     "'LL 'lls": "'LL ' lls",
     "he 'll, they 'RE-x": "he 'll , they 'RE -x",
     "'twas 'd's": "' twas 'd's",
     "e.g. U.S. 3.5%": "e.g . U.S . 3.5 %",
-    "... ?! --": "... ?! --",  # nothing but punctuation stays whole
+    "... ?! --": "... ?! --",  # a word of punctuation only stays whole
     "(... (x": "(... ( x",
     "\u00bfqu\u00e9? \u3010\u672c\u3011": "\u00bf qu\u00e9 ? \u3010 \u672c \u3011",
     "\u2019\u2019x": "'' x",  # two typographic quotes are not the two ASCII ones that mean a double quote
@@ -67,14 +67,14 @@ def tokenizer(release):
     return MicrosoftAmosTokenizer.from_release(release)
 
 
-@pytest.mark.parametrize(("line", "treated"), TREATED.items())
-def test_treated_text(line, treated):
-    assert text_of(treat(line)) == treated
+@pytest.mark.parametrize(("line", "normalized"), NORMALIZED.items())
+def test_normalized_text(line, normalized):
+    assert text_of(normalize(line)) == normalized
 
 
-def test_every_treated_character_knows_where_it_stood():
-    for line in [*TREATED, *HOSTILE]:
-        characters = treat(line)
+def test_every_normalized_character_has_its_original_position():
+    for line in [*NORMALIZED, *HOSTILE]:
+        characters = normalize(line)
         assert [c.start for c in characters] == sorted(c.start for c in characters)
         for value, start, end in characters:
             original = line[start:end]
@@ -89,9 +89,9 @@ def test_lone_marks_are_dropped_before_punctuation_and_at_the_end(tokenizer, mod
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     assert processor.encode("the & 7", out_type=str) == ["\u2581the", "\u2581", "&", "\u2581", "7"]
     assert tokenizer.encode("the& 7") == ["\u2581the", "&", "\u2581", "7"]
-    # A mark at the end comes from models that keep spaces there; this one does not.
-    assert places_kept(["\u2581", "a", "\u2581", "\u2581", "\u2014", "\u2581"]) == [0, 1, 2, 4]
-    assert places_kept([]) == []
+    # Only models that keep trailing spaces produce a mark at the end; this one does not.
+    assert without_lone_marks(["\u2581", "a", "\u2581", "\u2581", "\u2014", "\u2581"]) == [0, 1, 2, 4]
+    assert without_lone_marks([]) == []
 
 
 def test_ids_are_those_of_the_dictionary_of_the_release(tokenizer, release):
@@ -112,9 +112,9 @@ def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path):
     assert_survives_fairseq(again, tmp_path)
 
 
-def test_decoding_gives_the_treated_text(tokenizer):
+def test_decoding_gives_the_normalized_text(tokenizer):
     line = "the quick (brown) fox jumps over it's dog"
-    assert tokenizer.decode(tokenizer.encode(line)) == text_of(treat(line))
+    assert tokenizer.decode(tokenizer.encode(line)) == text_of(normalize(line))
 
 
 def test_offsets_point_into_the_original_line(tokenizer):
@@ -133,7 +133,7 @@ def test_offsets_point_into_the_original_line(tokenizer):
 @pytest.mark.parametrize(
     ("content", "message"), [("a 1\nb 1\na 1\n", "line 3"), ("<pad> 1\n", "line 1"), ("a\n", "expected 'piece count'")]
 )
-def test_dictionaries_that_fairseq_would_read_otherwise_are_refused(content, message, model, tmp_path):
+def test_dictionaries_that_fairseq_would_read_differently_are_refused(content, message, model, tmp_path):
     (tmp_path / "sp.model").write_bytes(model)
     (tmp_path / "dict.txt").write_text(content)
     with pytest.raises(UserError, match=message):

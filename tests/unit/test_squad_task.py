@@ -9,8 +9,8 @@ from fairseq.models.roberta import RobertaModel
 from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint
 from omegaconf import OmegaConf
 
+from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import read_state
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask

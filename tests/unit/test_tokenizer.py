@@ -1,4 +1,4 @@
-"""Tokenizers against the libraries that they stand for, on text that is meant to hurt."""
+"""Tokenizers against the libraries that they wrap, on difficult text."""
 
 import random
 from pathlib import Path
@@ -10,8 +10,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.piece_spelling import SPECIAL_SYMBOLS, spell_piece, unspell_piece
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, unspell_piece
 from preprocess.pretraining.vocabulary import cut_long_line, learn_tokenizer
 
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
@@ -62,7 +62,7 @@ def test_learning_is_deterministic(learned, sample):
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_ties_are_broken_alike(tmp_path, bpe):
+def test_ties_are_broken_deterministically(tmp_path, bpe):
     """Words that occur once make every merge a tie, which a hash table would break differently each time."""
     generator = random.Random(1)
     words = ["".join(generator.choices("abcdefghij", k=8)) for _ in range(300)]
@@ -73,7 +73,7 @@ def test_ties_are_broken_alike(tmp_path, bpe):
 
 @pytest.mark.parametrize("cased", [True, False])
 def test_sentencepiece_parity(sample, cased):
-    """Pieces are the library's own; decoded text is what its normaliser, called apart, makes of the line."""
+    """Pieces are the library's own; decoded text is the output of its normalizer, called separately."""
     tokenizer = learn_tokenizer(sample, "sentencepiece", 300, cased)
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer._model)
     rule = "nmt_nfkc" if cased else "nmt_nfkc_cf"
@@ -86,7 +86,7 @@ def test_sentencepiece_parity(sample, cased):
 
 @pytest.mark.parametrize("cased", [True, False])
 def test_fastbpe_parity(sample, cased, tmp_path):
-    """The real fastBPE package, given our codes and the words of BERT's rules, writes the same pieces."""
+    """The fastBPE package, with our codes and the words of BERT's rules as input, writes the same pieces."""
     fastBPE = pytest.importorskip("fastBPE", reason="the fastBPE package needs a compiler to install")
     tokenizer = learn_tokenizer(sample, "fastbpe", 300, cased)
     tokenizer.save(tmp_path)
@@ -95,15 +95,15 @@ def test_fastbpe_parity(sample, cased, tmp_path):
     lines = [*HOSTILE[:-2], "x" * 300, *sample.read_text(encoding="utf-8").split("\n")[::40]]
     for line in lines:
         words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(line))
-        treated = " ".join(word for word, _ in words)
+        normalized = " ".join(word for word, _ in words)
         pieces = tokenizer.encode(line)
-        expected = reference.apply([treated])[0] if treated else ""
+        expected = reference.apply([normalized])[0] if normalized else ""
         assert " ".join(unspell_piece(piece) for piece in pieces) == expected.strip(" ")
-        assert tokenizer.decode(pieces) == treated
+        assert tokenizer.decode(pieces) == normalized
 
 
 def test_every_piece_of_fastbpe_can_occur_in_its_text(sample, tmp_path):
-    """The vocabulary is closed: on the text that it was learned from nothing is unknown."""
+    """The vocabulary is complete: no piece of the text that it was learned from is unknown."""
     tokenizer = learn_tokenizer(sample, "fastbpe", 300, False)
     symbols = set(tokenizer.dictionary_symbols)
     assert {piece for line in sample.read_text().split("\n") for piece in tokenizer.encode(line)} <= symbols
@@ -156,8 +156,8 @@ def test_broken_model_is_refused(learned, tmp_path, content):
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_impossible_vocabulary_sizes_name_the_possible(sample, bpe):
-    """The size that the message names is possible, one more is not."""
+def test_impossible_vocabulary_sizes_are_refused_with_the_limit(sample, bpe):
+    """The size in the message is possible, one more is not."""
     with pytest.raises(UserError, match=r"at most \d+") as refusal:
         learn_tokenizer(sample, bpe, 100_000, True)
     largest = int(str(refusal.value).split("at most ")[1].split(",")[0])

@@ -9,8 +9,8 @@ from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.piece_spelling import SPECIAL_SYMBOLS
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def sample(tmp_path_factory) -> Path:
 
 
 def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
-    """A small tokenizer of the given model, as Hugging Face's library would leave it."""
+    """A small tokenizer of the given model, as Hugging Face's library writes it."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind in ("bytes", "unigram") else None
     special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     lines = sample.read_text(encoding="utf-8").split("\n")
@@ -63,7 +63,7 @@ def test_hugging_face_pieces_survive_fairseq(hugging_face, tmp_path):
 
 
 def test_hugging_face_ids_are_those_of_the_library(hugging_face):
-    """Ids go there and back; a line gets the library's own encoding, whole, unless that holds a special id."""
+    """Ids map in both directions; a line gets exactly the library's own encoding, unless that contains a special id."""
     tokenizer, directory = hugging_face
     reference = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     reference.no_truncation()
@@ -90,7 +90,7 @@ def test_hugging_face_special_spelling_stays_text(hugging_face, tmp_path):
     mask = tokenizer.special_tokens["<mask>"]
     pieces = tokenizer.encode(f"ba{mask}ke {mask}")
     assert not set(pieces) & {"<mask>", "<s>", "</s>", "<pad>"}
-    # All its characters are in the text that the vocabulary was learned from, or the word is unknown as a whole.
+    # Its characters are all in the text that the vocabulary was learned from, or the whole word is unknown.
     assert "mask" in tokenizer.decode(pieces).lower().replace(" ", "") or "<unk>" in pieces
 
 
@@ -110,7 +110,7 @@ def test_hugging_face_saved_tokenizer_is_the_same_one(hugging_face, tmp_path):
 
 
 def test_configuration_names_the_special_tokens(sample, tmp_path):
-    """Names in the configuration go before the usual spellings."""
+    """Names in the configuration take precedence over the usual spellings."""
     directory = hugging_face_directory(tmp_path / "named", "wordpiece", sample)
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"cls_token": "[SEP]", "sep_token": {"content": "[CLS]"}, "mask_token": None})

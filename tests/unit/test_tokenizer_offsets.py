@@ -1,4 +1,4 @@
-"""Spans of pieces in the original line: the same promises for tokenizers of every kind."""
+"""Spans of pieces in the original line: the same properties for tokenizers of every kind."""
 
 import unicodedata
 
@@ -6,14 +6,13 @@ import pytest
 from test_tokenizer_hugging_face import hugging_face_directory
 from tokenizer_text import HOSTILE, write_sample
 
-from amos_fairseq.interop.offsets import tidy_spans
-from amos_fairseq.interop.piece_spelling import unspell_piece
-from amos_fairseq.interop.tokenizer import load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.tokenizer import tidy_spans, unspell_piece
 from preprocess.pretraining.vocabulary import learn_tokenizer
 
 KINDS = ["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]
 KINDS += ["wordpiece", "bytes", "unigram", "spaces"]
-# A line, and where its words begin and end, counted by hand. Brackets stand in no word of the sample: unknown pieces.
+# A line, and where its words begin and end, counted by hand. Brackets occur in no word of the sample: unknown pieces.
 WORDS = {
     "ba ke": [(0, 2), (3, 5)],
     "  tabs\t\tand   runs ": [(2, 6), (8, 11), (14, 18)],
@@ -52,8 +51,8 @@ def test_spans_are_ordered_inside_the_line_and_without_spaces(tokenizer):
         assert all(line[start:end].strip() == line[start:end] for start, end in spans)
 
 
-def test_every_character_is_in_a_span_unless_it_makes_no_difference(tokenizer):
-    """What no span covers can be taken out of the line, and the pieces stay the same."""
+def test_every_character_outside_spans_can_be_removed(tokenizer):
+    """Removing a character that no span covers leaves the pieces unchanged."""
     for line in [*HOSTILE, *WORDS]:
         covered = {place for _, start, end in tokenizer.encode_with_offsets(line) for place in range(start, end)}
         visible = {place for place, c in enumerate(line) if not c.isspace() and c not in _ZERO_WIDTH}
@@ -64,7 +63,7 @@ def test_every_character_is_in_a_span_unless_it_makes_no_difference(tokenizer):
 @pytest.mark.parametrize(("line", "words"), WORDS.items())
 def test_words_begin_and_end_where_pieces_do(tokenizer, line, words):
     if tokenizer.kind == "huggingface" and tokenizer.encode("a\xa0b") == tokenizer.encode("a#b"):
-        line = line.replace("\u3000", " ").replace("\xa0", " ")  # one unknown piece reaches over both for this model
+        line = line.replace("\u3000", " ").replace("\xa0", " ")  # this model makes one unknown piece of both
     aligned = [(start, end) for _, start, end in tokenizer.encode_with_offsets(line) if start < end]
     for word in words:
         inside = [(start, end) for start, end in aligned if word[0] <= start < word[1]]
@@ -72,13 +71,13 @@ def test_words_begin_and_end_where_pieces_do(tokenizer, line, words):
 
 
 def bare(text: str) -> str:
-    """Without what normalisers change: case, accents, compatibility forms."""
+    """Without case, accents and compatibility forms, which normalizers change."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Cc", "Cf"))
 
 
 def test_slices_spell_the_pieces(tokenizer):
-    """Piece by piece where one has its span for itself; a character that is not known has no other spelling."""
+    """For every known piece that does not share its span."""
     compared = 0
     known = set(tokenizer.dictionary_symbols)
     for line in [line for line in [*HOSTILE, *WORDS] if len(line) < 200]:
@@ -93,8 +92,8 @@ def test_slices_spell_the_pieces(tokenizer):
     assert compared > 50
 
 
-def test_what_the_libraries_give_becomes_one_convention():
-    """By hand: spaces go, the first part of an expanded character gets it whole, dropped marks stay with their letter."""
+def test_spans_of_the_libraries_are_converted_to_one_convention():
+    """By hand: spaces removed, an expanded character belongs to its first piece too, removed marks stay with their letter."""
     line = " \u00bd e\u0301 \u200b"
     given = [("\u25811", 0, 1), ("\u2044", 1, 1), ("2", 1, 2), ("\u2581", 2, 3), ("e", 3, 4), ("\u2581", 5, 7)]
     expected = [("\u25811", 1, 2), ("\u2044", 1, 2), ("2", 1, 2), ("\u2581", 3, 3), ("e", 3, 5), ("\u2581", 7, 7)]

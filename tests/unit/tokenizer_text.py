@@ -1,11 +1,11 @@
-"""Text that is meant to hurt tokenizers, and the check that fairseq takes what they make of it."""
+"""Difficult text for tokenizers, and the check that fairseq reads their pieces unchanged."""
 
 import random
 from pathlib import Path
 
 from fairseq.data import Dictionary
 
-from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.tokenization import Tokenizer
 
 HOSTILE = [
     "",
@@ -30,7 +30,7 @@ HOSTILE = [
 
 
 def write_sample(directory: Path) -> Path:
-    """Made-up words with a long tail, and text that makes special spellings frequent."""
+    """Synthetic words with a long tail, and text that makes special spellings frequent."""
     generator = random.Random(7)
     syllables = ["ba", "ke", "li", "mo", "nu", "Ta", "re", "sí", "on", "ing"]
     words = ["".join(generator.choices(syllables, k=generator.randint(1, 4))) for _ in range(500)]
@@ -47,7 +47,7 @@ def dictionary_of(tokenizer: Tokenizer, directory: Path) -> Dictionary:
 
 
 def assert_survives_fairseq(tokenizer: Tokenizer, directory: Path) -> None:
-    """Through fairseq's own dictionary and line splitting, each piece stays itself and none becomes a symbol."""
+    """fairseq's own dictionary and line splitting keep each piece unchanged, and none becomes a symbol."""
     dictionary = dictionary_of(tokenizer, directory)
     assert dictionary.symbols[4:] == tokenizer.dictionary_symbols
     for line in HOSTILE:

@@ -1,0 +1,223 @@
+"""Features of text from the encoder of a checkpoint: pretrained, fine-tuned or imported.
+
+encoder = amos_fairseq.load("out/run", device="cuda", dtype=torch.bfloat16)
+features = encoder(["A first text.", "And a second one.", ("A question?", "And its answer.")])
+vectors = features.pooled()    # [3, D]; features.states[0, features.mask[0]] are the tokens of the first text, [L, D]
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.checkpoints.read import CheckpointPath, Pretrained, load_pretrained
+from amos_fairseq.errors import UserError
+
+# One text, or a pair: <s> A </s>, <s> A </s> B </s>.
+Text = str | tuple[str, str]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BATCH_SIZE = 32
+
+
+class Features(NamedTuple):
+    """The output of :class:`Encoder` for B texts; T is the number of tokens of the longest.
+
+    Attributes:
+        states: [B,T,D] hidden states of the last layer, in the encoder's dtype and on its device; 0 at padding.
+        mask: [B,T] bool, True at real tokens, False at padding.
+        tokens: [B,T] int64, the input: ``<s>``, pieces, ``</s>``.
+    """
+
+    states: Tensor
+    mask: Tensor
+    tokens: Tensor
+
+    def pooled(self, how: str = "mean") -> Tensor:
+        """Return one vector per text: [B,D].
+
+        Args:
+            how: ``mean`` over the text's tokens, ``<s>`` and ``</s>`` included, as in sentence-transformers; or ``first``,
+                the state of ``<s>``, which is the input of classification heads.
+
+        Raises:
+            UserError: ``how`` is neither.
+        """
+        if how == "first":
+            return self.states[:, 0]
+        if how != "mean":
+            raise UserError(f"there is no pooling {how!r}: give 'mean' or 'first'")
+        return self.states.masked_fill(~self.mask[..., None], 0).sum(1) / self.mask.sum(1, keepdim=True)
+
+
+class _Sequence(NamedTuple):
+    tokens: Tensor  # [L] int64
+    first_length: int  # number of tokens of the first text, its </s> included
+
+
+class Encoder(nn.Module):
+    """The encoder of a checkpoint: text in, features out.
+
+    In eval mode, the mode in which :func:`load` returns it, no gradients are recorded; after ``.train()`` they are, with
+    dropout. ``.to(...)`` moves it and changes its dtype, as for any module.
+
+    Args:
+        pretrained: the checkpoint.
+        batch_size: number of texts in one forward pass.
+
+    Raises:
+        UserError: ``batch_size`` is below 1, or the model has no encoder to keep.
+    """
+
+    def __init__(self, pretrained: Pretrained, batch_size: int = BATCH_SIZE) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise UserError(f"batch_size {batch_size} is too small: give 1 or more")
+        _ = pretrained.model.encoder  # raises now, not at the first text, if the model has no encoder to keep
+        self.model = pretrained.model
+        self.pretrained = pretrained
+        self.batch_size = batch_size
+
+    def forward(self, texts: str | Iterable[Text], truncate: bool = False) -> Features:
+        """Return the features of all texts, in their order, padded to the longest; texts of similar length share a batch.
+
+        Each line of a text ends in ``</s>``, as in pretraining; each text of a pair is one line.
+
+        Args:
+            texts: one string, or any iterable of strings and of pairs of strings.
+            truncate: cut inputs that are longer than ``max_positions``; of a pair the longer text first.
+
+        Raises:
+            UserError: there is no text, one is empty, or too long while ``truncate`` is off.
+        """
+        sequences = list(self._sequences(texts, truncate))
+        if not sequences:
+            raise UserError("there is no text to encode: give at least one")
+        states: list[Tensor | None] = [None] * len(sequences)
+        by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i].tokens), reverse=True)
+        for start in range(0, len(sequences), self.batch_size):
+            batch = by_length[start : start + self.batch_size]
+            for i, encoded in zip(batch, self._encode([sequences[i] for i in batch]), strict=True):
+                states[i] = encoded
+        return self._features(sequences, states)
+
+    def stream(self, texts: str | Iterable[Text], truncate: bool = False) -> Iterator[Features]:
+        """Yield the features of ``batch_size`` texts at a time, in their order, for more texts than fit in memory.
+
+        Arguments and errors are those of :meth:`forward`; an error is raised when its text is reached.
+        """
+        sequences = self._sequences(texts, truncate)
+        while batch := list(itertools.islice(sequences, self.batch_size)):
+            yield self._features(batch, self._encode(batch))
+
+    def _sequences(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[_Sequence]:
+        limit = self.model.max_positions()
+        for number, text in enumerate([texts] if isinstance(texts, str) else texts, start=1):
+            try:
+                parts = self._parts(text)
+            except UserError as error:
+                raise UserError(f"text {number}: {error}") from error
+            length = 1 + sum(len(part) + 1 for part in parts)
+            if length > limit and not truncate:
+                raise UserError(
+                    f"text {number} has {length} tokens, the encoder reads {limit}: shorten or split it, or pass truncate=True"
+                )
+            lengths = truncated_lengths([len(part) for part in parts], limit - 1 - len(parts))
+            yield self._sequence([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+    def _sequence(self, parts: list[Tensor]) -> _Sequence:
+        dictionary = self.pretrained.dictionary
+        start, end = torch.tensor([dictionary.bos()]), torch.tensor([dictionary.eos()])
+        return _Sequence(torch.cat([start, *itertools.chain(*((part, end) for part in parts))]), len(parts[0]) + 2)
+
+    def _parts(self, text: Text) -> list[Tensor]:
+        """Return the tokens of a text, or of both texts of a pair, without the outer ``<s>`` and ``</s>``."""
+        if isinstance(text, str):
+            return [self.pretrained.tokens(text)[1:-1]]
+        if not (isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text)):
+            raise UserError(f"expected a string or a pair of strings, got {text!r:.60}")
+        return [self.pretrained.tokens(re.sub(r"[\r\n]+", " ", part))[1:-1] for part in text]
+
+    def _encode(self, sequences: list[_Sequence]) -> list[Tensor]:
+        """Run one batch: returns [L,D] for each sequence."""
+        tokens = self._padded_tokens(sequences)
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            states = self.model.encoder(
+                self.model.embed_tokens(tokens),
+                padding_mask=tokens.eq(self.pretrained.dictionary.pad()),
+                token_types=self._token_types(sequences, tokens.size(1)),
+            )[-1]
+        return [each[: len(sequence.tokens)] for sequence, each in zip(sequences, states, strict=True)]
+
+    def _token_types(self, sequences: list[_Sequence], length: int) -> Tensor | None:
+        """Return [B,T] int64: 0 in the first text, 1 in the second; None if the encoder has no types."""
+        num_types = self.model.cfg.token_types
+        if num_types == 0:
+            return None
+        first_lengths = torch.tensor([[sequence.first_length] for sequence in sequences])
+        types = torch.arange(length) >= first_lengths
+        return types.long().clamp(max=num_types - 1).to(self._device())
+
+    def _features(self, sequences: list[_Sequence], states: list[Tensor]) -> Features:
+        tokens = self._padded_tokens(sequences)
+        mask = tokens.ne(self.pretrained.dictionary.pad())
+        return Features(pad_sequence(states, batch_first=True), mask, tokens)
+
+    def _padded_tokens(self, sequences: list[_Sequence]) -> Tensor:
+        pad = self.pretrained.dictionary.pad()
+        tokens = pad_sequence([sequence.tokens for sequence in sequences], batch_first=True, padding_value=pad)
+        return tokens.to(self._device())
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def truncated_lengths(lengths: list[int], limit: int) -> list[int]:
+    """Shorten the longest length (the last of equals) by one token at a time until the sum is within ``limit``."""
+    lengths = list(lengths)
+    for _ in range(sum(lengths) - limit):
+        longest = max(reversed(range(len(lengths))), key=lambda i: lengths[i])
+        lengths[longest] -= 1
+    return lengths
+
+
+def load(
+    checkpoint: CheckpointPath,
+    tokenizer: CheckpointPath | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int = BATCH_SIZE,
+) -> Encoder:
+    """Return the encoder of a checkpoint in eval mode; ``load(path)(texts)`` gives :class:`Features`.
+
+    Args:
+        checkpoint: a file, or the SAVE_DIR of a run, whose ``checkpoint_last.pt`` is read.
+        tokenizer: directory of the tokenizer; the default is the directory ``tokenizer`` beside the checkpoint.
+        device: such as ``"cuda"`` or ``"cuda:1"``; the default is the CPU.
+        dtype: float32 (the default), bfloat16 or float16, on every device.
+        batch_size: number of texts in one forward pass.
+
+    Raises:
+        UserError: as for :func:`amos_fairseq.checkpoints.read.load_pretrained`; or the device or dtype is not available.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"dtype {dtype} is not supported: give one of {', '.join(map(str, DTYPES))}")
+    if device is not None:
+        check_device(device)
+    encoder = Encoder(load_pretrained(checkpoint, tokenizer), batch_size).eval()
+    return encoder.to(device=device, dtype=dtype)
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise :class:`UserError` unless tensors can be created on the device."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"device {device!s} cannot be used ({reason}): give 'cpu', or the name of a device of this machine"
+        ) from error

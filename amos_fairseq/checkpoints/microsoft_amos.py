@@ -1,0 +1,224 @@
+"""Import of the checkpoint that the AMOS authors released, a pickle of fairseq 1.0.0a0.
+
+The released file itself could not be obtained; this was tried on files built with its weight names.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.checkpoints.weight_names import Row, Weights, count_layers, expand_rows
+from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
+from amos_fairseq.compat.safe_loading import explained
+from amos_fairseq.errors import UserError
+from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.tokenization.tokenizer import embedding_symbols
+
+# Conversions: their detection logit is positive for "original", ours for "replaced"; their v is the matrix of a linear layer.
+NEGATED, ONE_ROW = "-", "[0]"
+EMBEDDING = "encoder.sentence_encoder.embed_tokens.weight"
+# Copies of the embedding in the file; a single tensor in training.
+_TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.weight")
+_DEFAULT_DEPTHS, _DEFAULT_MAX_DISTANCE = "4,6,8", 128  # the authors' code, fairseq/fairseq/models/amos/model.py
+
+
+# fmt: off
+def _encoder(ours: str, theirs: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{ours}.embed_positions.weight",                f"{theirs}.sentence_encoder.embed_positions.weight"),
+        Row(f"{ours}.embedding_norm.*",                      f"{theirs}.sentence_encoder.emb_layer_norm.*"),
+        Row(f"{ours}.relative_position.table.weight",        f"{theirs}.sentence_encoder.relative_attention_bias.weight"),
+        Row(f"{ours}.layers.N.attention.query_key_value.*",  f"{theirs}.sentence_encoder.layers.N.self_attn.in_proj.*"),
+        Row(f"{ours}.layers.N.attention.output.*",           f"{theirs}.sentence_encoder.layers.N.self_attn.out_proj.*"),
+        Row(f"{ours}.layers.N.attention_norm.*",             f"{theirs}.sentence_encoder.layers.N.self_attn_layer_norm.*"),
+        Row(f"{ours}.layers.N.ffn_in.*",                     f"{theirs}.sentence_encoder.layers.N.fc1.*"),
+        Row(f"{ours}.layers.N.ffn_out.*",                    f"{theirs}.sentence_encoder.layers.N.fc2.*"),
+        Row(f"{ours}.layers.N.ffn_norm.*",                   f"{theirs}.sentence_encoder.layers.N.final_layer_norm.*"),
+    )
+
+
+DISCRIMINATOR = _encoder("discriminator", "encoder")
+DETECTION = (
+    Row("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
+)
+GENERATOR = _encoder("generators.0", "auxiliary")
+MLM_HEAD = (
+    Row("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
+    Row("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
+    Row("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
+    Row("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", ONE_ROW),
+)
+# fmt: on
+
+
+class Inert(dict):
+    """Replaces every class of the file except tensors and plain containers: it stores values and runs no code."""
+
+    def __new__(cls, *arguments: Any) -> "Inert":
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any) -> None:
+        self.state: Any = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+# Settings and meters beside the weights, as fairseq 1.0.0a0 may have pickled them: omegaconf's containers with their parts,
+# and numpy's scalars. None of their code runs: each name is loaded as an Inert. argparse.Namespace, which has no code either,
+# is allowed for every checkpoint (compat/safe_loading.py). Any other name is refused.
+ALLOWED = (
+    "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig",
+    "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata",
+    "omegaconf.nodes.AnyNode", "omegaconf.nodes.StringNode", "omegaconf.nodes.IntegerNode",
+    "omegaconf.nodes.FloatNode", "omegaconf.nodes.BooleanNode",
+    "typing.Any", "collections.defaultdict",
+    "builtins.dict", "builtins.list", "builtins.int", "builtins.float", "builtins.str", "builtins.bool",
+    "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
+)  # fmt: skip
+
+
+def import_release(
+    path: Path, tokenizer: Path, arch: str | None = None, depths: str | None = None, seed: int = 1
+) -> Imported:
+    """Convert the released checkpoint and its tokenizer to an ``amos`` model; sizes come from the shapes of its weights.
+
+    Args:
+        path: the file.
+        tokenizer: directory with ``sp.model`` and ``dict.txt``.
+        arch: an ``amos_*``; it determines what shapes do not (dropout, initial values).
+        depths: layers of the generator that have an MLM head; the default is those that the file names, else 4,6,8.
+        seed: of the initial values of what the file lacks: the generator, in a file that was stripped.
+
+    Raises:
+        UserError: the file is not such a checkpoint, contains other objects, or does not belong to the tokenizer.
+    """
+    arch = arch or "amos_base"
+    if not arch.startswith("amos"):
+        raise UserError(f"--arch {arch}: the released checkpoint is an AMOS model, give amos_base")
+    state = read_release(path)
+    theirs = state["model"]
+    release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
+    has_generator = "auxiliary.lm_head.bias" in theirs
+    settings = model_settings(state, depths, has_generator)
+    source = f"{path.name} (released by the AMOS authors)"
+    config = configuration(arch, settings, source)
+    model = build_model(config, release_tokenizer, seed)
+    check_tied(theirs, path)
+    weights, used = convert(theirs, has_generator, path)
+    num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
+    if len(theirs[EMBEDDING]) != num_tokens:
+        raise UserError(
+            f"{path} has {len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens: give the sp.model and "
+            "dict.txt that were released with it"
+        )
+    rows = torch.arange(num_tokens)
+    weights["embed_tokens.weight"] = to_our_rows(theirs[EMBEDDING], rows, model.embed_tokens.weight.detach())
+    if has_generator:
+        never = torch.full((len(model.embed_tokens.weight),), NEVER_PREDICTED)
+        weights["mlm_heads.0.bias"] = to_our_rows(weights["mlm_heads.0.bias"], rows, never)
+    newly_initialized = fill(model, weights)
+    unexpected_keys = sorted(set(theirs) - used - {EMBEDDING, *_TIED})
+    remarks = [f"MLM heads at depths {config.model.generator_depths}"] if has_generator else []
+    return Imported(config, model, release_tokenizer, source, newly_initialized, unexpected_keys, remarks)
+
+
+def read_release(path: Path) -> dict[str, Any]:
+    """Read the file as data, tensors in float32.
+
+    Raises :class:`UserError` if it contains a class that is not in ``ALLOWED``, or lacks the weight names of the release.
+    """
+    replaced_classes = [(Inert, name) for name in ALLOWED]
+    with explained(str(path)), open(path, "rb"), torch.serialization.safe_globals(replaced_classes):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get(EMBEDDING), Tensor):
+        raise UserError(f"{path} is not the checkpoint that the AMOS authors released: it lacks {EMBEDDING}")
+    tensors = {name: tensor for name, tensor in model.items() if isinstance(tensor, Tensor)}
+    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return {**state, "model": floats}
+
+
+def model_settings(state: dict[str, Any], depths: str | None, has_generator: bool) -> dict[str, Any]:
+    """Return our flags, from the shapes of their weights and, where shapes do not determine them, from their settings."""
+    weights = state["model"]
+    prefix = "encoder.sentence_encoder"
+    try:
+        table = weights[f"{prefix}.relative_attention_bias.weight"]
+        ffn = weights[f"{prefix}.layers.0.fc1.weight"].size(0)
+        positions = weights[f"{prefix}.embed_positions.weight"].size(0)
+    except KeyError as error:
+        raise UserError(f"{error.args[0]} is missing: the checkpoint has no relative positions, or is cut") from error
+    theirs = [state.get("args"), state.get("cfg")]
+    if depths is None:
+        named = next(values_named(theirs, "generator_mlm_layers"), _DEFAULT_DEPTHS)
+        depths = ",".join(re.findall(r"\d+", str(named)))
+    generator_layers = count_layers(weights, "auxiliary.sentence_encoder.layers.")
+    if has_generator and str(generator_layers) != depths.split(",")[-1]:
+        raise UserError(
+            f"the generator has {generator_layers} layers, its MLM heads are said to be at {depths}: give their layers with "
+            "--depths, the last one is its top"
+        )
+    return {
+        "encoder_layers": count_layers(weights, f"{prefix}.layers."),
+        "encoder_embed_dim": weights[EMBEDDING].size(1),
+        "encoder_ffn_embed_dim": ffn,
+        "encoder_attention_heads": table.size(1),
+        "max_positions": positions,
+        "layer_norm_eps": 1e-5,  # fairseq's LayerNorm, everywhere in their code
+        "relative_position_scheme": "amos",
+        "relative_position_buckets": table.size(0),
+        "relative_position_max_distance": int(next(values_named(theirs, "max_rel_pos"), _DEFAULT_MAX_DISTANCE)),
+        "generator_depths": depths,
+    }
+
+
+def values_named(content: Any, name: str) -> Iterator[Any]:
+    """Yield every value with the key ``name`` in pickled settings, in whichever containers they are nested."""
+    if isinstance(content, argparse.Namespace):
+        yield from values_named(vars(content), name)
+    elif isinstance(content, Inert):
+        yield from values_named(_content_of(content), name)
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            if key == name:
+                yield _content_of(value) if isinstance(value, Inert) else value
+            else:
+                yield from values_named(value, name)
+    elif isinstance(content, (list, tuple)):
+        for part in content:
+            yield from values_named(part, name)
+
+
+def _content_of(node: Inert) -> Any:
+    """Return the content of omegaconf's container or node; its other attributes lead back to its parent."""
+    state = node.state if isinstance(node.state, dict) else {}
+    return state.get("_content", state.get("_val"))
+
+
+def check_tied(weights: Weights, path: Path) -> None:
+    """Raise :class:`UserError` if a copy of the token embedding differs from it: our model has a single table."""
+    for name in _TIED:
+        if name in weights and not torch.equal(weights[name], weights[EMBEDDING]):
+            raise UserError(f"{path}: {name} differs from {EMBEDDING}, but our model has a single table for both")
+
+
+def convert(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, set[str]]:
+    """Return their weights under our names, and the names of theirs; raise :class:`UserError` if a weight is missing."""
+    weights: Weights = {}
+    used: set[str] = set()
+    tables = [(DISCRIMINATOR, "encoder"), (DETECTION, "encoder")]
+    tables += [(GENERATOR, "auxiliary"), (MLM_HEAD, "auxiliary")] if has_generator else []
+    for rows, side in tables:
+        for ours, (name,), conversion in expand_rows(rows, count_layers(theirs, f"{side}.sentence_encoder.layers.")):
+            if name not in theirs:
+                raise UserError(f"{path}: {name} is missing: this is not the whole released checkpoint")
+            tensor = theirs[name]
+            weights[ours] = -tensor if conversion == NEGATED else tensor[0] if conversion == ONE_ROW else tensor
+            used.add(name)
+    return weights, used

@@ -1,0 +1,199 @@
+"""Read a checkpoint of this package safely, with its model, its dictionary and the tokenizer that it was trained with."""
+
+import argparse
+import dataclasses
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    BaseFairseqModel,
+    build_model,
+)
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+
+CheckpointPath = str | os.PathLike
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """The content of a checkpoint, pretrained or fine-tuned, ready for text.
+
+    Attributes:
+        file: the checkpoint.
+        model: in eval mode, float32, on the CPU.
+        dictionary: the pieces in the order of the embedding, ``<mask>`` last.
+        tokenizer: the one that binarized the corpus.
+        task: settings of the task, plain values.
+        num_updates: optimizer steps until the checkpoint.
+        criterion: settings of the criterion, plain values.
+    """
+
+    file: Path
+    model: BaseFairseqModel
+    dictionary: Dictionary
+    tokenizer: Tokenizer
+    task: dict[str, Any]
+    num_updates: int
+    criterion: dict[str, Any]
+
+    def tokens(self, text: str) -> Tensor:
+        """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64.
+
+        Raises:
+            UserError: the text is empty.
+        """
+        lines = [self.tokenizer.encode(line) for line in re.split(r"[\r\n]+", text)]
+        ids = [self.dictionary.bos()]
+        for pieces in filter(None, lines):
+            ids += [self.dictionary.index(piece) for piece in pieces] + [self.dictionary.eos()]
+        if len(ids) == 1:
+            raise UserError("the text is empty: give at least one word")
+        return torch.tensor(ids)
+
+
+def load_pretrained(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None = None) -> Pretrained:
+    """Read a checkpoint with its tokenizer.
+
+    Args:
+        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is read.
+        tokenizer: directory of the tokenizer; the default is the directory ``tokenizer`` beside the checkpoint.
+
+    Raises:
+        UserError: the file is missing, damaged or contains foreign objects; there is no tokenizer, or it is not the one that
+            the checkpoint was trained with.
+    """
+    file = checkpoint_file(Path(checkpoint))
+    state = read_state(file)
+    run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
+    dictionary = dictionary_of(run_tokenizer)
+    model = restore_model(file, state, dictionary)
+    num_updates = state["optimizer_history"][-1]["num_updates"]
+    model.set_num_updates(num_updates)
+    criterion = state["cfg"].get("criterion") or {}
+    return Pretrained(file, model.eval(), dictionary, run_tokenizer, state["cfg"]["task"], num_updates, criterion)
+
+
+def checkpoint_file(path: Path) -> Path:
+    """Return ``path``, or ``checkpoint_last.pt`` in it if it is a directory; raise :class:`UserError` if it is missing."""
+    file = path / "checkpoint_last.pt" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
+    return file
+
+
+def read_state(file: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint; nothing in the file can run code (see compat/safe_loading.py).
+
+    Raises :class:`UserError` if the file cannot be read, or is not a checkpoint of fairseq-train.
+    """
+    with explained(str(file)):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    sections = ("cfg", "model", "optimizer_history")
+    if not isinstance(state, dict) or not all(state.get(section) for section in sections):
+        raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
+    if "num_updates" not in state["optimizer_history"][-1]:
+        raise UserError(f"{file} does not say after how many updates it was saved: give a checkpoint as it was saved")
+    if not all(state["cfg"].get(section) for section in ("model", "task")):
+        raise UserError(
+            f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
+        )
+    return state
+
+
+def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a run; raise :class:`UserError` if its sha256 is not the one in the checkpoint."""
+    path = Path(directory) if directory else file.parent / TOKENIZER_DIRECTORY
+    try:
+        tokenizer = load_tokenizer(path)
+    except UserError as error:
+        hint = "" if directory else "; name the tokenizer of the run with --tokenizer DIR"
+        raise UserError(f"{error}{hint}") from error
+    saved = task_state.get("tokenizer_sha256")
+    if saved is not None:
+        matches = saved in (tokenizer.sha256, directory_sha256(path))
+    else:  # the corpus came without a tokenizer: at least its dictionary must be the same
+        saved = task_state.get("dictionary_sha256")
+        dictionary = path / DICTIONARY_FILE
+        matches = saved is None or (dictionary.is_file() and file_sha256(dictionary) == saved)
+    if not matches:
+        raise UserError(
+            f"{path} is not the tokenizer that {file} was trained with (sha256 {saved[:12]}... expected): "
+            "give the SAVE_DIR/tokenizer of that run"
+        )
+    return tokenizer
+
+
+def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
+    """Return the dictionary of the tasks of this package: the tokenizer's pieces, then ``<mask>``."""
+    dictionary = Dictionary()
+    for symbol in (*tokenizer.dictionary_symbols, MASK_SYMBOL):
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> BaseFairseqModel:
+    """Build the model from the settings in the checkpoint and load its weights, as float32.
+
+    Raises :class:`UserError` if settings and weights are not those of a model of this package.
+    """
+    settings = state["cfg"]["model"]
+    settings = settings if isinstance(settings, argparse.Namespace) else with_defaults(settings)
+    check_architecture(file, settings)
+    # A model of this package asks its task for the dictionary, and whether it masks blocks.
+    task = SimpleNamespace(source_dictionary=dictionary)
+    if not FineTunedModel.is_fine_tuned(state["model"]):
+        task.masked_share = None
+    try:
+        model = build_model(settings, task, from_checkpoint=True)
+        if isinstance(model, FineTunedModel):
+            model.register_heads_of(state["model"])
+        model.load_state_dict(state["model"], strict=True, model_cfg=settings)
+    except (AssertionError, AttributeError, KeyError, RuntimeError) as error:
+        reason = textwrap.shorten(str(error), width=300, placeholder=" ...")
+        raise UserError(
+            f"{file} does not contain a model of this package ({reason}): give a checkpoint that fairseq-train --user-dir "
+            "amos_fairseq wrote"
+        ) from error
+    return model
+
+
+def check_architecture(file: Path, settings: argparse.Namespace | DictConfig) -> None:
+    """Raise :class:`UserError` for another model of fairseq, which would be built with settings of a task that is not here."""
+    name = getattr(settings, "_name", None) or getattr(settings, "arch", None)
+    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
+    if not issubclass(model_class, PretrainingModel):
+        raise UserError(
+            f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
+            "fairseq-train --user-dir amos_fairseq wrote"
+        )
+
+
+def with_defaults(settings: dict[str, Any]) -> DictConfig:
+    """Return settings of a model with the defaults of fields that were added after they were saved.
+
+    fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
+    """
+    name = ARCH_MODEL_NAME_REGISTRY.get(settings.get("_name"), settings.get("_name"))
+    if name not in MODEL_DATACLASS_REGISTRY:
+        return OmegaConf.create(settings)
+    return OmegaConf.merge(OmegaConf.create(dataclasses.asdict(MODEL_DATACLASS_REGISTRY[name]())), settings)

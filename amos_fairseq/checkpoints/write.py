@@ -1,0 +1,225 @@
+"""Write foreign weights as a checkpoint of fairseq-train, with settings from its own parser and a model from its builder.
+
+Parts that the foreign model lacks (a generator, heads) start from the model class's initial values. The checkpoint is at
+update 0: it is for ``--finetune-from-model``, ``--restore-file`` with ``--reset-*``, ``load`` and ``export``.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq import models, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import Tensor
+
+from amos_fairseq.checkpoints.read import dictionary_of
+from amos_fairseq.checkpoints.weight_names import Weights
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import os_error_behind, whole_file
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.tokenization import Tokenizer
+from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
+
+# An output bias: exp(-10,000) is 0 in every precision, and float16 can represent it.
+NEVER_PREDICTED = -1e4
+# In the task's settings, in place of the corpus: where the weights come from.
+_IMPORTED_FROM = "imported from "
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model of this package with foreign weights.
+
+    Attributes:
+        config: the complete configuration, as fairseq-train would have saved it.
+        model: of the architecture in ``config``.
+        tokenizer: its pieces are the rows of the embedding.
+        source: description of where the weights come from.
+        newly_initialized: parameters that got no foreign weight.
+        unexpected_keys: foreign weights that the model has no parameter for.
+        remarks: other things that a user must know, in sentences.
+    """
+
+    config: DictConfig
+    model: BaseFairseqModel
+    tokenizer: Tokenizer
+    source: str
+    newly_initialized: list[str]
+    unexpected_keys: list[str]
+    remarks: list[str]
+
+
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers", "12"]."""
+    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfig:
+    """Return the configuration that ``fairseq-train --arch ARCH`` saves with these settings of the model as flags.
+
+    Raises:
+        UserError: there is no such architecture.
+    """
+    if not issubclass(ARCH_MODEL_REGISTRY.get(arch, object), PretrainingModel):
+        known = (name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, PretrainingModel))
+        raise UserError(f"--arch {arch} is not an architecture of this package: give one of {', '.join(sorted(known))}")
+    fixed = ["--task", "text_pretraining", "--optimizer", "grouped_adam", "--lr", "0"]
+    fixed += ["--arch", arch, "--criterion", arch.partition("_")[0]]
+    parser = options.get_training_parser()
+    flags = options.parse_args_and_arch(parser, ["imported", *fixed, *as_flags(settings)])
+    config = convert_namespace_to_omegaconf(flags)
+    with open_dict(config):
+        config.task.data = _IMPORTED_FROM + source
+    return config
+
+
+def import_source(task: dict[str, Any]) -> str:
+    """Return where imported weights come from, given the settings of a checkpoint's task; empty if they were trained here."""
+    data = str(task.get("data") or "")
+    return data.removeprefix(_IMPORTED_FROM) if data.startswith(_IMPORTED_FROM) else ""
+
+
+def changed_flags(config: DictConfig) -> list[str]:
+    """Return the flags of the model that differ from its architecture's: fairseq-train needs them to build the same model."""
+    defaults = configuration(config.model._name, {}, "").model
+    return as_flags({name: value for name, value in config.model.items() if value != defaults[name]})
+
+
+def build_model(config: DictConfig, tokenizer: Tokenizer, seed: int) -> BaseFairseqModel:
+    """Build the pretraining model of ``config`` with initial values from ``seed``; the caller's random state is unchanged."""
+    # A task that masks blocks gets the whole model, with its generator.
+    task = SimpleNamespace(source_dictionary=dictionary_of(tokenizer), masked_share=config.task.mask_prob)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return models.build_model(config.model, task)
+
+
+@torch.no_grad()
+def fill(model: BaseFairseqModel, weights: Weights) -> list[str]:
+    """Copy ``weights`` (names of the model) into the model; return the names of the parameters that got none.
+
+    Raises:
+        UserError: a weight has another shape than its parameter, or the model has no such parameter.
+    """
+    state = model.state_dict()
+    for name, tensor in weights.items():
+        if name not in state or state[name].shape != tensor.shape:
+            expected = list(state[name].shape) if name in state else "nothing"
+            raise UserError(
+                f"the weights do not fit their configuration: {name} would be {list(tensor.shape)}, the configuration "
+                f"says {expected}; take both files from the same model"
+            )
+        state[name].copy_(tensor)
+    filled = {state[name].data_ptr() for name in weights}  # ELECTRA's two networks share some under two names
+    return sorted(name for name, tensor in state.items() if tensor.data_ptr() not in filled)
+
+
+def to_our_rows(theirs: Tensor, ids: Tensor, initial: Tensor) -> Tensor:
+    """Return ``theirs`` [their rows, ...] in the order of our dictionary.
+
+    Args:
+        theirs: an embedding or output bias in the order of the foreign ids.
+        ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
+        initial: [our rows, ...], the values of rows without a foreign one.
+
+    Raises:
+        UserError: the tokenizer has an id that the model has no row for, or the rows have another width.
+    """
+    if theirs.shape[1:] != initial.shape[1:]:
+        raise UserError(
+            f"the vocabulary's rows have the shape {list(theirs.shape[1:])}, the configuration says "
+            f"{list(initial.shape[1:])}; take both files from the same model"
+        )
+    if int(ids.max()) >= len(theirs):
+        raise UserError(
+            f"the tokenizer has the id {int(ids.max())}, the model only {len(theirs)} rows of vocabulary: "
+            "they do not belong together, or the model was not resized after tokens were added"
+        )
+    ours = initial.clone()
+    known = (ids != ABSENT).nonzero().squeeze(1)
+    ours[known] = theirs[ids[known]].to(ours.dtype)
+    return ours
+
+
+def write(imported: Imported, out: Path) -> None:
+    """Write ``out`` and, beside it, ``tokenizer/``: both completely, or neither.
+
+    Raises:
+        UserError: ``out`` exists, there is another tokenizer beside it, or the directory cannot be written.
+    """
+    check_output_file(out)
+    directory = out.parent / TOKENIZER_DIRECTORY
+    is_new = not directory.exists()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write_tokenizer(imported.tokenizer, directory)
+        # An open file instead of its name: only then torch reports why it could not write.
+        with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
+            torch.save(checkpoint_state(imported, directory), file)
+    except BaseException as error:
+        if is_new:
+            shutil.rmtree(directory, ignore_errors=True)
+        cause = os_error_behind(error) if isinstance(error, Exception) and not isinstance(error, UserError) else None
+        if cause is None:
+            raise
+        raise UserError(f"{out} cannot be written ({cause.strerror}): make room, or give another place") from error
+
+
+def check_output_file(out: Path) -> None:
+    """Raise :class:`UserError` unless ``out`` may become a new checkpoint; called before any long work."""
+    if out.suffix != ".pt":
+        raise UserError(f"{out} must end in .pt: fairseq recognizes checkpoints by this ending")
+    if out.exists():
+        raise UserError(f"{out} exists: remove it, or give another name")
+
+
+def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str, Any]:
+    """Return the state that fairseq-train would save before its first update."""
+    config = imported.config
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
+        "model": imported.model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [
+            {
+                "criterion_name": config.criterion._name,
+                "optimizer_name": config.optimizer._name,
+                "lr_scheduler_state": {},
+                "num_updates": 0,
+            }
+        ],
+        "task_state": {
+            "tokenizer_sha256": directory_sha256(tokenizer_directory),
+            "dictionary_sha256": file_sha256(tokenizer_directory / DICTIONARY_FILE),
+        },
+        "extra_state": {
+            "metrics": {},
+            "previous_training_time": 0,
+            # Version 2 at the beginning of an epoch: fairseq then resets its meters.
+            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
+        },
+        "last_optimizer_state": None,
+    }
+
+
+def _write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    if directory.exists():
+        if directory_sha256(directory) != tokenizer.sha256:
+            raise UserError(f"{directory} holds another tokenizer: give OUT.pt a directory of its own")
+        return
+    unfinished = directory.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        tokenizer.save(unfinished)
+        os.rename(unfinished, directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

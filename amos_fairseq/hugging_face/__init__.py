@@ -1,0 +1,1 @@
+"""Hugging Face: import of model folders, export with verification and model card."""

@@ -1,0 +1,355 @@
+"""Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.write import NEVER_PREDICTED
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import abandoned, os_error_behind
+from amos_fairseq.hugging_face import custom_code
+from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, family_of, hugging_face_config
+from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_card_settings, write_card
+from amos_fairseq.hugging_face.parts import Part, choose_part
+from amos_fairseq.hugging_face.verify import Agreement, verify_folder
+from amos_fairseq.hugging_face.weights import (
+    AUTO_CLASSES,
+    ENCODER,
+    ENERGY,
+    FAMILIES,
+    MASKED_LM,
+    PRETRAINING,
+    SEQUENCE_CLASSIFICATION,
+    to_hugging_face,
+    to_hugging_face_rows,
+)
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer, fast_tokenizer, token_ids, with_padding_at_1
+from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
+from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, unspell_piece
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+# The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
+_ROLES = {
+    "bos_token": BOS, "cls_token": BOS, "eos_token": EOS, "sep_token": EOS,
+    "pad_token": PAD, "unk_token": UNK, "mask_token": MASK_SYMBOL,
+}  # fmt: skip
+# These have no token types, and compute positions from the padding id, which must be 1.
+_LIKE_MPNET = ("mpnet", "roberta", CUSTOM)
+
+
+class Exported(NamedTuple):
+    """The result of :func:`export`."""
+
+    class_name: str
+    description: str
+    has_code: bool
+    labels: list[str]  # of the classes, in their order
+    agreement: Agreement | None  # None if nothing was compared
+
+
+def export(
+    pretrained: Pretrained,
+    out: Path,
+    part: str | None = None,
+    depth: str | None = None,
+    family: str | None = None,
+    labels: Sequence[str] | None = None,
+    card: CardSettings | None = None,
+    check: bool = True,
+    force: bool = False,
+) -> Exported:
+    """Write the folder ``out``, completely or not at all.
+
+    Args:
+        pretrained: a checkpoint of this package.
+        out: the folder to write; with ``force`` an existing exported folder is replaced.
+        part: encoder, generator, discriminator or mlm; for the default see :func:`.parts.choose_part`.
+        depth: of the generator; the default is the deepest.
+        family: mpnet, electra, bert or roberta, if several can represent the part.
+        labels: names of the classes of a fine-tuned head.
+        card: facts that only the user knows, for the model card.
+        check: load the folder and compare it with the checkpoint.
+
+    Raises:
+        UserError: the part does not exist, no class or tokenizer computes the same, ``out`` exists or cannot be written, or
+            the folder differs from the checkpoint.
+    """
+    card = card or CardSettings()
+    check_card_settings(card)
+    chosen = choose_part(pretrained, part, depth, labels)
+    family = choose_family(chosen, str(pretrained.model.cfg.pooler_activation_fn), family)
+    tokenizer = folder_tokenizer(pretrained.tokenizer, family, chosen.shape.max_positions)
+    target = Target(out.name, class_name(chosen, family), family == CUSTOM or tokenizer.has_code)
+    with whole_folder(out, force) as unfinished, without_progress_bars():
+        write_model(unfinished, chosen, family, tokenizer)
+        tokenizer.save(unfinished)
+        agreement = verify_folder(unfinished, pretrained, chosen, tokenizer.ids, target.has_code) if check else None
+        checked = f"Before this folder was written, both were loaded and compared: {agreement}"
+        write_card(unfinished, target, pretrained, chosen, card, checked if agreement else "Not compared (--no-check)")
+    class_labels = list(chosen.settings.get("id2label", {}).values())
+    return Exported(target.class_name, chosen.description, target.has_code, class_labels, agreement)
+
+
+def choose_family(part: Part, activation: str, wanted: str | None) -> str:
+    """Return mpnet, electra, bert, roberta or ``CUSTOM``: ``wanted``, or by default the closest.
+
+    ``activation``: of the classification heads of the objective, tanh or gelu.
+
+    Raises:
+        UserError: no class of the family computes this part.
+    """
+    families = possible_families(part, activation)
+    if wanted is None:
+        return families[0]
+    if wanted not in families:
+        raise UserError(
+            f"--as {wanted}: {part.description} of this checkpoint can be exported as {' or '.join(families)}"
+            " (positions, width of the embeddings and activation of the head decide)"
+        )
+    return wanted
+
+
+def possible_families(part: Part, activation: str) -> list[str]:
+    """Return the families that compute the part, the closest first."""
+    first = family_of(part.shape, activation)
+    if part.shape.position_scheme != "none":
+        return [first]
+    if part.kind in (PRETRAINING, ENERGY):
+        return ["electra"]
+    projected = part.shape.embedding_width not in (0, part.shape.width)
+    if part.kind == SEQUENCE_CLASSIFICATION:
+        families = ["electra"] if activation == "gelu" else [] if projected else ["bert", "roberta"]
+    else:
+        families = ["electra"] if projected else ["bert", "electra", "roberta"]
+    if not families:
+        raise UserError(
+            "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
+            "narrower than the encoder: export the encoder alone, with --part encoder"
+        )
+    return sorted(families, key=lambda family: family != first)
+
+
+def class_name(part: Part, family: str) -> str:
+    if family == CUSTOM:
+        return FAMILIES["mpnet"].classes[part.kind].replace("MPNet", "Amos")
+    return FAMILIES[family].classes[part.kind]
+
+
+@dataclass(frozen=True)
+class FolderTokenizer:
+    """The tokenizer of the folder: how its ids relate to our rows, and how to write it.
+
+    Attributes:
+        ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
+        num_rows: number of vocabulary rows of the folder's model.
+        special_ids: fairseq's symbol -> its id, or None if it has none.
+        save: writes the files into a folder.
+        has_code: the files include code.
+    """
+
+    ids: Tensor
+    num_rows: int
+    special_ids: dict[str, int | None]
+    save: Callable[[Path], None]
+    has_code: bool = False
+
+
+def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int) -> FolderTokenizer:
+    """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
+
+    Raises:
+        UserError: no ``tokenizer.json`` gives the same ids.
+    """
+    if isinstance(tokenizer, MicrosoftAmosTokenizer):
+        return _tokenizer_with_code(tokenizer, max_length)
+    fast = fast_tokenizer(tokenizer)
+    if family in _LIKE_MPNET:
+        fast = with_padding_at_1(fast)
+    special_ids = {symbol: fast.id_of(symbol) for symbol in fast.special_tokens}
+    return FolderTokenizer(
+        fast.ids, fast.num_rows, special_ids, lambda folder: _save_fast(folder, fast, family, max_length)
+    )
+
+
+def _save_fast(folder: Path, fast: FastTokenizer, family: str, max_length: int) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    present = {token.content: token for token in fast.tokenizer.get_added_tokens_decoder().values()}
+    roles = {role: symbol for role, symbol in _ROLES.items() if symbol in fast.special_tokens}
+    types = [] if family in _LIKE_MPNET else ["token_type_ids"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=fast.tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", *types, "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **{role: present[fast.special_tokens[symbol]] for role, symbol in roles.items()},
+    ).save_pretrained(folder)
+    # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
+
+
+def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int) -> FolderTokenizer:
+    ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
+
+    def save(folder: Path) -> None:
+        roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
+        custom_code.save_tokenizer(folder, tokenizer.model, ids, model_max_length=max_length, **roles)
+        _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
+
+    special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}
+    return FolderTokenizer(torch.arange(len(ids)), len(ids), special_ids, save, has_code=True)
+
+
+def _add_to_json(path: Path, **entries: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | entries, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def write_model(folder: Path, part: Part, family: str, tokenizer: FolderTokenizer) -> None:
+    """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code."""
+    model = build_model(part, family, tokenizer)
+    if family == CUSTOM:
+        custom_code.write_code(folder, custom_code.MODEL_CODE)
+        model.config.auto_map = custom_code.model_auto_map(AUTO_CLASSES[part.kind], class_name(part, family))
+    model.save_pretrained(folder, safe_serialization=True)
+    # safetensors creates files that only their owner can read; all other files follow the user's umask.
+    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+
+
+@torch.no_grad()
+def build_model(part: Part, family: str, tokenizer: FolderTokenizer) -> "PreTrainedModel":
+    """Build the model in eval mode, float32, with the vocabulary in the order of ``tokenizer``.
+
+    AutoModel adds a pooling layer to a bare encoder. It gets the identity: ``pooler_output`` is then tanh of the first state,
+    not random.
+    """
+    embedding = to_hugging_face_rows(part.weights["embed_tokens.weight"], tokenizer.ids, tokenizer.num_rows)
+    weights = part.weights | {"embed_tokens.weight": embedding}
+    if part.kind == MASKED_LM:
+        weights["mlm_head.bias"] = _output_bias(part.weights["mlm_head.bias"], tokenizer)
+    state = to_hugging_face("mpnet" if family == CUSTOM else family, part.kind, weights)
+    model = _model_class(part, family)(build_config(part, family, tokenizer))
+    if part.kind == ENCODER and getattr(model, "pooler", None) is not None:
+        width = part.shape.width
+        state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
+    model.load_state_dict(state, strict=True)
+    return model.eval()
+
+
+def build_config(part: Part, family: str, tokenizer: FolderTokenizer) -> "PretrainedConfig":
+    roles = (("bos", BOS), ("pad", PAD), ("eos", EOS))
+    ids = {f"{role}_token_id": tokenizer.special_ids.get(symbol) for role, symbol in roles}
+    others = {**part.settings, **ids, "architectures": [class_name(part, family)]}
+    if family == CUSTOM:
+        return custom_code.build_config(part.shape, tokenizer.num_rows, **others)
+    return hugging_face_config(family, part.shape, tokenizer.num_rows, **others)
+
+
+def _model_class(part: Part, family: str) -> type:
+    if family == CUSTOM:
+        from amos_fairseq.hugging_face.custom_code import modeling_amos as module
+    else:
+        import transformers as module
+    return getattr(module, class_name(part, family))
+
+
+def _output_bias(bias: Tensor, tokenizer: FolderTokenizer) -> Tensor:
+    """Reorder the bias of the output layer; ids without a token, in the gaps of a foreign vocabulary, are never predicted."""
+    biases = to_hugging_face_rows(bias, tokenizer.ids, tokenizer.num_rows)
+    unused = torch.ones(tokenizer.num_rows, dtype=torch.bool)
+    unused[tokenizer.ids[tokenizer.ids != ABSENT]] = False
+    return biases.masked_fill(unused, NEVER_PREDICTED)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Disable the progress bar that transformers 5 shows for each file of weights."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
+
+
+def check_output_folder(path: Path, replace: bool) -> None:
+    """Raise :class:`UserError` unless an export may become ``path``; called before any long work.
+
+    ``replace`` permits only an empty folder, or a folder with a model, which is removed with everything in it.
+    """
+    if path.name in ("", ".."):
+        raise UserError(f"{path} has no name of its own: give the name of a folder to write")
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is a file: give the name of a folder")
+    if not replace:
+        raise UserError(f"{path} exists: give another folder, or --force to replace it")
+    if not (path / CONFIG_FILE).is_file() and any(path.iterdir()):
+        raise UserError(
+            f"{path} holds no exported model ({CONFIG_FILE} is missing in it), and --force replaces nothing else: give "
+            "another folder, or remove this one"
+        )
+
+
+@contextmanager
+def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises.
+
+    Folders that a killed process left behind are removed by the next export.
+
+    Raises:
+        UserError: ``path`` may not be written (:func:`check_output_folder`), or nothing can be written there.
+    """
+    check_output_folder(path, replace)
+    prefix = f".{path.name}.unfinished.{socket.gethostname()}."
+    for folder in abandoned(str(path.with_name(prefix))):
+        shutil.rmtree(folder, ignore_errors=True)
+    unfinished = path.with_name(f"{prefix}{os.getpid()}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        _put_in_place(unfinished, path)
+    except UserError:
+        raise
+    except Exception as error:
+        cause = os_error_behind(error)
+        if cause is None:
+            raise
+        raise UserError(
+            f"{path} cannot be written ({cause.strerror or cause}): make room, permit writing, or give another folder"
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _put_in_place(unfinished: Path, path: Path) -> None:
+    if not path.exists():
+        os.rename(unfinished, path)
+        return
+    replaced = path.with_name(f".{path.name}.replaced.{os.getpid()}")
+    os.rename(path, replaced)
+    try:
+        os.rename(unfinished, path)
+    except OSError:
+        os.rename(replaced, path)
+        raise
+    shutil.rmtree(replaced)

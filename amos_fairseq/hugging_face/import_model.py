@@ -1,0 +1,349 @@
+"""Import a Hugging Face model folder (``config.json``, weights, tokenizer) as a pretraining model of this package.
+
+No code of the folder runs: JSON, safetensors, and ``pytorch_model.bin`` by a loader that accepts only tensors.
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.checkpoints.weight_names import Weights
+from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
+from amos_fairseq.compat.safe_loading import explained
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face.config import (
+    CONFIG_FILE,
+    MPNET_BUCKETS,
+    POSITION_OFFSET,
+    WEIGHTS_FILE,
+    config_class,
+    encoder_settings,
+)
+from amos_fairseq.hugging_face.weights import (
+    DETECTION,
+    DETECTION_LABELS,
+    FAMILIES,
+    MASKED_LM,
+    PRETRAINING,
+    from_hugging_face,
+)
+from amos_fairseq.models.configuration import SIZES
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT, HuggingFaceTokenizer, row_map
+from amos_fairseq.tokenization.tokenizer import embedding_symbols
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+PICKLED_WEIGHTS_FILE = "pytorch_model.bin"
+# AutoTokenizer can build a tokenizer.json from one of these.
+_SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
+_INTEGER_SETTINGS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings",
+    "embedding_size", "type_vocab_size",
+)  # fmt: skip
+_FLOAT_SETTINGS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps")
+
+_GENERATOR = "generator."  # ELECTRA's second network in our model
+_SHARED_BY_ELECTRA = ("embed_positions.", "embed_token_types.", "embedding_norm.")
+# ElectraModel cannot build a generator in which these differ from the discriminator.
+_EQUAL_IN_BOTH = ("num_hidden_layers", "embedding_size", "layer_norm_eps", "max_position_embeddings", "type_vocab_size")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Configuration and weights of a folder; ``weights`` are float32, under the names of the file."""
+
+    path: Path
+    family: str
+    config: "PretrainedConfig"
+    weights: Weights
+
+    @property
+    def description(self) -> str:
+        """Such as "electra-small (ElectraForPreTraining)"."""
+        classes = ", ".join(self.config.architectures or [f"a {self.family} model"])
+        return f"{self.path.resolve().name} ({classes})"
+
+    def has_head(self, part: str) -> bool:
+        """Return whether the weights include this head, or some of its weights."""
+        prefixes = {str(row.theirs).removesuffix("*") for row in FAMILIES[self.family].heads[part]}
+        return any(name.startswith(prefix) for name in self.weights for prefix in prefixes)
+
+
+def import_folder(
+    path: Path, arch: str | None = None, generator: Path | None = None, tokenizer: Path | None = None, seed: int = 1
+) -> Imported:
+    """Convert a folder, and ELECTRA's generator from a second folder, to a model of this package.
+
+    Args:
+        path: an MPNet, ELECTRA (discriminator), BERT or RoBERTa folder.
+        arch: an architecture, such as amos_base. Sizes come from the folder, settings that it lacks (generator, depths) from
+            the architecture. For the default see :func:`default_arch`.
+        generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
+        tokenizer: folder of the tokenizer, if it is another.
+        seed: of the initial values of what the folder lacks.
+
+    Raises:
+        UserError: a file is missing, or the model cannot be represented.
+    """
+    folder = read_folder(path)
+    arch = arch or default_arch(folder)
+    objective = arch.partition("_")[0]
+    if generator is not None and objective != "electra":
+        raise UserError(
+            f"--generator cannot be used with --arch {arch}, whose generator is newly initialized; give --arch electra_base"
+        )
+    folder_tokenizer = read_tokenizer(tokenizer or path)
+    ids = row_map(folder_tokenizer)
+    settings = encoder_settings(folder.family, folder.config)
+    generator_folder = None if generator is None else read_generator(folder, generator)
+    if generator_folder is not None:
+        settings["generator_size"] = generator_folder.config.hidden_size / folder.config.hidden_size
+    config = configuration(arch, settings, folder.description)
+    try:
+        model = build_model(config, folder_tokenizer, seed)
+    except UserError as error:
+        raise UserError(
+            f"{error}; settings that the folder lacks come from --arch, give one of another size"
+        ) from error
+
+    head = head_to_import(folder, objective)
+    weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
+    if generator_folder is not None:
+        others = from_hugging_face("electra", generator_folder.weights, [MASKED_LM])
+        check_shared_embeddings(weights, others.weights, generator)
+        weights = {**weights, **generator_weights(others.weights)}
+        unexpected_keys = unexpected_keys + [f"{generator}: {name}" for name in others.unexpected_keys]
+    remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
+    prefix = encoder_prefix(model)
+    newly_initialized = fill(model, rename_for_model(weights, ids, model.embed_tokens.weight, prefix))
+    check_encoder_is_complete(newly_initialized, prefix, path)
+    return Imported(config, model, folder_tokenizer, folder.description, newly_initialized, unexpected_keys, remarks)
+
+
+def read_folder(path: Path) -> Folder:
+    """Read configuration and weights; raise :class:`UserError` if they are broken or this package cannot compute them."""
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory: give the folder of a Hugging Face model ({CONFIG_FILE}, weights)")
+    config = read_config(path / CONFIG_FILE)
+    return Folder(path, config.model_type, config, read_weights(path))
+
+
+def read_config(path: Path) -> "PretrainedConfig":
+    """Return the configuration with the defaults of its class; raise :class:`UserError` for a model that is not supported."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: give the whole folder of a Hugging Face model") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    family = content.get("model_type") if isinstance(content, dict) else None
+    if family not in FAMILIES:
+        raise UserError(f"{path}: model_type {family!r} cannot be imported, only {', '.join(FAMILIES)}")
+    wrong = _invalid_setting(content)
+    if wrong:
+        raise UserError(
+            f"{path}: {wrong} is {content[wrong]!r}, which is not valid: take the file from the model again"
+        )
+    from huggingface_hub.errors import StrictDataclassError  # raised by transformers 5 for a value of a wrong type
+
+    try:
+        config = config_class(family).from_dict(content)
+    except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{path} is not a configuration of a {family} model ({reason}): take it from the model again"
+        ) from error
+    problem = _unsupported_setting(family, config)
+    if problem:
+        raise UserError(f"{path}: {problem}, which this package does not compute")
+    return config
+
+
+def _invalid_setting(content: dict[str, Any]) -> str | None:
+    """Return the name of a numeric setting with an invalid value. Settings that are absent have the default of their class."""
+    for name in _INTEGER_SETTINGS:
+        value = content.get(name, 1)
+        if type(value) is not int or value < 1:
+            return name
+    return next((name for name in _FLOAT_SETTINGS if type(content.get(name, 0.0)) not in (int, float)), None)
+
+
+def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
+    if config.hidden_act != "gelu":
+        return f"hidden_act is {config.hidden_act!r}, not the exact 'gelu'"
+    if getattr(config, "position_embedding_type", "absolute") != "absolute":
+        return f"position_embedding_type is {config.position_embedding_type!r}, not 'absolute'"
+    # In transformers 5, only families that can be decoders have these settings.
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        return "the model is a decoder"
+    if family == "mpnet" and config.relative_attention_num_buckets != MPNET_BUCKETS:
+        return f"relative_attention_num_buckets is {config.relative_attention_num_buckets}, not {MPNET_BUCKETS}"
+    if POSITION_OFFSET[family] == 2 and config.pad_token_id != 1:
+        return f"pad_token_id is {config.pad_token_id}, not 1, so that positions are shifted by another number than 2"
+    return None
+
+
+def read_weights(path: Path) -> Weights:
+    """Return the weights of the folder as float32; raise :class:`UserError` if there are none or they are broken."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    safe, pickled = path / WEIGHTS_FILE, path / PICKLED_WEIGHTS_FILE
+    if safe.is_file():
+        try:
+            weights = load_file(safe)
+        except SafetensorError as error:
+            raise UserError(f"{safe} is not a whole safetensors file ({error}): download it again") from error
+    elif pickled.is_file():
+        with explained(str(pickled)):
+            weights = torch.load(pickled, map_location="cpu", weights_only=True)
+    else:
+        hint = "; weights split over several files must be saved as one" if any(path.glob("*.index.json")) else ""
+        raise UserError(f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}: give the whole folder{hint}")
+    if not isinstance(weights, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
+        raise UserError(f"{pickled} is not the state of a model: names and tensors are expected")
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+
+
+def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
+    """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``.
+
+    Raises :class:`UserError` if there is none, or it is broken.
+    """
+    if (path / HuggingFaceTokenizer.model_file).is_file():
+        return HuggingFaceTokenizer.from_files(path, {})
+    if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
+        raise UserError(
+            f"{path} holds no tokenizer (tokenizer.json, or the vocabulary to build it from): give --tokenizer DIR"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from error
+    if not slow.is_fast:
+        raise UserError(
+            f"{path}: its {type(slow).__name__} cannot be converted to a fast tokenizer; convert it to tokenizer.json"
+        )
+    with tempfile.TemporaryDirectory() as converted:
+        slow.save_pretrained(converted)
+        return HuggingFaceTokenizer.from_files(Path(converted), {})
+
+
+def default_arch(folder: Folder) -> str:
+    """Return the objective of the folder's head (ELECTRA, or MLM), else AMOS, in the size with this width, else base."""
+    width = folder.config.hidden_size
+    size = next((size for size, settings in SIZES.items() if settings["encoder_embed_dim"] == width), "base")
+    if folder.family == "electra":
+        return f"electra_{size}"
+    return f"mlm_{size}" if folder.has_head(MASKED_LM) else f"amos_{size}"
+
+
+def head_to_import(folder: Folder, objective: str) -> str | None:
+    """Return the head of the folder that the objective continues to train, if there is one."""
+    if objective == "mlm":
+        return MASKED_LM if folder.has_head(MASKED_LM) else None
+    if objective == "electra":
+        return PRETRAINING if folder.family == "electra" and folder.has_head(PRETRAINING) else None
+    labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
+    return DETECTION if objective == "amos" and labels == DETECTION_LABELS and folder.has_head(DETECTION) else None
+
+
+def read_generator(folder: Folder, path: Path) -> Folder:
+    """Read ELECTRA's generator; raise :class:`UserError` if it does not belong to the discriminator in ``folder``."""
+    generator = read_folder(path)
+    if generator.family != "electra" or folder.family != "electra":
+        raise UserError(f"--generator {path}: only two ELECTRA models share their embeddings; leave it out")
+    here, there = folder.config, generator.config
+    for name in _EQUAL_IN_BOTH:
+        if getattr(here, name) != getattr(there, name):
+            raise UserError(
+                f"--generator {path}: {name} is {getattr(there, name)}, in {folder.path} {getattr(here, name)}; give the "
+                "generator that was trained with this discriminator"
+            )
+    size = there.hidden_size / here.hidden_size
+    for name in ("intermediate_size", "num_attention_heads"):
+        if round(getattr(here, name) * size) != getattr(there, name):
+            raise UserError(
+                f"--generator {path}: its width is {size:.3g} of the discriminator's, its {name} is not; a generator here has "
+                "a single relative size, so this one cannot be imported"
+            )
+    return generator
+
+
+def check_shared_embeddings(discriminator: Weights, generator: Weights, path: Path) -> None:
+    """Raise :class:`UserError` if the embeddings of both folders differ: our model has one table for both."""
+    shared = tuple(f"encoder.{prefix}" for prefix in _SHARED_BY_ELECTRA)
+    names = ("embed_tokens.weight", *(name for name in discriminator if name.startswith(shared)))
+    differing = [name for name in names if not torch.equal(discriminator[name], generator[name])]
+    if differing:
+        raise UserError(
+            f"--generator {path}: {', '.join(differing)} differ from the discriminator's, and an electra model here shares "
+            "them; leave --generator out to import the discriminator with a newly initialized generator"
+        )
+
+
+def generator_weights(weights: Weights) -> Weights:
+    """Return the weights that only the generator has, under their names in the model."""
+    shared = ("embed_tokens.", *(f"encoder.{prefix}" for prefix in _SHARED_BY_ELECTRA))
+    return {
+        name.replace("encoder.", _GENERATOR, 1) if name.startswith("encoder.") else name: tensor
+        for name, tensor in weights.items()
+        if not name.startswith(shared)
+    }
+
+
+def encoder_prefix(model: PretrainingModel) -> str:
+    """Return the prefix of the names of the model's encoder, such as ``discriminator.``"""
+    return next(name for name, part in model.named_modules() if part is model.encoder) + "."
+
+
+def rename_for_model(weights: Weights, ids: Tensor, initial_embedding: Tensor, prefix: str) -> Weights:
+    """Return the weights under the names of a model whose encoder has the prefix ``prefix``, the vocabulary in our order.
+
+    Rows without a foreign one keep their initial values; in the output layer of an MLM head they are never predicted, so
+    that its softmax is the imported one.
+    """
+    result: dict[str, Any] = {
+        prefix + name.removeprefix("encoder.") if name.startswith("encoder.") else name: tensor
+        for name, tensor in weights.items()
+    }
+    result["embed_tokens.weight"] = to_our_rows(weights["embed_tokens.weight"], ids, initial_embedding.detach())
+    if "mlm_head.bias" in weights:
+        never = weights["mlm_head.bias"].new_full((len(initial_embedding),), NEVER_PREDICTED)
+        result["mlm_head.bias"] = to_our_rows(weights["mlm_head.bias"], ids, never)
+    return result
+
+
+def check_encoder_is_complete(newly_initialized: list[str], prefix: str, path: Path) -> None:
+    """Raise :class:`UserError` if a weight of the encoder would start from random values."""
+    missing = [name for name in newly_initialized if name.startswith(prefix)]
+    if missing:
+        raise UserError(
+            f"{path}: its configuration describes more than its weights hold ({missing[0].removeprefix(prefix)} is missing); "
+            "take both files from the same model"
+        )
+
+
+def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[str]:
+    """Describe the rows that do not stand for a token on both sides."""
+    remarks = []
+    dictionary = embedding_symbols(symbols)
+    absent = [dictionary[row] for row in (ids == ABSENT).nonzero().flatten().tolist()]
+    if absent:
+        remarks.append(
+            f"the tokenizer has no {' and no '.join(absent)}: that row of the vocabulary is newly initialized"
+        )
+    unused = sorted(set(range(num_rows)) - set(ids.tolist()))  # a vocabulary that was rounded up
+    if unused:
+        shown = ", ".join(map(str, unused[:5])) + (", ..." if len(unused) > 5 else "")
+        remarks.append(f"{len(unused)} rows of the vocabulary have no token and are left out (ids {shown})")
+    return remarks

@@ -1,0 +1,263 @@
+"""The model card of an exported folder: the facts of the run, and how to use the class."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.write import import_source
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face.parts import Part
+from amos_fairseq.hugging_face.weights import (
+    AUTO_CLASSES,
+    DETECTION,
+    ENCODER,
+    ENERGY,
+    MASKED_LM,
+    PRETRAINING,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFICATION,
+)
+from amos_fairseq.metrics_log import FILE_NAME as METRICS_FILE
+from amos_fairseq.versions import version_of
+
+UNKNOWN_LICENSE = "unknown"
+PRETRAINING_TASK = "text_pretraining"
+# Units of the validation metrics, by task.
+_UNITS = {
+    PRETRAINING_TASK: "Losses and entropies in nats, on held-out text. `rtd_`: detection of replaced tokens, which are the "
+    "positive class; `mlm_`, `mixture_`: the generator at a depth.",
+    "sentence_prediction": "`loss` is divided by log 2, as fairseq does.",
+}
+_OTHER_UNITS = "Losses in nats."
+_LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
+_POSITIONS = {
+    "none": "absolute",
+    "t5": "absolute, and relative as in T5",
+    "amos": "absolute, and relative as released",
+}
+# Keys of a validation record that describe speed or position in the run.
+_NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
+# Weights with one row per token of the vocabulary.
+_ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
+_PIPELINES = {
+    ENCODER: "feature-extraction",
+    MASKED_LM: "fill-mask",
+    DETECTION: "token-classification",
+    SEQUENCE_CLASSIFICATION: "text-classification",
+    QUESTION_ANSWERING: "question-answering",
+}
+_LIMITS = {
+    ENCODER: "It was trained without a sentence objective: before it is fine-tuned, do not expect cosine similarities of its "
+    "features to mean much. `pooler_output` is tanh of the first state; nothing was trained for it.",
+    MASKED_LM: "This is the generator, which makes the training signal; the encoder to fine-tune is the discriminator.",
+    DETECTION: "It was trained on the mistakes of its own generator, not on those of people or of other models.",
+    ENERGY: "Its output is not the probability of a replaced token: -energy is the log-probability of the token at a position, "
+    "given all others, with a normalizer that training brings near 1 without a guarantee.",
+    SEQUENCE_CLASSIFICATION: "It predicts the classes of the task that it was fine-tuned on.",
+    QUESTION_ANSWERING: "It marks the likeliest span, also if the text has no answer: that is decided by a threshold of the "
+    "null score, which is chosen on development data and is not in this folder.",
+}
+_LIMITS[PRETRAINING] = _LIMITS[DETECTION]
+_USES = {
+    ENCODER: "states = model(**tokenizer(\"A first text.\", return_tensors=\"pt\")).last_hidden_state  # [1, tokens, width]",
+    MASKED_LM: "text = f\"The capital of France is {tokenizer.mask_token}.\"\n"
+    "logits = model(**tokenizer(text, return_tensors=\"pt\")).logits  # [1, tokens, vocabulary]",
+    DETECTION: "logits = model(**tokenizer(\"A text with a wrong word.\", return_tensors=\"pt\")).logits\n"
+    "replaced = logits.softmax(-1)[..., 1]  # [1, tokens], probability",
+    PRETRAINING: "logits = model(**tokenizer(\"A text with a wrong word.\", return_tensors=\"pt\")).logits\n"
+    "replaced = logits.sigmoid()  # [1, tokens], probability",
+    ENERGY: "energies = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, tokens], nats\n"
+    "log_probs = -energies[:, 1:-1]  # of each token given all others, without <s> and </s>",
+    SEQUENCE_CLASSIFICATION: "logits = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, classes]",
+    QUESTION_ANSWERING: "output = model(**tokenizer(\"A question?\", \"And its answer.\", return_tensors=\"pt\"))\n"
+    "start, end = output.start_logits.argmax(), output.end_logits.argmax()",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """Facts that only the user knows. ``data_license``: an identifier of the Hub; ``language``: a code such as ``en``."""
+
+    data_license: str = UNKNOWN_LICENSE
+    language: str | None = None
+
+
+def check_card_settings(settings: CardSettings) -> None:
+    """Raise :class:`UserError` for a value that would break the card's header."""
+    for flag, value in (("--data-license", settings.data_license), ("--language", settings.language)):
+        if value is not None and (not value.strip() or "\n" in value):
+            raise UserError(f"{flag} {value!r} is not a name: give an identifier such as cc-by-4.0, or en")
+
+
+class Target(NamedTuple):
+    """The exported folder: its name, its class, and whether it contains code."""
+
+    name: str
+    class_name: str
+    has_code: bool
+
+
+def write_card(
+    folder: Path, target: Target, pretrained: Pretrained, part: Part, settings: CardSettings, checked: str
+) -> None:
+    """Write ``README.md`` into ``folder``. ``checked``: the result of the verification, in words."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    data = ModelCardData(
+        language=settings.language,
+        license=settings.data_license,
+        library_name="transformers",
+        pipeline_tag=_PIPELINES.get(part.kind),
+        tags=["amos_fairseq", "fairseq", *filter(None, [objective(pretrained)])],
+    )
+    sections = [
+        f"# {title(pretrained, part)}",
+        f"A `{target.class_name}`: {part.description} of {origin(pretrained)}.",
+        "## Use\n\n" + usage(part, target),
+        "## The model\n\n" + as_table(model_facts(pretrained, part)),
+    ]
+    if run := run_facts(pretrained):
+        sections.append("## The run\n\n" + as_table(run))
+    if metrics := validation_metrics(pretrained):
+        units = _UNITS.get(task_name(pretrained), _OTHER_UNITS)
+        sections.append(f"## Validation\n\n{units}\n\n" + as_table(metrics))
+    sections += [
+        "## Limits\n\n" + limits(pretrained, part),
+        "## License\n\n" + license_text(settings.data_license),
+        f"## Comparison with the checkpoint\n\n{checked}.",
+        "## Versions\n\n" + ", ".join(f"{name} {version_of(name)}" for name in _LIBRARIES) + ".",
+    ]
+    content = f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"
+    ModelCard(content).save(folder / "README.md")
+
+
+def title(pretrained: Pretrained, part: Part) -> str:
+    shape = part.shape
+    name = objective(pretrained).upper() or import_source(pretrained.task)
+    return f"{name}, {shape.num_layers} layers of width {shape.width}: {part.description}"
+
+
+def objective(pretrained: Pretrained) -> str:
+    """Return the name of the pretraining objective, such as ``amos``; empty for an imported model."""
+    if import_source(pretrained.task):
+        return ""
+    settings = pretrained.model.cfg
+    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(pretrained.model).__name__
+    return str(name).partition("_")[0].lower()
+
+
+def origin(pretrained: Pretrained) -> str:
+    source = import_source(pretrained.task)
+    if source:
+        return f"{source}, imported with amos_fairseq and not trained further"
+    return "a model trained with amos_fairseq"
+
+
+def usage(part: Part, target: Target) -> str:
+    auto_class, trust = AUTO_CLASSES[part.kind], ", trust_remote_code=True" if target.has_code else ""
+    lines = [
+        "```python",
+        f"from transformers import AutoTokenizer, {auto_class}",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{target.name}"{trust})',
+        f'model = {auto_class}.from_pretrained("{target.name}"{trust})',
+        _USES[part.kind],
+        "```",
+    ]
+    if target.has_code:
+        lines.append("\nThe folder contains code, which `trust_remote_code=True` allows to run: read it before.")
+    return "\n".join(lines)
+
+
+def model_facts(pretrained: Pretrained, part: Part) -> dict[str, str]:
+    shape, tokenizer = part.shape, pretrained.tokenizer
+    return {
+        "Layers, width, FFN width, heads": f"{shape.num_layers}, {shape.width}, {shape.ffn_width}, {shape.num_heads}",
+        "Longest input": f"{shape.max_positions} tokens",
+        "Positions": _POSITIONS[shape.position_scheme],
+        "Vocabulary": f"{len(tokenizer):,} pieces, {tokenizer.kind}, {'cased' if tokenizer.cased else 'uncased'}",
+        "Parameters": f"{num_parameters(pretrained, part):,}",
+    }
+
+
+def num_parameters(pretrained: Pretrained, part: Part) -> int:
+    """Count the part's parameters in our model, without the rows that only round up the vocabulary."""
+    num_tokens = len(pretrained.dictionary)
+    return sum(
+        (tensor[:num_tokens] if name in _ROW_PER_TOKEN else tensor).numel() for name, tensor in part.weights.items()
+    )
+
+
+def run_facts(pretrained: Pretrained) -> dict[str, str]:
+    """Return facts of the training from the checkpoint and the log beside it; none for an imported model."""
+    if import_source(pretrained.task):
+        return {}
+    task = pretrained.task
+    facts = {
+        "Objective": objective(pretrained),
+        "Task": task_name(pretrained),
+        "Updates": f"{pretrained.num_updates:,}",
+        "Tokens read": num_tokens_read(pretrained),
+        "Tokens masked": f"{task['mask_prob']:.0%}" if "mask_prob" in task else "",
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def task_name(pretrained: Pretrained) -> str:
+    return str(pretrained.task.get("_name", PRETRAINING_TASK))
+
+
+def num_tokens_read(pretrained: Pretrained) -> str:
+    """Return updates times the mean number of tokens per update; empty without the log of the run."""
+    records = [record for record in read_metrics(pretrained) if record.get("split") == "train" and record.get("wpb")]
+    if not records:
+        return ""
+    mean = sum(record["wpb"] for record in records) / len(records)
+    return f"about {float(f'{mean * pretrained.num_updates:.3g}'):,.0f}"
+
+
+def validation_metrics(pretrained: Pretrained) -> dict[str, str]:
+    """Return the last validation up to the checkpoint's update, without measurements of speed."""
+    records = [record for record in read_metrics(pretrained) if record.get("split") != "train"]
+    if not records:
+        return {}
+    record = records[-1]
+    values = {name: f"{value:.4g}" for name, value in record.items() if name not in _NOT_METRICS and value is not None}
+    return {"update": f"{record['update']:,}", **values}
+
+
+def read_metrics(pretrained: Pretrained) -> list[dict[str, Any]]:
+    """Return the log's records up to the checkpoint's update; none without a log. A truncated last line is skipped."""
+    path = pretrained.file.parent / METRICS_FILE
+    if not path.is_file():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("update", pretrained.num_updates + 1) <= pretrained.num_updates:
+            records.append(record)
+    return records
+
+
+def limits(pretrained: Pretrained, part: Part) -> str:
+    case = "keeps upper case" if pretrained.tokenizer.cased else "converts upper case to lower case"
+    return (
+        f"{part.limits or _LIMITS[part.kind]} Its vocabulary comes from the training text and {case}; other languages and "
+        f"characters that were rare there become unknown. It reads at most {part.shape.max_positions} tokens. A text that "
+        "spells a special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
+    )
+
+
+def license_text(data_license: str) -> str:
+    if data_license == UNKNOWN_LICENSE:
+        return "Of the training data: unknown. Ask the people who trained this model before you publish it."
+    return f"Of the training data: `{data_license}`."
+
+
+def as_table(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

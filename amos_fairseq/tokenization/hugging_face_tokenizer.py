@@ -1,0 +1,184 @@
+"""A Hugging Face ``tokenizer.json``, unchanged: for imported models and for existing vocabularies."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.tokenization.tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_SYMBOLS,
+    UNK,
+    AlignedPiece,
+    Tokenizer,
+    embedding_symbols,
+    read_model_file,
+    tidy_spans,
+    unspell_piece,
+)
+
+# In a row map: the tokenizer has no token for this row.
+ABSENT = -1
+# Every input needs these: <s> text </s>, padded.
+_REQUIRED = (BOS, PAD, EOS)
+# fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
+_ROLES = (
+    (BOS, ("cls_token", "bos_token"), ("[CLS]", "<s>")),
+    (PAD, ("pad_token",), ("[PAD]", "<pad>")),
+    (EOS, ("sep_token", "eos_token"), ("[SEP]", "</s>")),
+    (UNK, ("unk_token",), ("[UNK]", "<unk>")),
+    (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
+)
+_CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library; the vocabulary is its own, in the order of its ids.
+
+    Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
+    ``dict.txt``. Text is normalized by its own normalizer. Unknown words and characters become ``<unk>``, because its
+    encoding has no surface form for them.
+    """
+
+    kind = "huggingface"
+    model_file = "tokenizer.json"
+
+    def __init__(self, model: bytes, special_tokens: dict[str, str]) -> None:
+        """``model``: the bytes of a ``tokenizer.json``; raises ``ValueError`` for anything else."""
+        self._tokenizer = _parse(model)
+        # The task decides about lengths, and a text that spells "[MASK]" is text.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.special_tokens = special_tokens
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        absent = sorted(token for token in special_tokens.values() if token not in ids)
+        if absent:
+            raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
+        special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
+        vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
+        super().__init__(vocabulary, cased=self._keeps_case(), model=model)
+        self._token_of_id = {index: special_tokens[symbol] for index, symbol in special_ids.items()}
+        self._symbol_of_id = {ids[piece]: self._spellings[piece] for piece in vocabulary}
+        self._symbol_of_id.update({index: UNK for index, symbol in special_ids.items() if symbol == UNK})
+        self.hugging_face_ids: dict[str, int] = {self._spellings[piece]: ids[piece] for piece in vocabulary}
+        self.hugging_face_ids.update({symbol: index for index, symbol in special_ids.items()})
+
+    @classmethod
+    def from_files(cls, directory: Path, settings: dict[str, Any]) -> "HuggingFaceTokenizer":
+        path = directory / cls.model_file
+        model = read_model_file(path)
+        try:
+            special_tokens = settings.get("special_tokens") or find_special_tokens(directory, _parse(model))
+            return cls(model, special_tokens)
+        except ValueError as error:
+            raise UserError(f"{path} is not a usable Hugging Face tokenizer: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "special_tokens": self.special_tokens}
+
+    def encode_lines(self, lines: list[str]) -> list[list[str]]:
+        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
+
+    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+        encoding = self._tokenizer.encode(line, add_special_tokens=False)
+        return tidy_spans(line, self._aligned_symbols(line, encoding))
+
+    def decode(self, pieces: list[str]) -> str:
+        # Not through ids: fairseq's symbols have no id if the tokenizer lacks the role.
+        tokens = [self.special_tokens.get(piece, piece) if piece in SPECIAL_SYMBOLS else piece for piece in pieces]
+        tokens = [unspell_piece(token) for token in tokens]
+        return self._tokenizer.decoder.decode(tokens) if self._tokenizer.decoder else " ".join(tokens)
+
+    def _keeps_case(self) -> bool:
+        normalizer = self._tokenizer.normalizer
+        return normalizer is None or "A" in normalizer.normalize_str("A")
+
+    def _symbols(self, line: str, encoding: tokenizers.Encoding) -> list[str]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        if token_of_id.keys().isdisjoint(encoding.ids):
+            return [symbol_of_id[index] for index in encoding.ids]
+        return [symbol for symbol, _, _ in self._aligned_symbols(line, encoding)]
+
+    def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[AlignedPiece]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            surface = line[start:end].strip()
+            # The text spells a special token, or a model without pre-tokenizer found one in its own vocabulary.
+            if index in token_of_id and (index not in symbol_of_id or surface == token_of_id[index]):
+                yield from self._symbols_of_characters(surface, line.index(surface, start))
+            else:
+                yield symbol_of_id[index], start, end
+
+    def _symbols_of_characters(self, surface: str, start: int) -> Iterator[AlignedPiece]:
+        """Encode each character by itself: a single character cannot spell a special token."""
+        for position, character in enumerate(surface, start):
+            for index in self._tokenizer.encode(character, add_special_tokens=False).ids:
+                yield self._symbol_of_id.get(index, UNK), position, position + 1
+
+
+def row_map(tokenizer: HuggingFaceTokenizer) -> Tensor:
+    """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none.
+
+    Raises:
+        UserError: the tokenizer has no token for ``<s>``, ``<pad>`` or ``</s>``.
+    """
+    ids = tokenizer.hugging_face_ids
+    absent = [symbol for symbol in _REQUIRED if symbol not in ids]
+    if absent:
+        raise UserError(
+            f"the tokenizer has no token in the role of {', '.join(absent)}: name it in special_tokens_map.json "
+            "(cls_token or bos_token, pad_token, sep_token or eos_token)"
+        )
+    return torch.tensor([ids.get(symbol, ABSENT) for symbol in embedding_symbols(tokenizer.dictionary_symbols)])
+
+
+def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dict[str, str]:
+    """Return fairseq's symbol -> the tokenizer's token, from its configuration files, else from the usual spellings.
+
+    Roles that the tokenizer lacks are left out.
+
+    Raises:
+        UserError: a configuration file is broken.
+    """
+    configured: dict[str, str | None] = {}
+    for name in _CONFIGURATION_FILES:
+        configured = {**_configured_tokens(directory / name), **configured}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    configured.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
+    special_tokens: dict[str, str] = {}
+    for symbol, names, spellings in _ROLES:
+        candidates = (*(configured.get(name) for name in names), *spellings)
+        found = next((token for token in candidates if token in vocabulary), None)
+        # Some tokenizers use one token in two roles; an id can stand for one symbol only.
+        if found is not None and found not in special_tokens.values():
+            special_tokens[symbol] = found
+    return special_tokens
+
+
+def _configured_tokens(path: Path) -> dict[str, str | None]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    names = [name for _, names, _ in _ROLES for name in names if name in content]
+    # A token is written as a string or as {"content": string, ...}.
+    return {name: content[name]["content"] if isinstance(content[name], dict) else content[name] for name in names}
+
+
+def _parse(model: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error)) from error

@@ -1,0 +1,232 @@
+"""The base class of all tokenizers: pieces in the spelling of ``dict.txt``, files, offsets into the original text."""
+
+import abc
+import functools
+import json
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from amos_fairseq.data.fingerprint import directory_sha256
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.special_tokens import MASK_SYMBOL
+
+BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
+SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
+
+# (piece, start, end): the piece covers the characters [start, end) of the line.
+AlignedPiece = tuple[str, int, int]
+
+_ESCAPED = re.compile(r"\\x\{([0-9a-f]*)\}")
+# A backslash that already begins an escape is escaped too; otherwise two pieces would share one spelling.
+_MUST_ESCAPE = re.compile(r"\s|\\(?=x\{)")
+# Zero-width spaces: Unicode does not class them as spaces, tokenizers treat them as such.
+_ZERO_WIDTH_SPACES = "\u200b\ufeff"
+# The first character of a piece that follows a space: SentencePiece's mark, and a space spelled as a byte.
+_WORD_MARKS = "\u2581\u0120"
+
+
+def embedding_symbols(pieces: Iterable[str]) -> list[str]:
+    """Return the dictionary of every task of this package, in the order of the embedding."""
+    return [BOS, PAD, EOS, UNK, *pieces, MASK_SYMBOL]
+
+
+def spell_piece(piece: str) -> str:
+    r"""Return the spelling of a piece in ``dict.txt`` and in encoded text.
+
+    fairseq splits encoded lines at whitespace and looks up pieces by their spelling. Whitespace inside a piece, and the first
+    character of a piece that equals one of fairseq's symbols (text about HTML makes ``<s>`` a frequent word), are therefore
+    written as ``\x{hexadecimal code}``. The spelling has no whitespace, is never empty and never one of ``SPECIAL_SYMBOLS``.
+    Different pieces have different spellings; :func:`unspell_piece` is the inverse.
+    """
+    if not piece:
+        return r"\x{}"
+    if piece in SPECIAL_SYMBOLS:
+        return _escape(piece[0]) + piece[1:]
+    return _MUST_ESCAPE.sub(lambda match: _escape(match.group()), piece)
+
+
+def unspell_piece(spelling: str) -> str:
+    """Return the piece that :func:`spell_piece` wrote as ``spelling``."""
+    if "\\" not in spelling:
+        return spelling
+    return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)) if match.group(1) else "", spelling)
+
+
+def _escape(character: str) -> str:
+    return f"\\x{{{ord(character):x}}}"
+
+
+class _Spellings(dict[str, str]):
+    """``spellings[piece]`` is :func:`spell_piece`, cached for the pieces of the vocabulary only."""
+
+    def __init__(self, vocabulary: list[str]) -> None:
+        super().__init__((piece, spell_piece(piece)) for piece in vocabulary)
+
+    def __missing__(self, piece: str) -> str:
+        return spell_piece(piece)
+
+
+class Tokenizer(abc.ABC):
+    """Converts one line of text to pieces in the spelling of ``dict.txt``, and back.
+
+    ``encode`` is the only place where text is normalized (lower-cased, split, ...): preprocessing, fine-tuning, ``load`` and
+    ``export`` all call it. Text never becomes a special symbol, even where it spells ``<mask>`` or ``</s>``. A piece that is
+    not in ``dict.txt`` keeps its surface form, and fairseq's dictionary maps it to ``<unk>``.
+    """
+
+    kind: ClassVar[str]
+    model_file: ClassVar[str]
+
+    def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:
+        self.cased = cased
+        self._model = model
+        self._spellings = _Spellings(vocabulary)
+        self.dictionary_symbols: list[str] = list(self._spellings.values())
+
+    @classmethod
+    @abc.abstractmethod
+    def from_files(cls, directory: Path, settings: dict[str, Any]) -> "Tokenizer":
+        """Read the model file in ``directory``; raise :class:`UserError` if it is missing or broken."""
+
+    @abc.abstractmethod
+    def encode_lines(self, lines: list[str]) -> list[list[str]]:
+        """Return the pieces of each line, in dictionary spelling. Faster than :meth:`encode` on each, with equal results."""
+
+    @abc.abstractmethod
+    def decode(self, pieces: list[str]) -> str:
+        """Return the normalized text that ``encode`` split into ``pieces``."""
+
+    @abc.abstractmethod
+    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+        """Return ``(piece, start, end)``: the pieces of ``encode``, each with the characters that it covers.
+
+        ``[start, end)`` counts characters of ``line`` before any normalization. Spans have no spaces at their ends and start
+        in ascending order. A piece that covers no character (a lone word mark) has an empty span. Pieces that share one
+        character (its bytes, the parts of a ligature) share its span. Every character is in a span, except spaces and
+        characters that normalization removes.
+        """
+
+    def encode(self, line: str) -> list[str]:
+        """Return the pieces of one line, in dictionary spelling."""
+        return self.encode_lines([line])[0]
+
+    @property
+    def model(self) -> bytes:
+        """The content of the model file."""
+        return self._model
+
+    def settings(self) -> dict[str, Any]:
+        """Return the content of ``tokenizer.settings.json``."""
+        return {"kind": self.kind, "cased": self.cased}
+
+    def save(self, directory: str | Path) -> None:
+        """Write settings, model file and ``dict.txt`` into ``directory``; each file is written atomically."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        settings = json.dumps(self.settings(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        # fairseq sorts a dictionary that it builds from text by count. This one keeps the tokenizer's order, so all are 1.
+        dictionary = "".join(f"{symbol} 1\n" for symbol in self.dictionary_symbols)
+        # The settings are written last: a directory that has them is complete.
+        for name, content in (
+            (self.model_file, self._model),
+            (DICTIONARY_FILE, dictionary.encode("utf-8")),
+            (SETTINGS_FILE, settings.encode("utf-8")),
+        ):
+            with whole_file(str(directory / name)) as unfinished:
+                Path(unfinished).write_bytes(content)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """``directory_sha256`` of the files that :meth:`save` writes, independent of where the tokenizer was read from."""
+        with tempfile.TemporaryDirectory() as directory:
+            self.save(directory)
+            return directory_sha256(directory)
+
+    def check_dictionary(self, path: Path) -> None:
+        """Raise :class:`UserError` unless ``path`` lists exactly this tokenizer's pieces, in its order."""
+        symbols = read_dictionary_symbols(path)
+        if symbols != self.dictionary_symbols:
+            shared = zip(symbols, self.dictionary_symbols, strict=False)
+            line = next((i for i, (a, b) in enumerate(shared, 1) if a != b), 1 + min(len(symbols), len(self)))
+            raise UserError(
+                f"{path} does not match the tokenizer in the same directory: they differ from line {line} on "
+                f"({len(symbols)} and {len(self)} pieces); take both files from the same run of prepare.sh"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of pieces in ``dict.txt``, without fairseq's own symbols and ``<mask>``."""
+        return len(self.dictionary_symbols)
+
+
+def read_dictionary_symbols(path: Path) -> list[str]:
+    """Return the first column of a fairseq ``dict.txt``; raise :class:`UserError` if it is missing or malformed."""
+    try:
+        # Not splitlines(): it also splits at characters that fairseq does not split at.
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is missing: the dictionary belongs to the tokenizer, copy the whole directory"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error}") from None
+    symbols = []
+    for number, line in enumerate(lines, 1):
+        symbol, _, count = line.rpartition(" ")
+        if not symbol or not count.isdigit():
+            raise UserError(f"{path}, line {number}: expected 'piece count', got {line[:60]!r}")
+        symbols.append(symbol)
+    return symbols
+
+
+def read_model_file(path: Path) -> bytes:
+    """Return the bytes of a tokenizer's model file; raise :class:`UserError` if it is missing or empty."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: give the whole tokenizer directory that prepare.sh wrote") from None
+    if not content:
+        raise UserError(f"{path} is empty: copy the tokenizer directory again")
+    return content
+
+
+def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:
+    """Convert the spans of a tokenizer library to the convention of :meth:`Tokenizer.encode_with_offsets`.
+
+    - Spaces at the ends of a span are removed; a span of spaces becomes empty.
+    - Where a normalizer expands one character (a ligature, a fraction), some libraries give the first piece an empty span at
+      that character. It gets the whole character, as pieces of a character's bytes do.
+    - Combining marks that a normalizer removes belong to the piece before them, so that sliced text keeps its accents.
+    """
+    pieces = [_tidy(line, *piece) for piece in aligned]
+    covered = bytearray(len(line))
+    for _, start, end in pieces:
+        covered[start:end] = b"\x01" * (end - start)
+    return [(piece, start, _past_marks(line, covered, start, end)) for piece, start, end in pieces]
+
+
+def _tidy(line: str, piece: str, start: int, end: int) -> AlignedPiece:
+    while start < end and _is_space(line[start]):
+        start += 1
+    while end > start and _is_space(line[end - 1]):
+        end -= 1
+    within_character = start == end < len(line) and not _is_space(line[start])
+    if within_character and piece.strip(_WORD_MARKS):
+        end = start + 1
+    return piece, start, end
+
+
+def _past_marks(line: str, covered: bytearray, start: int, end: int) -> int:
+    if start < end:
+        while end < len(line) and not covered[end] and unicodedata.category(line[end])[0] == "M":
+            end += 1
+    return end
+
+
+def _is_space(character: str) -> bool:
+    return character.isspace() or character in _ZERO_WIDTH_SPACES
