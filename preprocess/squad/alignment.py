@@ -5,8 +5,7 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from amos_fairseq.squad.metrics import normalize_answer
-from amos_fairseq.squad.official_files import Answer
+from amos_fairseq.finetuning.squad.official import Answer, normalize_answer
 
 
 class Fit(str, Enum):

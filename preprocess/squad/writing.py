@@ -11,8 +11,8 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
 
 from amos_fairseq.data.squad_files import TOKEN_ARRAYS, AlignedAnswer, Example
+from amos_fairseq.finetuning.squad.official import Paragraph, Question
 from amos_fairseq.interop.tokenizer import Tokenizer
-from amos_fairseq.squad.official_files import Paragraph, Question
 from preprocess.squad.alignment import Fit, align_answer
 
 # Of answers that do not fit, this many of a kind are named in squad.json.

@@ -7,8 +7,8 @@ import pytest
 from made_up_squad import word
 from tiny_wordpiece import train_wordpiece
 
+from amos_fairseq.finetuning.squad.official import Answer
 from amos_fairseq.interop.tokenizer import load_tokenizer
-from amos_fairseq.squad.official_files import Answer
 from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.squad.alignment import Fit, align_answer
 
