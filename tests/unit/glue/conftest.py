@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 import torch
-from made_up_glue import INFERENCE, write_glue, write_starting_point
+from made_up_glue import INFERENCE, write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.glue.benchmark import HEAD
@@ -15,7 +15,7 @@ from amos_fairseq.models.fine_tuning import FineTunedModel
 @pytest.fixture(scope="package")
 def start(tmp_path_factory):
     directory = tmp_path_factory.mktemp("start")
-    write_starting_point(directory)
+    write_pretrained_checkpoint(directory)
     return directory
 
 
