@@ -122,7 +122,7 @@ def spans_of_window(
 ) -> list[ScoredSpan]:
     """Return the valid spans of a window, best first, at most ``n_best``.
 
-    A valid span lies in the context, does not end before it starts, and is not too long. It counts only in the window in
+    A valid span is inside the context, does not end before it starts, and is not too long. It counts only in the window in
     which its first token has most context, so that no span is scored twice.
 
     Args:
