@@ -20,7 +20,7 @@ INFERENCE = ("entailment", "neutral", "contradiction")
 TRAINED = {"extra_state": {"train_iterator": {"epoch": 2}, "previous_training_time": 1000.0}}
 
 
-def write_starting_point(directory: Path) -> Path:
+def write_pretrained_checkpoint(directory: Path) -> Path:
     """A SAVE_DIR with an untrained AMOS model (16 wide, 80 positions) and its tokenizer; returns the checkpoint."""
     tokenizer = small_tokenizer()
     tokenizer.save(directory / "tokenizer")

@@ -44,12 +44,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.finetuning.glue_tasks import parse_tasks
+    from amos_fairseq.finetuning.glue.tasks import parse_tasks
 
     tasks = parse_tasks(arguments.tasks)
     # Imported here: torch and fairseq take seconds that `amos --help` need not wait.
     from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.glue_session import run_glue
+    from amos_fairseq.finetuning.glue.experiment import run_glue
 
     session = fine_tuning_flags.session_of(arguments)
     intermediate = getattr(arguments, "intermediate", None)

@@ -84,12 +84,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_pretrained
     from amos_fairseq.scoring.jobs import rerank, score_file
-    from amos_fairseq.scoring.pseudo_likelihood import Scorer
+    from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
     check_device(arguments.device)
     pretrained = load_pretrained(arguments.checkpoint, getattr(arguments, "tokenizer", None))
     pretrained.model.to(arguments.device)
-    scorer = Scorer(pretrained, arguments.batch_tokens, getattr(arguments, "electra_formula", None))
+    scorer = LineScorer(pretrained, arguments.batch_tokens, getattr(arguments, "electra_formula", None))
     out = getattr(arguments, "out", None)
     if hasattr(arguments, "rerank"):
         rerank(scorer, arguments.rerank, getattr(arguments, "dev", None), getattr(arguments, "weight", None), out)

@@ -10,7 +10,7 @@ from amos_fairseq.cli import fine_tuning_flags
 from amos_fairseq.errors import UserError
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.squad_benchmark import SquadSettings
+    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0 (what DIR was prepared of): one fairseq-train a seed, on each
@@ -79,10 +79,10 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     # Imported here: torch and fairseq take seconds that `amos --help` need not wait.
     from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.squad_session import run_squad
+    from amos_fairseq.finetuning.squad.experiment import run_squad
 
     session = fine_tuning_flags.session_of(arguments)
-    settings = read_settings(arguments, session.start.max_positions)
+    settings = read_settings(arguments, session.checkpoint.max_positions)
     try:
         outcome = run_squad(session, Path(arguments.data), settings, with_paper=arguments.paper)
     except (Stopped, KeyboardInterrupt):
@@ -119,8 +119,7 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
 
 def print_scores(arguments: argparse.Namespace) -> None:
     """The scores as JSON on stdout, as the official script prints them."""
-    from amos_fairseq.squad.metrics import evaluate
-    from amos_fairseq.squad.official_files import read_null_odds, read_predictions, read_squad
+    from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 
     predictions, dataset = map(Path, arguments.evaluate)
     odds = read_null_odds(Path(arguments.null_odds)) if hasattr(arguments, "null_odds") else None

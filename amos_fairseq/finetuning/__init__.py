@@ -1,6 +1,8 @@
-"""Fine-tuning runs over tasks and seeds, and the tables made of them; ``amos glue`` and ``amos squad`` stand on this.
+"""Fine-tuning over tasks and seeds, and the tables of its results: the code behind ``amos glue`` and ``amos squad``.
 
-A :class:`~amos_fairseq.finetuning.benchmark.Benchmark` says what its tasks are, which flags ``fairseq-train`` needs for
-one, and how a fine-tuned checkpoint is scored. Everything else is shared: recipes, the plan of runs, the runner that goes
-through it on the devices at hand and continues where it was stopped, statistics over seeds, files of results.
+``glue/`` and ``squad/`` implement the interface in ``benchmark.py``: their tasks, the flags that ``fairseq-train`` needs
+for each, and the evaluation of a fine-tuned checkpoint. The other files are shared. ``session.py`` checks what the user
+gave, ``recipes.py`` holds hyperparameters, ``runs.py`` plans the runs and stores their results, ``runner.py`` executes
+and resumes them on the available devices, ``training.py`` controls one ``fairseq-train`` process, and ``report.py``
+computes statistics over seeds and writes the tables.
 """

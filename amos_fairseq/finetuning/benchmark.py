@@ -1,19 +1,7 @@
-"""What a benchmark has to say about itself so that the shared runner can fine-tune on it.
+"""The interface between a benchmark and the shared runner.
 
-::
-
-    class Squad:
-        name = "squad"
-        tasks = {"SQuAD2.0": Task("SQuAD2.0", rows=130_319, main_score="f1", data_sha256="...")}
-
-        def train_flags(self, task): return [str(self.data), "--task", "squad", "--criterion", "squad"]
-        def furnish(self, task, directory): ...     # tokenizer/, labels.txt beside the checkpoint
-        def evaluate(self, task, checkpoint, directory, device, stop): ...   # {"em": 74.1, "f1": 77.0}
-
-    outcome = execute(plan, benchmark, runner_settings)       # amos_fairseq.finetuning.runner
-
-One run is one ``fairseq-train`` process in a directory of its own, then one call of ``evaluate`` in a thread of this
-process; several of them may be under way at once, each on a device of its own.
+A run is one ``fairseq-train`` process in its own directory, followed by one call of ``evaluate`` in a thread of the
+current process. Several runs can be active at once, each on its own device.
 """
 
 import threading
@@ -27,36 +15,36 @@ class Task:
     """A task of a benchmark.
 
     Attributes:
-        name: its name in recipes, directories and tables.
-        rows: training examples, which give the number of updates.
-        main_score: the score by which the best run is chosen and that the table shows.
-        data_sha256: tells whether the prepared data are those of an earlier run.
-        notes: what a reader of the scores must know about the data, such as a training set that is not the official one.
+        name: the name in recipes, directories and tables.
+        num_examples: number of training examples; it determines the number of updates.
+        main_score: the score that selects the best run and is shown in the table.
+        data_sha256: fingerprint of the prepared data; runs on other data are not continued.
+        notes: footnotes for the scores, such as a training set that differs from the official one.
     """
 
     name: str
-    rows: int
+    num_examples: int
     main_score: str
     data_sha256: str
     notes: tuple[str, ...] = ()
 
 
 class Stopped(Exception):
-    """The user asked to stop; what is finished stays, the rest is continued by the same command."""
+    """The user asked to stop. Finished runs are kept; the same command continues the others."""
 
 
 class Benchmark(Protocol):
-    """A set of tasks that one checkpoint is fine-tuned on."""
+    """A set of tasks on which one checkpoint is fine-tuned."""
 
     name: str
     tasks: dict[str, Task]
 
     def train_flags(self, task: str) -> list[str]:
-        """Arguments of ``fairseq-train`` that belong to the task: data directory, task, criterion, and the score by which
-        ``checkpoint_best.pt`` is chosen. Model, optimizer, schedule, seed, device and SAVE_DIR come from the runner."""
+        """Return the task's arguments of ``fairseq-train``: data directory, task, criterion, and the score that selects
+        ``checkpoint_best.pt``. The runner adds model, optimizer, schedule, seed, device and SAVE_DIR."""
 
-    def furnish(self, task: str, directory: Path) -> None:
-        """Put beside the checkpoints what reading them needs (``tokenizer/``, ``labels.txt``)."""
+    def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
+        """Copy the files that loading the checkpoints needs (``tokenizer/``, ``labels.txt``) into ``directory``."""
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -65,8 +53,8 @@ class Benchmark(Protocol):
 
         Args:
             device: "cpu" or "cuda:N".
-            stop: once set, raise :class:`Stopped` before the next batch.
+            stop: once it is set, raise :class:`Stopped` before the next batch.
 
         Returns:
-            Scores in percent by name, ``main_score`` among them; Python floats.
+            Scores in percent by name, including ``main_score``, as Python floats.
         """

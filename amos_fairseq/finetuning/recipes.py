@@ -1,20 +1,21 @@
-"""Recipes: hyperparameters of every task of a benchmark, as YAML files that state the source of each number.
+"""Recipes: the hyperparameters of every task of a benchmark, as YAML files that state the source of each value.
 
 ::
 
     description: one line
-    defaults: {batch_size: 32, warmup: 1/16, ...}      # fields of Settings
-    sizes: {small: {defaults: {...}, tasks: {...}}}    # what depends on the encoder's size
-    tasks: {CoLA: {lr: 2.0e-5, epochs: 10}, ...}       # every task that the recipe knows
-    grid: {lr: [...], ...}                             # a search: all combinations; a task may have its own
-    extends: electra                                   # a built-in recipe: its section, where this file has none
+    defaults: {batch_size: 32, warmup: 1/16, ...}      # fields of Hyperparameters
+    sizes: {small: {defaults: {...}, tasks: {...}}}    # values that depend on the encoder's size
+    tasks: {CoLA: {lr: 2.0e-5, epochs: 10}, ...}       # every task of the recipe
+    grid: {lr: [...], ...}                             # grid search over all combinations; a task may have its own
+    extends: electra                                   # a built-in recipe; provides the sections that this file lacks
 
-Later layers win: defaults, the size's defaults, the task, the size's task. A value that stands in the task replaces the
-grid's values of that name.
+Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. A value given for the task
+replaces the grid's values of that name. Each combination of hyperparameters is called a trial.
 """
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -23,13 +24,100 @@ from typing import Any
 import yaml
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.settings import Settings
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
-FIELDS = {field.name: field.type for field in dataclasses.fields(Settings)}
-# Widths of thesis Table 5.1; whatever lies between two of them takes the recipe of the larger.
+CHECKPOINTS = ("best", "last")
+# Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """The hyperparameters of one fine-tuning run.
+
+    Attributes:
+        warmup: fraction of all updates in which the learning rate rises; it then decays linearly to 0.
+        clip_norm: maximum gradient norm; 0 disables clipping.
+        layer_wise_lr_decay: factor of the learning rate per layer, from the top down; 1 gives all layers the same rate.
+        checkpoint: which checkpoint is scored: ``best`` on the dev set after an epoch, or ``last``.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    lr: float
+    epochs: int
+    batch_size: int
+    warmup: float
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    pooler_dropout: float = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = 1e-6
+    layer_wise_lr_decay: float = 1.0
+    checkpoint: str = "best"
+
+    def __post_init__(self) -> None:
+        fractions = ("dropout", "attention_dropout", "pooler_dropout", "warmup", "adam_betas")
+        for names, is_valid, expected in (
+            (("lr", "epochs", "batch_size", "adam_eps", "layer_wise_lr_decay"), lambda value: value > 0, "above 0"),
+            (fractions, lambda value: 0 <= value < 1, "at least 0 and below 1"),
+            (("weight_decay", "clip_norm"), lambda value: value >= 0, "0 or above"),
+            (("checkpoint",), lambda value: value in CHECKPOINTS, " or ".join(CHECKPOINTS)),
+        ):
+            for name in names:
+                field = getattr(self, name)
+                for value in field if isinstance(field, tuple) else (field,):
+                    if not is_valid(value):
+                        raise UserError(f"the recipe's {name} {value} must be {expected}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
+
+    def updates_per_epoch(self, num_examples: int) -> int:
+        """Return the number of batches in an epoch; the last one may be smaller."""
+        return math.ceil(num_examples / self.batch_size)
+
+    def total_updates(self, num_examples: int) -> int:
+        return self.updates_per_epoch(num_examples) * self.epochs
+
+    def warmup_updates(self, num_examples: int) -> int:
+        """Round down, as the integer division by 16 or 10 in AMOS's released script does."""
+        # In binary, 1/10 of 30 can be 2.9999...; the result must still be 3.
+        return math.floor(self.warmup * self.total_updates(num_examples) + 1e-6)
+
+    def train_flags(self, num_examples: int) -> list[str]:
+        """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization and length of training.
+
+        Every batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the
+        last batch of an epoch at a multiple of 8, and the number of updates would differ from the schedule's.
+        """
+        first_moment, second_moment = self.adam_betas
+        flags = {
+            "batch-size": self.batch_size,
+            "required-batch-size-multiple": 1,
+            "max-epoch": self.epochs,
+            "optimizer": "grouped_adam",
+            "adam-betas": f"({first_moment}, {second_moment})",
+            "adam-eps": self.adam_eps,
+            "weight-decay": self.weight_decay,
+            "layer-wise-lr-decay": self.layer_wise_lr_decay,
+            "clip-norm": self.clip_norm,
+            "lr": self.lr,
+            "lr-scheduler": "polynomial_decay",
+            "warmup-updates": self.warmup_updates(num_examples),
+            "total-num-update": self.total_updates(num_examples),
+            "dropout": self.dropout,
+            "attention-dropout": self.attention_dropout,
+            "pooler-dropout": self.pooler_dropout,
+        }
+        return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+
+
+FIELDS = {field.name: field.type for field in dataclasses.fields(Hyperparameters)}
 
 
 @dataclass(frozen=True)
@@ -37,51 +125,55 @@ class Recipe:
     """A recipe for encoders of one size.
 
     Attributes:
-        name: of a built-in recipe, or the path of the user's.
-        points: task -> its combinations of hyperparameters; one, or all of a grid.
+        name: name of a built-in recipe, or path of a user's file.
+        trials: task -> its trials: one, or all combinations of a grid.
     """
 
     name: str
     description: str
     size: str
-    points: dict[str, tuple[Settings, ...]]
+    trials: dict[str, tuple[Hyperparameters, ...]]
 
-    def of(self, task: str) -> tuple[Settings, ...]:
-        """Raises :class:`UserError` where the recipe does not know the task."""
-        if task not in self.points:
-            known = ", ".join(self.points)
-            raise UserError(f"the recipe {self.name} has nothing for {task}: add it under tasks (it has {known})")
-        return self.points[task]
+    def trials_of(self, task: str) -> tuple[Hyperparameters, ...]:
+        """Return the trials of a task; raise :class:`UserError` if the recipe lacks the task."""
+        if task not in self.trials:
+            known = ", ".join(self.trials)
+            raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
+        return self.trials[task]
 
 
 def recipe_names() -> list[str]:
     return sorted(path.stem for path in DIRECTORY.glob("*.yaml"))
 
 
-def size_of(width: int) -> str:
-    """The size whose settings an encoder of this width takes: tiny ones the small's, wider than large the large's."""
+def size_for_width(width: int) -> str:
+    """Return the smallest size that is at least ``width`` wide; "large" for wider encoders."""
     return next((size for size, largest in SIZE_WIDTHS.items() if width <= largest), "large")
 
 
 def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -> Recipe:
-    """Read a recipe by name or by the path of a YAML file.
+    """Read a recipe.
 
     Args:
+        name: name of a built-in recipe, or path of a YAML file.
         size: "small", "base" or "large".
-        overrides: fields of :class:`Settings` that the command line sets for every task; they also replace a grid's.
+        overrides: fields of :class:`Hyperparameters` from the command line, for every task; they also replace a grid's.
 
     Raises:
-        UserError: there is no such recipe, or a section, field or value in it is not understood.
+        UserError: the recipe does not exist, or has an invalid section, field or value.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else DIRECTORY / f"{name}.yaml"
     content = _read(path, name)
-    by_size = _section(content, "sizes", path).get(size, {})
-    points = {}
-    for task, own in _section(content, "tasks", path).items():
-        of_size = _section(by_size, "tasks", path).get(task)
-        layers = [_mapping(content, "defaults", path), _mapping(by_size, "defaults", path), own, of_size, overrides]
-        points[task] = _points(layers, _mapping(content, "grid", path), f"{path}, {task}")
-    return Recipe(name, str(content.get("description", name)), size, points)
+    of_size = _section(content, "sizes", path).get(size, {})
+    size_tasks = _section(of_size, "tasks", path)
+    defaults = [_mapping(content, "defaults", path), _mapping(of_size, "defaults", path)]
+    trials = {
+        task: _trials(
+            [*defaults, own, size_tasks.get(task), overrides], _mapping(content, "grid", path), f"{path}, {task}"
+        )
+        for task, own in _section(content, "tasks", path).items()
+    }
+    return Recipe(name, str(content.get("description", name)), size, trials)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -98,10 +190,12 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     if isinstance(content, dict) and "extends" in content:
         base = str(content["extends"])
         if base == name or base not in recipe_names():
-            raise UserError(f"{path}: extends names a built-in recipe, one of {', '.join(recipe_names())}, not {base}")
+            raise UserError(
+                f"{path}: extends must name a built-in recipe, one of {', '.join(recipe_names())}, not {base}"
+            )
         content = _read(DIRECTORY / f"{base}.yaml", base) | content
     if not isinstance(content, dict) or not content.get("tasks") or set(content) - set(SECTIONS):
-        raise UserError(f"{path} is no recipe: it needs the section tasks and may have {', '.join(SECTIONS)}, no other")
+        raise UserError(f"{path} is not a recipe: it needs the section tasks and may only have {', '.join(SECTIONS)}")
     return content
 
 
@@ -117,8 +211,8 @@ def _mapping(content: dict[str, Any], name: str, where: object) -> dict[str, Any
     return mapping
 
 
-def _points(layers: list[dict[str, Any] | None], grid: dict[str, list[Any]], where: str) -> tuple[Settings, ...]:
-    """All combinations, the grid's last name changing fastest."""
+def _trials(layers: list[dict[str, Any] | None], grid: dict[str, Any], where: str) -> tuple[Hyperparameters, ...]:
+    """Return all combinations of the grid; its last name varies fastest."""
     fixed: dict[str, Any] = {}
     ranges = dict(grid)
     for layer in layers:
@@ -126,44 +220,42 @@ def _points(layers: list[dict[str, Any] | None], grid: dict[str, list[Any]], whe
         ranges.update(_mapping(values, "grid", where))
         values.pop("grid", None)
         fixed.update(values)
-        if layer is not layers[0]:  # a default gives way to the grid, anything more particular replaces it
+        if layer is not layers[0]:  # the grid overrides defaults; a more specific value overrides the grid
             ranges = {name: choices for name, choices in ranges.items() if name not in values}
-    names = list(ranges)
-    combinations = itertools.product(*(_choices(ranges[name], name, where) for name in names))
-    return tuple(_settings({**fixed, **dict(zip(names, values, strict=True))}, where) for values in combinations)
+    for name, choices in ranges.items():
+        if not isinstance(choices, list) or not choices:
+            raise UserError(f"{where}: the grid's {name} must be a list of values")
+    combinations = itertools.product(*ranges.values())
+    return tuple(
+        _hyperparameters({**fixed, **dict(zip(ranges, values, strict=True))}, where) for values in combinations
+    )
 
 
-def _choices(values: Any, name: str, where: str) -> list[Any]:
-    if not isinstance(values, list) or not values:
-        raise UserError(f"{where}: the grid's {name} must be a list of values")
-    return values
-
-
-def _settings(values: dict[str, Any], where: str) -> Settings:
+def _hyperparameters(values: dict[str, Any], where: str) -> Hyperparameters:
     unknown = sorted(set(values) - set(FIELDS))
     if unknown:
-        raise UserError(f"{where}: {unknown[0]} is no setting; known are {', '.join(FIELDS)}")
+        raise UserError(f"{where}: {unknown[0]} is not a known setting; choose from {', '.join(FIELDS)}")
     missing = [name for name in ("lr", "epochs", "batch_size", "warmup") if name not in values]
     if missing:
         raise UserError(f"{where}: {missing[0]} is missing (needed: lr, epochs, batch_size, warmup)")
     try:
-        return Settings(**{name: _value(name, value) for name, value in values.items()})
+        return Hyperparameters(**{name: _value(name, value) for name, value in values.items()})
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
 
 def _value(name: str, value: Any) -> Any:
-    """YAML reads 2e-5 (without a point) and 1/16 as texts."""
+    """Convert a value to the field's type. YAML loads 2e-5 (without a point) and 1/16 as strings."""
     kind = FIELDS[name]
     try:
         if kind is float:
             return float(Fraction(value)) if isinstance(value, str) and "/" in value else float(value)
         if kind is int:
-            return int(str(value))  # int() alone would cut 2.5 down to 2
+            return int(str(value))  # int() alone would truncate 2.5 to 2
         if kind is str:
             return str(value)
         first, second = value
         return float(first), float(second)
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        expected = {float: "a number", int: "a whole number", str: "a word"}.get(kind, "two numbers")
+        expected = {float: "a number", int: "an integer", str: "a string"}.get(kind, "two numbers")
         raise UserError(f"{name} {value!r} must be {expected}") from error

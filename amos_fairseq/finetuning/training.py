@@ -1,4 +1,4 @@
-"""One fine-tuning as a process of stock ``fairseq-train``: its command, its end, its progress, its checkpoints."""
+"""One fine-tuning as a process of stock ``fairseq-train``: its command, environment, progress, exit and checkpoints."""
 
 import fcntl
 import json
@@ -18,51 +18,49 @@ import amos_fairseq
 from amos_fairseq.errors import REQUEUE, UserError
 from amos_fairseq.files import read_header, whole_file
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
-from amos_fairseq.finetuning.plan import Run
-from amos_fairseq.finetuning.settings import settings_flags, total_updates, updates_per_epoch
-from amos_fairseq.finetuning.starting_point import StartingPoint
+from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
+from amos_fairseq.finetuning.runs import Run
 from amos_fairseq.metrics_log import FILE_NAME as METRICS_FILE
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
-# A launcher's variables would make one of its ranks of a fine-tuning process.
+# These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SECONDS_TO_SAVE = 300.0
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 
 class RunFailed(Exception):
-    """A run that ended otherwise than it should; the message is one line."""
+    """A run that failed; the message is one line."""
 
 
-def training_command(run: Run, benchmark: Benchmark, start: StartingPoint, device: str, precision: str) -> list[str]:
-    """The whole command; typed again it continues from the run's own ``checkpoint_last.pt``."""
+def training_command(
+    run: Run, benchmark: Benchmark, pretrained: PretrainedCheckpoint, device: str, precision: str
+) -> list[str]:
+    """Return the complete command. Running it again continues from the run's own ``checkpoint_last.pt``."""
     command = [sys.executable, "-m", "fairseq_cli.train", *benchmark.train_flags(run.task.name)]
-    command += ["--user-dir", str(PACKAGE), *start.model_flags(), *settings_flags(run.settings, run.task.rows)]
-    if run.start is not None:
-        command += ["--finetune-from-model", str(run.start)]
+    command += ["--user-dir", str(PACKAGE), *pretrained.model_flags()]
+    command += run.hyperparameters.train_flags(run.task.num_examples)
+    if run.finetune_from is not None:
+        command += ["--finetune-from-model", str(run.finetune_from)]
     command += ["--save-dir", str(run.directory), "--no-epoch-checkpoints", "--seed", str(run.seed)]
-    command += ["--log-format", "simple", "--log-interval", str(log_interval(run))]
-    # Beside a GPU a loader process hides the collating of a batch; on a CPU it would take a core from the training.
+    # About a hundred lines per run, so that the progress bar moves.
+    command += ["--log-format", "simple", "--log-interval", str(max(1, run.total_updates // 100))]
+    # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
     command += ["--cpu", "--num-workers", "0"] if device == "cpu" else ["--num-workers", "1"]
     return command if precision == "fp32" else [*command, f"--{precision}"]
 
 
-def log_interval(run: Run) -> int:
-    """About a hundred lines a run, so that progress moves."""
-    return max(1, total_updates(run.settings, run.task.rows) // 100)
-
-
 def environment(device: str, num_devices: int) -> dict[str, str]:
-    """This process's environment with one visible GPU, or for the CPU with none and this run's share of the cores."""
+    """Return this process's environment with one visible GPU, or for the CPU with no GPU and a share of the cores."""
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     if device.startswith("cuda:"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
         variables["CUDA_VISIBLE_DEVICES"] = names[int(device.removeprefix("cuda:"))].strip()
     else:
-        variables["CUDA_VISIBLE_DEVICES"] = ""  # fairseq would ask for a rank on each GPU that it sees, --cpu or not
-        # Runs that each take all cores slow one another down.
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # fairseq starts a rank on every visible GPU, even with --cpu
+        # Runs that each use all cores slow one another down.
         variables.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_devices)))
     return variables
 
@@ -70,20 +68,21 @@ def environment(device: str, num_devices: int) -> dict[str, str]:
 def train(
     command: list[str], directory: Path, variables: dict[str, str], stop: Event, report: Callable[[int], None]
 ) -> None:
-    """Run the command to its end; what it prints is appended to ``train.log``.
+    """Run the command until it exits; its output is appended to ``train.log``.
 
     Args:
-        stop: once set, the process saves a checkpoint and ends.
-        report: told the number of updates so far.
+        variables: environment of the process.
+        stop: once it is set, the process is asked to save a checkpoint and exit.
+        report: called with the number of updates so far.
 
     Raises:
-        Stopped: it was asked to stop, and has.
-        RunFailed: it ended with an error.
+        Stopped: the process was asked to stop and has exited.
+        RunFailed: the process exited with an error.
     """
     with (directory / LOG_FILE).open("ab") as log:
         _lock(log, directory)
-        begin = log.tell()  # what stands before is of an earlier part of the run
-        # A session of its own: Ctrl-C in a terminal reaches this process alone, which ends its children in order.
+        begin = log.tell()  # earlier output belongs to an earlier part of the run
+        # In a new session, Ctrl-C in a terminal does not reach the child; this process stops it in order.
         process = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -97,23 +96,23 @@ def train(
         return
     if stop.is_set():
         raise Stopped
-    raise RunFailed(_reason(code, directory / LOG_FILE, begin))
+    raise RunFailed(_failure_reason(code, directory / LOG_FILE, begin))
 
 
 def _lock(log: BinaryIO, directory: Path) -> None:
-    """The log is locked while a training writes to it: its process inherits the lock, and keeps it should this one be
-    killed. Raises :class:`RunFailed` where such a process lives."""
+    """Lock the log while a training writes to it. The training process inherits the lock and holds it even if this
+    process is killed. Raise :class:`RunFailed` if such a process is still running."""
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise RunFailed(f"another process is training in {directory}: wait for its end, or end it") from error
+        raise RunFailed(f"another process is training in {directory}: wait until it exits, or stop it") from error
 
 
 def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Callable[[int], None]) -> int:
     deadline = None
     while True:
         try:
-            return process.wait(SECONDS_BETWEEN_LOOKS)
+            return process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             report(updates_so_far(directory))
         if stop.is_set() and deadline is None:
@@ -123,20 +122,20 @@ def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Calla
             process.kill()
 
 
-def _reason(code: int, log: Path, begin: int) -> str:
-    """The line that says why: of a user's mistake, or the last one of a traceback."""
-    text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def _failure_reason(code: int, log: Path, begin: int) -> str:
+    """Return the line of a user error if there is one, otherwise the last line of the output."""
     if code == REQUEUE or code < 0:
         name = "SIGTERM, SIGUSR1 or SIGUSR2" if code == REQUEUE else signal.Signals(-code).name
         return f"ended by {name} from outside"
-    named = [line for line in lines if line.startswith("amos_fairseq: error:")]
-    last = (named or lines or ["no output"])[-1]
+    text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    user_errors = [line for line in lines if line.startswith("amos_fairseq: error:")]
+    last = (user_errors or lines or ["no output"])[-1]
     return last.removeprefix("amos_fairseq: error:").strip()
 
 
 def updates_so_far(directory: Path) -> int:
-    """From the last whole line of the run's metrics; 0 before the first."""
+    """Return the update of the last complete line of the run's metrics; 0 before the first line."""
     try:
         with (directory / METRICS_FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -147,41 +146,41 @@ def updates_so_far(directory: Path) -> int:
         try:
             return int(json.loads(line)["update"])
         except (ValueError, KeyError, TypeError):
-            continue  # cut at either end of what was read
+            continue  # incomplete at either end of the part that was read
     return 0
 
 
-def chosen_checkpoint(run: Run) -> Path:
-    """The checkpoint that the recipe scores; raises :class:`RunFailed` where training has left none."""
-    file = run.directory / f"checkpoint_{run.settings.checkpoint}.pt"
+def checkpoint_to_score(run: Run) -> Path:
+    """Return the checkpoint that the recipe scores; raise :class:`RunFailed` if training did not write it."""
+    file = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
     if not file.is_file():
         raise RunFailed(f"training ended without {file.name}")
     return file
 
 
 def epoch_and_seconds(run: Run, checkpoint: Path) -> tuple[float, float]:
-    """Passes over the training data at ``checkpoint``, and seconds of the whole training, all its parts together."""
+    """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds."""
     updates = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"]
-    epochs = updates / updates_per_epoch(run.task.rows, run.settings.batch_size)
-    # fairseq counts on from the seconds of the checkpoint that training started from.
-    before = training_seconds(run.start) if run.start is not None else 0.0
-    return round(epochs, 4), round(training_seconds(run.directory / "checkpoint_last.pt") - before, 1)
+    # fairseq adds to the seconds of the checkpoint that the run started from.
+    before = training_seconds(run.finetune_from) if run.finetune_from is not None else 0.0
+    seconds = training_seconds(run.directory / "checkpoint_last.pt") - before
+    return round(updates / run.updates_per_epoch, 4), round(seconds, 1)
 
 
 def training_seconds(checkpoint: Path) -> float:
-    """Seconds of the whole training at a checkpoint, all its parts together; validation and saving are in them."""
+    """Return the training time up to a checkpoint, over all parts of the run, including validation and saving."""
     return float(read_header(str(checkpoint)).get("extra_state", {}).get("previous_training_time", 0.0))
 
 
 def keep_weights_only(checkpoint: Path) -> None:
-    """Take the optimizer's state, two thirds of the file, out of a checkpoint, and remove the others beside it."""
+    """Drop the optimizer state, two thirds of the file, from a checkpoint, and remove the other checkpoints beside it."""
     state = read_header(str(checkpoint))
     state["last_optimizer_state"] = None
     try:
         with whole_file(str(checkpoint)) as unfinished:
             torch.save(state, unfinished)
     except (OSError, RuntimeError) as error:
-        raise UserError(f"{checkpoint} cannot be written ({error}): make room, then start again") from error
+        raise UserError(f"{checkpoint} cannot be written ({error}): free some space, then start again") from error
     remove_checkpoints(checkpoint.parent, but=checkpoint)
 
 

@@ -1,1 +1,1 @@
-"""How likely a model finds a text: pseudo-log-likelihoods, and re-ranking with them (thesis section 5.4.5)."""
+"""Scoring of text by a model: pseudo-log-likelihoods, and re-ranking with them (thesis section 5.4.5)."""

@@ -1,27 +1,44 @@
-"""Pseudo-log-likelihood of lines: PLL(x) = sum_t log p(x_t | all other tokens) (thesis section 5.4.5)."""
+"""Pseudo-log-likelihood of lines of text: PLL(x) = sum_t log p(x_t | all other tokens) (thesis section 5.4.5).
 
+Lines are processed in windows of bounded work, so a file of any size needs the memory of one window.
+"""
+
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.choice import cloze_of
-from amos_fairseq.scoring.cloze import Cloze
-from amos_fairseq.scoring.lines import Line, encoded_lines, windows
+from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.scoring.token_scorers import TokenScorer, build_token_scorer
 
-# A window is worth this many batches: enough to put lines of like length together, little enough to be lost by a stop.
+LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many lines
+LINES_PER_WINDOW = 4096
+# A window has the work of this many batches: enough to batch lines of similar length, little enough to lose at a stop.
 BATCHES_PER_WINDOW = 32
 
 
 @dataclass(frozen=True)
-class ScoredLine:
-    """A line and what the model makes of it, in nats.
+class Line:
+    """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``."""
 
-    ``log_probs`` has a number for each piece, None for a piece that is a special token (a word that the vocabulary does not
-    know); it is None as a whole for a line that is longer than the model reads.
+    number: int
+    text: str
+    pieces: list[str]
+    tokens: Tensor  # [pieces + 2] int64: <s>, the pieces, </s>
+
+
+@dataclass(frozen=True)
+class ScoredLine:
+    """A line and its scores, in nats.
+
+    ``log_probs`` has a value for each piece, or None for a piece that is a special token (a word that the vocabulary does
+    not contain). It is None for a line that is longer than the model's limit.
     """
 
     line: Line
@@ -33,7 +50,7 @@ class ScoredLine:
 
     @property
     def pll(self) -> float | None:
-        """Sum over the known pieces, 0 for an empty line; None where the line was not read."""
+        """Sum over the known pieces, 0 for an empty line; None for a line that is too long."""
         return None if self.log_probs is None else math.fsum(self.known)
 
     @property
@@ -41,8 +58,11 @@ class ScoredLine:
         return len(self.log_probs or []) - len(self.known)
 
 
-class Scorer:
-    """Scores lines with the model of a checkpoint, on the device where that model is.
+class LineScorer:
+    """Scores lines with the model of a checkpoint, on the model's device.
+
+    Args:
+        tokens_per_batch, electra_formula: see :func:`build_token_scorer`.
 
     Raises:
         UserError: the objective gives no probability of a token.
@@ -51,43 +71,96 @@ class Scorer:
     def __init__(self, pretrained: Pretrained, tokens_per_batch: int, electra_formula: str | None = None):
         self.pretrained = pretrained
         self.electra_formula = electra_formula
-        self.cloze: Cloze = cloze_of(pretrained, tokens_per_batch, electra_formula)
+        self.token_scorer: TokenScorer = build_token_scorer(pretrained, tokens_per_batch, electra_formula)
         self.max_tokens: int = pretrained.model.max_positions()
 
-    def windows(self, texts: Iterable[str], first: int = 1) -> Iterator[list[ScoredLine]]:
-        """All texts in their order, a window of them at a time, numbered from ``first`` on.
+    def score_windows(self, texts: Iterable[str], first: int = 1) -> Iterator[list[ScoredLine]]:
+        """Score all texts in their order, one window at a time; line numbers start at ``first``.
 
         Raises:
-            UserError: the model gives numbers that are not finite.
+            UserError: the model returns values that are not finite.
         """
         lines = encoded_lines(self.pretrained, texts, first)
-        limit = BATCHES_PER_WINDOW * self.cloze.tokens_per_batch
-        for window in windows(lines, self._work, limit):
+        limit = BATCHES_PER_WINDOW * self.token_scorer.tokens_per_batch
+        for window in windows(lines, self._cost, limit):
             yield self._score(window)
 
-    def _is_read(self, line: Line) -> bool:
+    def _fits(self, line: Line) -> bool:
         return len(line.tokens) <= self.max_tokens
 
-    def _work(self, line: Line) -> int:
-        """Tokens that go through the model for a line."""
-        return len(line.tokens) * self.cloze.num_passes(line.tokens) if self._is_read(line) else 0
+    def _cost(self, line: Line) -> int:
+        """Return the number of tokens that the model processes for a line, over all passes."""
+        return len(line.tokens) * self.token_scorer.num_passes(line.tokens) if self._fits(line) else 0
 
     @torch.inference_mode()
     def _score(self, window: list[Line]) -> list[ScoredLine]:
-        read = [line for line in window if self._is_read(line)]
-        values = iter(self.cloze.log_probs([line.tokens for line in read]))
-        return [
-            ScoredLine(line, self._of_pieces(line, next(values)) if self._is_read(line) else None) for line in window
-        ]
+        values = iter(self.token_scorer.log_probs([line.tokens for line in window if self._fits(line)]))
+        return [ScoredLine(line, self._of_pieces(line, next(values)) if self._fits(line) else None) for line in window]
 
-    def _of_pieces(self, line: Line, values: torch.Tensor) -> list[float | None]:
-        """[L] with ``<s>`` and ``</s>`` -> one entry a piece."""
+    def _of_pieces(self, line: Line, values: Tensor) -> list[float | None]:
+        """Convert [L] values, with ``<s>`` and ``</s>``, to one entry per piece."""
         if not values.isfinite().all():
             piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
             raise UserError(
-                f"{self.pretrained.file} has no finite score for {piece!r} in line {line.number}: its training went wrong "
-                "(take an earlier checkpoint), or its generator never proposes this piece"
+                f"{self.pretrained.file} has no finite score for {piece!r} in line {line.number}: its training diverged "
+                "(use an earlier checkpoint), or its generator never predicts this piece"
             )
-        scored = self.cloze.scored(line.tokens).tolist()
-        pairs = zip(values.tolist()[1:-1], scored[1:-1], strict=True)
-        return [value if is_scored else None for value, is_scored in pairs]
+        is_scored = self.token_scorer.is_scored(line.tokens).tolist()
+        pairs = zip(values.tolist()[1:-1], is_scored[1:-1], strict=True)
+        return [value if has_score else None for value, has_score in pairs]
+
+
+def read_texts(file: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file without their line ends.
+
+    Raises:
+        UserError: the file cannot be read, or a line is not UTF-8.
+    """
+    try:
+        with file.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
+                    ) from error
+                yield text.rstrip("\r\n")
+    except OSError as error:
+        raise UserError(f"{file}: the text cannot be read ({error.strerror})") from error
+
+
+def num_lines(file: Path) -> int:
+    """Count the lines of a file, including a last one without a line end; raise :class:`UserError` if it is unreadable."""
+    count, last = 0, b"\n"
+    try:
+        with file.open("rb") as stream:
+            while part := stream.read(1 << 20):
+                count, last = count + part.count(b"\n"), part[-1:]
+    except OSError as error:
+        raise UserError(f"{file}: the text cannot be read ({error.strerror})") from error
+    return count + (last != b"\n")
+
+
+def encoded_lines(pretrained: Pretrained, texts: Iterable[str], first: int) -> Iterator[Line]:
+    """Encode each text as ``<s> pieces </s>``; line numbers start at ``first``."""
+    dictionary = pretrained.dictionary
+    texts, numbers = iter(texts), itertools.count(first)
+    while chunk := list(itertools.islice(texts, LINES_ENCODED_AT_ONCE)):
+        for text, pieces in zip(chunk, pretrained.tokenizer.encode_lines(chunk), strict=True):
+            ids = [dictionary.bos(), *map(dictionary.index, pieces), dictionary.eos()]
+            yield Line(next(numbers), text, pieces, torch.tensor(ids))
+
+
+def windows(lines: Iterable[Line], cost: Callable[[Line], int], limit: int) -> Iterator[list[Line]]:
+    """Group consecutive lines until their ``cost`` reaches ``limit``; a window has 1 to 4,096 lines."""
+    window: list[Line] = []
+    spent = 0
+    for line in lines:
+        window.append(line)
+        spent += cost(line)
+        if spent >= limit or len(window) == LINES_PER_WINDOW:
+            yield window
+            window, spent = [], 0
+    if window:
+        yield window

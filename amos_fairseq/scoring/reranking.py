@@ -1,37 +1,148 @@
-"""Re-ranking n-best lists with pseudo-log-likelihoods (Clark, thesis 2021, section 5.4.5).
+"""Re-ranking of n-best lists with pseudo-log-likelihoods (Clark, thesis 2021, section 5.4.5).
 
-For an utterance s with the recogniser's score f(x | s) of each hypothesis x, the answer is
+For an utterance s and the recognizer's score f(x | s) of each hypothesis x, the result is
 
     argmax_x  f(x | s) + lambda PLL(x),
 
-lambda the one of 0.05, 0.10, ..., 1.0 with the fewest word errors on development lists. The thesis chooses it for the
-"clean" and the "other" part of its data separately: that is one call with its own files for each.
+where lambda is the one of 0.05, 0.10, ..., 1.0 with the fewest word errors on development lists. The thesis chooses it
+separately for the "clean" and the "other" part of its data; that takes one call with its own files for each.
+
+A file of n-best lists holds the hypotheses of a recognizer or translator for each utterance, and the reference::
+
+    {"utterance-1": {"reference": "what was said",
+                     "hypotheses": [{"text": "what was set", "score": -3.2}, {"text": "what was said", "score": -3.5}]}}
+
+``score`` is f(x | s), the log-probability of the text, or any score that is larger for better texts.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from amos_fairseq.scoring.nbest import Hypothesis, Utterance
-from amos_fairseq.scoring.word_errors import WordErrors
+from amos_fairseq.errors import UserError
 
 LAMBDAS = tuple(step / 20 for step in range(1, 21))
 
-# PLL of a text, in nats.
+# Text -> PLL in nats.
 PseudoLogLikelihoods = Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class WordErrors:
+    """Number of substituted, deleted and inserted words of hypotheses, and number of words of their references."""
+
+    errors: int
+    words: int
+
+    @classmethod
+    def of(cls, reference: str, hypothesis: str) -> "WordErrors":
+        """Count the errors of one hypothesis. Words are separated by whitespace and compared as they are spelled."""
+        words = reference.split()
+        return cls(edit_distance(words, hypothesis.split()), len(words))
+
+    @classmethod
+    def total(cls, parts: Iterable["WordErrors"]) -> "WordErrors":
+        """Add up all counts, so that a long sentence counts for more than a short one."""
+        parts = list(parts)
+        return cls(sum(part.errors for part in parts), sum(part.words for part in parts))
+
+    @property
+    def rate(self) -> float:
+        """Word error rate in percent of the references' words, as in thesis Table 5.9; insertions can take it above 100."""
+        return round(100 * self.errors / self.words, 4)
+
+
+def edit_distance(reference: list[str], hypothesis: list[str]) -> int:
+    """Return the minimum number of substitutions, deletions and insertions of words (Levenshtein distance)."""
+    previous = list(range(len(hypothesis) + 1))
+    for deletions, expected in enumerate(reference, start=1):
+        current = [deletions]
+        for i, word in enumerate(hypothesis):
+            current.append(min(previous[i] + (word != expected), previous[i + 1] + 1, current[i] + 1))
+        previous = current
+    return previous[-1]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    text: str
+    score: float
+    word_errors: WordErrors
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One non-empty n-best list, in the order of the file."""
+
+    id: str
+    reference: str
+    hypotheses: list[Hypothesis]
+
+
+def read_nbest(path: Path) -> list[Utterance]:
+    """Read all lists of a file, in its order.
+
+    Raises:
+        UserError: the file cannot be read or has another format, a list is empty, a score is not a number, or all
+            references are empty, so that the error rate is undefined.
+    """
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_unique_keys)
+    except OSError as error:
+        raise UserError(f"{path}: the n-best lists cannot be read ({error.strerror})") from error
+    except ValueError as error:  # from UTF-8, JSON or _unique_keys
+        raise UserError(f"{path}: not a JSON file of n-best lists ({error})") from error
+    if not isinstance(content, dict) or not content:
+        raise UserError(
+            f'{path}: expected an object {{"id": {{"reference": ..., "hypotheses": [...]}}, ...}} of utterances'
+        )
+    utterances = [_utterance(path, id_, entry) for id_, entry in content.items()]
+    if not any(utterance.reference.split() for utterance in utterances):
+        raise UserError(f"{path}: all references are empty, the word error rate is undefined: give what was said")
+    return utterances
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse duplicate ids: the second list would silently replace the first."""
+    key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 1)
+    if count > 1:
+        raise ValueError(f"{key!r} occurs {count} times in one object")
+    return dict(pairs)
+
+
+def _utterance(path: Path, id_: str, entry: Any) -> Utterance:
+    reference = entry.get("reference") if isinstance(entry, dict) else None
+    if not isinstance(reference, str):
+        raise UserError(f"{path}: utterance {id_!r} needs a string 'reference'")
+    entries = entry.get("hypotheses")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{path}: utterance {id_!r} needs a list 'hypotheses' with at least one entry")
+    hypotheses = []
+    for number, each in enumerate(entries, start=1):
+        text, score = (each.get("text"), each.get("score")) if isinstance(each, dict) else (None, None)
+        is_number = isinstance(score, (int, float)) and not isinstance(score, bool) and math.isfinite(score)
+        if not isinstance(text, str) or not is_number:
+            raise UserError(f"{path}: hypothesis {number} of {id_!r} needs a 'text' and a finite number 'score'")
+        hypotheses.append(Hypothesis(text, float(score), WordErrors.of(reference, text)))
+    return Utterance(id_, reference, hypotheses)
+
+
 def best_hypothesis(utterance: Utterance, plls: PseudoLogLikelihoods, weight: float) -> Hypothesis:
-    """The winner under ``weight`` lambda, the first of equals; 0 gives the recogniser's own choice."""
+    """Return the best hypothesis with lambda ``weight``, the first one on a tie; 0 gives the recognizer's choice."""
     return max(utterance.hypotheses, key=lambda each: each.score + weight * (plls[each.text] if weight else 0.0))
 
 
 def word_errors(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, weight: float) -> WordErrors:
-    """Errors of all winners under ``weight``."""
+    """Count the errors of the best hypotheses with lambda ``weight``."""
     return WordErrors.total(best_hypothesis(utterance, plls, weight).word_errors for utterance in utterances)
 
 
 def oracle_errors(utterances: Sequence[Utterance]) -> WordErrors:
-    """Errors of the best hypothesis of each list: what no re-ranking can go below."""
+    """Count the errors of the hypothesis with the fewest errors in each list: the lower bound of any re-ranking."""
     return WordErrors.total(
         min((each.word_errors for each in utterance.hypotheses), key=lambda found: found.errors)
         for utterance in utterances
@@ -39,13 +150,13 @@ def oracle_errors(utterances: Sequence[Utterance]) -> WordErrors:
 
 
 def choose_lambda(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods) -> tuple[float, dict[str, float]]:
-    """The lambda with the fewest word errors, the smallest of equals; and the error rate in percent of each."""
+    """Return the lambda with the fewest word errors, the smallest on a tie; and the error rate of each in percent."""
     rates = {weight: word_errors(utterances, plls, weight).rate for weight in LAMBDAS}
     return min(LAMBDAS, key=rates.__getitem__), {f"{weight:.2f}": rates[weight] for weight in LAMBDAS}
 
 
 def error_rates(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, weight: float) -> dict[str, Any]:
-    """Word error rates in percent before and after re-ranking, and of an oracle, with what they were counted on."""
+    """Return word error rates in percent before and after re-ranking and of the oracle, with the counts behind them."""
     before = word_errors(utterances, plls, 0.0)
     return {
         "utterances": len(utterances),
@@ -57,15 +168,15 @@ def error_rates(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, wei
 
 
 def winners(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, weight: float) -> dict[str, dict[str, Any]]:
-    """By id, the winner with its place in the list (from 1), its scores and its word errors."""
-    found = {}
+    """Return the best hypothesis by id, with its place in the list (from 1), its scores and its word errors."""
+    results = {}
     for utterance in utterances:
-        winner = best_hypothesis(utterance, plls, weight)
-        found[utterance.id] = {
-            "text": winner.text,
-            "place": utterance.hypotheses.index(winner) + 1,
-            "score": winner.score,
-            "pll": plls[winner.text],
-            "word_errors": winner.word_errors.errors,
+        best = best_hypothesis(utterance, plls, weight)
+        results[utterance.id] = {
+            "text": best.text,
+            "place": utterance.hypotheses.index(best) + 1,
+            "score": best.score,
+            "pll": plls[best.text],
+            "word_errors": best.word_errors.errors,
         }
-    return found
+    return results

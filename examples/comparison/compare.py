@@ -89,7 +89,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def parse_glue_tasks(text: str) -> tuple[str, ...]:
     """In the order of AMOS Table 1; raises :class:`UserError`."""
-    from amos_fairseq.finetuning.glue_tasks import AVERAGED, parse_tasks
+    from amos_fairseq.finetuning.glue.tasks import AVERAGED, parse_tasks
 
     chosen = parse_tasks(text)
     if not set(chosen) <= set(AVERAGED):

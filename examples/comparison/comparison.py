@@ -14,9 +14,9 @@ from pretraining_runs import Pretraining, measure_seconds_per_update
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue_data import read_glue_data
-from amos_fairseq.finetuning.plan import claim_out, read_json, write_json
+from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.runner import find_devices
+from amos_fairseq.finetuning.runs import claim_output_directory, read_json, write_json
 from amos_fairseq.finetuning.training import LOG_FILE, RunFailed
 
 NAME = "comparison"
@@ -85,7 +85,7 @@ class Comparison:
             "settings": self.preset.settings,
             "dictionary_sha256": file_sha256(self.first_shard / "dict.txt"),
         }
-        claim_out(self.out, NAME, setup)
+        claim_output_directory(self.out, NAME, setup)
 
     def plan(self, piece: Piece) -> None:
         """Fix the number of updates of every entry, and look at what is there already.

@@ -11,7 +11,7 @@ from comparison_tables import all_tables
 from pretraining_runs import threads
 
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.plan import write_json
+from amos_fairseq.finetuning.runs import write_json
 
 
 def write_report(comparison: Comparison) -> list[Path]:

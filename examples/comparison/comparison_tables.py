@@ -5,8 +5,8 @@ from typing import Any
 from budgets import share_name
 from comparison_results import ordering
 
-from amos_fairseq.finetuning.glue_table import column_name
-from amos_fairseq.finetuning.tables import MISSING, Table, number
+from amos_fairseq.finetuning.glue.experiment import column_name
+from amos_fairseq.finetuning.report import MISSING, Table, format_score
 
 END = share_name(1.0)
 
@@ -50,14 +50,14 @@ def score_row(entry: dict[str, Any], tasks: list[str]) -> list[str]:
 
 def task_cell(scores: dict[str, Any] | None, task: str) -> str:
     found = scores["tasks"].get(task) if scores else None
-    return number(found["median"], found["deviation"]) if found else MISSING
+    return format_score(found["median"], found["deviation"]) if found else MISSING
 
 
 def average_cell(point: dict[str, Any] | None) -> str:
     """A dash until every task has all its seeds: averages of different tasks do not compare."""
     if not (point and point["complete"]):
         return MISSING
-    return number(point["scores"]["average"]["value"], point["scores"]["average"]["deviation"])
+    return format_score(point["scores"]["average"]["value"], point["scores"]["average"]["deviation"])
 
 
 def curve_table(content: dict[str, Any]) -> Table:

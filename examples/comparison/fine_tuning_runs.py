@@ -10,10 +10,10 @@ from typing import Any
 
 from pieces import Piece
 
-from amos_fairseq.finetuning.glue_table import average
-from amos_fairseq.finetuning.glue_tasks import AVERAGED
-from amos_fairseq.finetuning.results import Result, read_results
-from amos_fairseq.finetuning.statistics import TaskSummary, spread, summarize
+from amos_fairseq.finetuning.glue.experiment import average
+from amos_fairseq.finetuning.glue.tasks import AVERAGED
+from amos_fairseq.finetuning.report import TaskSummary, spread, summarize
+from amos_fairseq.finetuning.runs import Result, read_results
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ def scores_of(results: Sequence[Result]) -> dict[str, Any] | None:
 
 
 def _scores_by_seed(results: Sequence[Result], summary: TaskSummary) -> dict[int, float]:
-    own = [result for result in results if result.task == summary.task and result.point == summary.point]
+    own = [result for result in results if result.task == summary.task and result.trial == summary.trial]
     return {result.seed: result.main for result in own}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Tuple
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue_tasks import TASKS as SCORED_TASKS
+from amos_fairseq.finetuning.glue.tasks import TASKS as SCORED_TASKS
 
 # Names of the splits as fairseq writes them. MNLI has two development and two test sets: matched, then mismatched.
 _FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}

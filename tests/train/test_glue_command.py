@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from interrupted_run import BackgroundRun
-from made_up_glue import write_glue, write_starting_point
+from made_up_glue import write_glue, write_pretrained_checkpoint
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.checkpoints.read import read_state
@@ -26,7 +26,7 @@ UPDATES = 50  # 64 rows are two batches an epoch
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("glue")
     (root / "start").mkdir()
-    write_starting_point(root / "start")
+    write_pretrained_checkpoint(root / "start")
     write_glue(root / "data", root / "start", "CoLA", ["0", "1"], {"train": 64, "valid": 24}, pair=False)
     write_glue(root / "data", root / "start", "STS-B", [], {"train": 40, "valid": 20}, pair=True)
     (root / "recipe.yaml").write_text(RECIPE, encoding="utf-8")

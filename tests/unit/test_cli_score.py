@@ -55,7 +55,7 @@ def test_a_row_for_each_line_in_its_order(run, text, capsys):
         )
     assert [row[1] for row in rows if not row[4]] == ["0.000000"] * 2, "lines 2 and 6 are empty"
     assert int(rows[3][3]) > 0, "capitals are unknown"
-    assert "longer than the 150 tokens that the model reads: 1, the first is line 5\n" in captured.err
+    assert "longer than the model's limit of 150 tokens: 1, the first is line 5\n" in captured.err
     assert f"unknown to the vocabulary: {rows[3][3]}\n" in captured.err
 
 
@@ -154,11 +154,14 @@ def test_reranking_with_known_answer(run, tmp_path, capsys):
         (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the text itself"),
         (["run", "text.txt", "--batch-tokens", "0"], "--batch-tokens 0 must be 1 or more"),
         (["run", "text.txt", "--device", "abacus"], "device abacus cannot be used"),
-        (["run", "text.txt", "--electra-formula", "thesis"], "--electra-formula has no meaning"),
-        (["amos", "text.txt"], "AmosModel, which gives no probability of a token: .*mlm, electra and electric"),
+        (["run", "text.txt", "--electra-formula", "thesis"], "--electra-formula has no effect"),
+        (["amos", "text.txt"], "AmosModel, which gives no probability of a token: .*mlm, electra or electric"),
         (["nan", "text.txt"], "no finite score for .* in line 1"),
         (["run", "--rerank", "nbest.json", "--lambda", "-1"], "--lambda -1.0 must be a number from 0 on"),
-        (["run", "--rerank", "nbest.json", "--lambda", "1"], r"'the fox the fox.*\.\.\. has 402 tokens, more than"),
+        (
+            ["run", "--rerank", "nbest.json", "--lambda", "1"],
+            r"'the fox the fox.*\.\.\. has 402 tokens, more than the model's limit",
+        ),
     ],
 )
 def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, message):

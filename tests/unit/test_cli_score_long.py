@@ -11,9 +11,10 @@ from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.cloze import MaskedCloze
+from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.scoring.jobs import score_file
-from amos_fairseq.scoring.lines import windows
-from amos_fairseq.scoring.pseudo_likelihood import Scorer
+from amos_fairseq.scoring.pseudo_likelihood import LineScorer, windows
+from amos_fairseq.scoring.token_scorers import MaskedScorer
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypat
     """Stopped after the second window, and the last row that it kept cut in two: the result is that of one run."""
     command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out"]
     main([*command, str(tmp_path / "whole.tsv")])
-    calls, log_probs = [], MaskedCloze.log_probs
+    calls, log_probs = [], MaskedScorer.log_probs
 
     def interrupted(self, sequences):
         calls.append(len(sequences))
@@ -40,18 +41,18 @@ def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypat
             raise KeyboardInterrupt
         return log_probs(self, sequences)
 
-    monkeypatch.setattr(MaskedCloze, "log_probs", interrupted)
+    monkeypatch.setattr(MaskedScorer, "log_probs", interrupted)
     assert main([*command, str(tmp_path / "scores.tsv")]) == 130
     assert not (tmp_path / "scores.tsv").exists()
     kept = tmp_path / "scores.tsv.unfinished"
     assert len(kept.read_text(encoding="utf-8").splitlines()) == 1 + sum(calls[:2])
     kept.write_bytes(kept.read_bytes()[:-9])
     monkeypatch.setattr(
-        MaskedCloze, "log_probs", lambda self, given: calls.append(len(given)) or log_probs(self, given)
+        MaskedScorer, "log_probs", lambda self, given: calls.append(len(given)) or log_probs(self, given)
     )
     capsys.readouterr()
     assert main([*command, str(tmp_path / "scores.tsv")]) == 0
-    assert f"{sum(calls[:2]) - 1} of 40 lines are scored already" in capsys.readouterr().err
+    assert f"{sum(calls[:2]) - 1} of 40 lines are already scored" in capsys.readouterr().err
     assert sum(calls[3:]) == 40 - (sum(calls[:2]) - 1), "nothing is scored twice but the cut line"
     assert not kept.exists()
     whole, continued = ((tmp_path / name).read_text(encoding="utf-8") for name in ("whole.tsv", "scores.tsv"))
@@ -67,7 +68,7 @@ def test_rows_of_another_text_are_not_continued(run, long_text, tmp_path, capsys
     main(["score", str(run), str(long_text), "--out", str(out)])
     monkeypatch.undo()
     main(["score", str(run), str(text), "--out", str(out)])
-    assert "was of another text, checkpoint or format: begun anew" in capsys.readouterr().err
+    assert "was of another text, checkpoint or format: starting from line 1" in capsys.readouterr().err
     assert len(table(out.read_text(encoding="utf-8"))) == 2
 
 
@@ -81,8 +82,8 @@ def test_no_more_lines_are_read_than_a_window_needs(run):
             taken += 1
             yield "the quick brown fox"
 
-    scorer = Scorer(load_pretrained(run), tokens_per_batch=64)
-    first = next(scorer.windows(endless()))
+    scorer = LineScorer(load_pretrained(run), tokens_per_batch=64)
+    first = next(scorer.score_windows(endless()))
     passes = len(first[0].line.pieces)
     assert len(first) == math.ceil(32 * 64 / (passes * (passes + 2)))
     assert taken <= len(first) + 256
@@ -92,7 +93,7 @@ def test_no_more_lines_are_read_than_a_window_needs(run):
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
     out = tmp_path / "scores.tsv"
     out.write_text("old", encoding="utf-8")
-    scorer = Scorer(load_pretrained(run), tokens_per_batch=4096)
+    scorer = LineScorer(load_pretrained(run), tokens_per_batch=4096)
     assert scorer.pretrained.tokenizer.sha256  # known from here on; it needs files of its own
     with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv.unfinished cannot be written \(File too large\)"):
         score_file(scorer, long_text, "tsv", out)

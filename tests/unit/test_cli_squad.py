@@ -9,8 +9,8 @@ from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint, wi
 
 from amos_fairseq.cli import squad
 from amos_fairseq.cli.main import build_parser, main
-from amos_fairseq.finetuning.squad_benchmark import Squad, SquadSettings
-from amos_fairseq.finetuning.starting_point import read_starting_point
+from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
+from amos_fairseq.finetuning.squad.benchmark import Squad, SquadSettings
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_files_of_another_kind_are_refused(place, tmp_path, capsys):
     good = write_json(tmp_path / "good.json", {"p0q0": "x"})
     assert "holds no predictions" in refused(capsys, "--evaluate", data, data)
     assert "absent.json: no such file" in refused(capsys, "--evaluate", tmp_path / "absent.json", data)
-    assert "has not SQuAD's layout" in refused(capsys, "--evaluate", good, good)
+    assert "does not have SQuAD's layout" in refused(capsys, "--evaluate", good, good)
     assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", listed)
     undefined = tmp_path / "undefined.json"
     undefined.write_text('{"p0q0": NaN}')  # Python reads it; no threshold can be compared with it
@@ -120,22 +120,22 @@ def test_data_of_another_tokenizer_are_refused(place, tmp_path, capsys):
 
 def test_what_the_runner_is_told(place, tmp_path):
     """Rows are the windows of training; data that are not the official ones are said to be."""
-    start = read_starting_point(place / "start")
+    start = read_pretrained_checkpoint(place / "start")
     benchmark = Squad(place / "data", start, settings_of(64), validates=False)
     task = benchmark.tasks["SQuAD2.0"]
-    assert (task.main_score, task.rows > 40) == ("f1", True)
+    assert (task.main_score, task.num_examples > 40) == ("f1", True)
     assert len(task.notes) == 2
     assert "has 40 questions, the official one 130,319" in task.notes[0]
     assert "--disable-validation" in benchmark.train_flags(task.name)
     other = Squad(place / "data", start, settings_of(64, "--doc-stride", "8"), validates=True)
-    assert other.tasks["SQuAD2.0"].rows > task.rows
+    assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
     assert "--disable-validation" not in other.train_flags(task.name)
 
 
 def test_version_one_and_drawn_questions_are_named(tmp_path):
     data = prepare_squad(tmp_path, without_impossible(made_up_squad()), "--max-train-questions", "10")
-    start = read_starting_point(untrained_checkpoint(tmp_path / "start", data))
+    start = read_pretrained_checkpoint(untrained_checkpoint(tmp_path / "start", data))
     benchmark = Squad(data, start, settings_of(64), validates=False)
     assert list(benchmark.tasks) == ["SQuAD1.1"]
     assert any("trained on 10 of 30 questions" in note for note in benchmark.tasks["SQuAD1.1"].notes)

@@ -15,6 +15,8 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.starting_point import StartingPoint, read_starting_point
+from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint, read_pretrained_checkpoint
+from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
@@ -36,7 +38,7 @@ RUNS = {
 }
 
 
-def fine_tuned(start: StartingPoint, pretrained) -> FineTunedModel:
+def fine_tuned(start: PretrainedCheckpoint, pretrained) -> FineTunedModel:
     """As fairseq-train builds and fills it for a labelled task."""
     fixed = ["data", "--task", "sentence_prediction", "--criterion", "sentence_prediction", "--optimizer", "adam"]
     parser = options.get_training_parser()
@@ -55,7 +57,7 @@ def test_flags_and_weights_give_the_encoder_that_the_run_keeps(name: str, tmp_pa
     objective, settings = RUNS[name]
     run = write_run(tmp_path, objective, **settings)
     pretrained = load_pretrained(run)
-    model = fine_tuned(read_starting_point(run), pretrained)
+    model = fine_tuned(read_pretrained_checkpoint(run), pretrained)
     tokens = pretrained.tokens(TEXT)[None]
     kept = pretrained.model.extract_features(tokens)
     assert isinstance(model, FineTunedModel)
@@ -67,7 +69,7 @@ def test_flags_and_weights_give_the_encoder_that_the_run_keeps(name: str, tmp_pa
 
 def test_how_pretraining_computed_is_not_handed_on(tmp_path: Path) -> None:
     computing = {"compile": True, "activation_checkpointing": True, "kernels": "reference"}
-    start = read_starting_point(write_run(tmp_path, "mlm", **computing))
+    start = read_pretrained_checkpoint(write_run(tmp_path, "mlm", **computing))
     assert start.model["max_positions"] > 0
     assert not start.model.keys() & computing.keys()
 
@@ -75,6 +77,13 @@ def test_how_pretraining_computed_is_not_handed_on(tmp_path: Path) -> None:
 def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
     run = write_run(tmp_path, "electric", **TWO_TOWER)
     with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
-        read_starting_point(run)
+        read_pretrained_checkpoint(run)
     with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
         amos_fairseq.load(run)
+
+
+def test_a_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
+    model = {"relative_position_scheme": "--user-dir=/elsewhere", "max_positions": 80}
+    pretrained = PretrainedCheckpoint(Path("x.pt"), "", "amos", model, {}, 7)
+    flags = ["--relative-position-scheme=--user-dir=/elsewhere", "--max-positions=80"]
+    assert pretrained.model_flags() == ["--arch", "amos", *flags]

@@ -3,14 +3,13 @@
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.recipes import load_recipe, recipe_names, size_of
-from amos_fairseq.finetuning.settings import Settings, settings_flags, total_updates, updates_per_epoch, warmup_updates
+from amos_fairseq.finetuning.recipes import Hyperparameters, load_recipe, recipe_names, size_for_width
 
 GLUE = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 
 
 def only(recipe, task):
-    (settings,) = recipe.of(task)
+    (settings,) = recipe.trials_of(task)
     return settings
 
 
@@ -35,13 +34,13 @@ def test_amos_has_the_released_settings(task, lr, epochs, batch_size, warmup):
 def test_amos_grid_spans_the_ranges_of_appendix_b():
     recipe = load_recipe("amos_grid", "base")
     for task in GLUE:
-        points = recipe.of(task)
+        points = recipe.trials_of(task)
         assert len(set(points)) == len(points) == 4 * 5 * 2 * 2
         assert {p.epochs for p in points} == {2, 3, 5, 10}
         assert {p.lr for p in points} == {1e-5, 2e-5, 3e-5, 4e-5, 5e-5}
         assert {p.batch_size for p in points} == {16, 32}
         assert {p.warmup for p in points} == {0.06, 0.1}
-    squad = recipe.of("SQuAD")
+    squad = recipe.trials_of("SQuAD")
     assert len(squad) == 2 * 4 * 2 * 2
     assert {p.epochs for p in squad} == {2, 3}
     assert min(p.lr for p in squad) == 2e-5
@@ -78,7 +77,7 @@ def test_teams_is_its_table_6(size, lr, squad):
     ("width", "size"), [(64, "small"), (256, "small"), (257, "base"), (768, "base"), (1024, "large"), (2048, "large")]
 )
 def test_size_by_width(width, size):
-    assert size_of(width) == size
+    assert size_for_width(width) == size
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,10 @@ def test_size_by_width(width, size):
     ],
 )
 def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
-    settings = Settings(lr=1e-4, epochs=epochs, batch_size=batch_size, warmup=warmup)
-    assert updates_per_epoch(rows, batch_size) * epochs == total == total_updates(settings, rows)
-    assert warmup_updates(settings, rows) == rising
-    flags = settings_flags(settings, rows)
+    settings = Hyperparameters(lr=1e-4, epochs=epochs, batch_size=batch_size, warmup=warmup)
+    assert settings.updates_per_epoch(rows) * epochs == total == settings.total_updates(rows)
+    assert settings.warmup_updates(rows) == rising
+    flags = settings.train_flags(rows)
     assert flags[flags.index("--warmup-updates") + 1] == str(rising)
     assert flags[flags.index("--total-num-update") + 1] == str(total)
     assert flags[flags.index("--clip-norm") + 1] == "0.0"
@@ -103,7 +102,7 @@ def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
 
 def test_command_line_replaces_a_recipe_and_shrinks_a_grid():
     assert only(load_recipe("electra", "base", {"lr": 1e-3, "epochs": 1}), "RTE").lr == 1e-3
-    points = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).of("CoLA")
+    points = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).trials_of("CoLA")
     assert len(points) == 4 * 2
     assert {(p.lr, p.batch_size) for p in points} == {(1e-3, 8)}
 
@@ -117,10 +116,10 @@ def test_a_users_file_is_a_recipe(tmp_path):
     )
     recipe = load_recipe(str(file), "small")
     # A default gives way to the grid, what a task says does not.
-    assert [(p.lr, p.dropout, p.warmup) for p in recipe.of("CoLA")] == [(1e-5, 0.2, 0.25), (3e-5, 0.2, 0.25)]
-    assert [(p.lr, p.dropout) for p in recipe.of("RTE")] == [(1e-3, 0.0)]
-    with pytest.raises(UserError, match=r"nothing for QNLI.*CoLA, RTE"):
-        recipe.of("QNLI")
+    assert [(p.lr, p.dropout, p.warmup) for p in recipe.trials_of("CoLA")] == [(1e-5, 0.2, 0.25), (3e-5, 0.2, 0.25)]
+    assert [(p.lr, p.dropout) for p in recipe.trials_of("RTE")] == [(1e-3, 0.0)]
+    with pytest.raises(UserError, match=r"no settings for QNLI.*CoLA, RTE"):
+        recipe.trials_of("QNLI")
 
 
 def test_a_section_replaces_that_of_the_recipe_it_extends(tmp_path):
@@ -129,7 +128,7 @@ def test_a_section_replaces_that_of_the_recipe_it_extends(tmp_path):
     recipe, teams = load_recipe(str(file), "base"), load_recipe("teams", "base")
     assert (only(recipe, "CoLA").epochs, only(teams, "CoLA").epochs) == (7, 5)
     assert only(recipe, "CoLA").lr == only(teams, "CoLA").lr == 3e-5
-    assert list(recipe.points) == ["CoLA"]
+    assert list(recipe.trials) == ["CoLA"]
 
 
 COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
@@ -139,20 +138,20 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
     ("content", "message"),
     [
         ("tasks: {CoLA: {lr: 1e-4, epochs: 2, batch_size: 8}}", "warmup is missing"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "momentum is no setting"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "momentum is not a known setting"),
         (f"tasks: {{CoLA: {{{COMPLETE}, weight_decay: much}}}}", "CoLA: weight_decay 'much' must be a number"),
-        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs 2.5 must be a whole number"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, dropout: 1.0}}}}", "dropout 1.0 must be from 0 to below 1"),
+        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs 2.5 must be an integer"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, dropout: 1.0}}}}", "dropout 1.0 must be at least 0 and below 1"),
         (f"tasks: {{CoLA: {{{COMPLETE}, warmup: 1/0}}}}", "CoLA: warmup '1/0' must be a number"),
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA: adam_betas 0.9 must be two numbers"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9, 1.5]}}}}", "adam_betas 1.5 must be from 0 to below 1"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9, 1.5]}}}}", "adam_betas 1.5 must be at least 0 and below 1"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: 5", "grid must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}, grid: 5}}}}", "CoLA: grid must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ndefaults: 7", "defaults must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{base: {{tasks: [1]}}}}", "tasks must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
-        ("extends: bert", "extends names a built-in recipe, one of amos, .* not bert"),
+        ("extends: bert", "extends must name a built-in recipe, one of amos, .* not bert"),
         ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
         ("tasks: {CoLA: {", "cannot be read"),
     ],

@@ -10,22 +10,20 @@ import torch
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.benchmark import Stopped, Task
-from amos_fairseq.finetuning.plan import claim_out, plan_runs
-from amos_fairseq.finetuning.recipes import Recipe
-from amos_fairseq.finetuning.results import read_results
+from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
+from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
 from amos_fairseq.finetuning.runner import Runner
-from amos_fairseq.finetuning.settings import Settings
-from amos_fairseq.finetuning.starting_point import StartingPoint
+from amos_fairseq.finetuning.runs import claim_output_directory, plan_runs, read_results
 from amos_fairseq.finetuning.training import RunFailed, updates_so_far
 
-TASK = Task("Toy", rows=64, main_score="score", data_sha256="d" * 64, notes=("toy data",))
-SETTINGS = Settings(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
+TASK = Task("Toy", num_examples=64, main_score="score", data_sha256="d" * 64, notes=("toy data",))
+HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
 ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "fp32"}
-START = StartingPoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
+START = PretrainedCheckpoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
 
 
 class Toy:
-    """A benchmark whose scores are given by (point, seed)."""
+    """A benchmark whose scores are given by seed."""
 
     name = "toy"
     tasks = {"Toy": TASK}
@@ -37,7 +35,7 @@ class Toy:
     def train_flags(self, task):
         return ["DATA", "--task", "toy"]
 
-    def furnish(self, task, directory):
+    def copy_tokenizer_and_labels(self, task, directory):
         (directory / "tokenizer").mkdir(exist_ok=True)
 
     def evaluate(self, task, checkpoint, directory, device, stop):
@@ -62,8 +60,8 @@ def trainings(monkeypatch):
     return calls
 
 
-def plan(out, seeds=(1, 2, 3), settings=SETTINGS, origin=ORIGIN, more=()):
-    recipe = Recipe("r", "a recipe", "base", {"Toy": (settings, *more)})
+def plan(out, seeds=(1, 2, 3), hyperparameters=HYPERPARAMETERS, origin=ORIGIN, more=()):
+    recipe = Recipe("r", "a recipe", "base", {"Toy": (hyperparameters, *more)})
     return plan_runs([TASK], recipe, seeds, out, None, origin)
 
 
@@ -82,6 +80,9 @@ def test_every_run_once_and_the_best_runs_weights_alone_are_kept(tmp_path, train
     state = torch.load(tmp_path / kept[0], weights_only=True)
     assert state["last_optimizer_state"] is None
     assert torch.equal(state["model"]["w"], torch.ones(2))
+    stored = json.loads((tmp_path / "runs/Toy/seed2/result.json").read_text())
+    assert stored.keys() >= {"task", "point", "seed", "scores", "identity"}, "the names of the file"
+    assert stored["identity"].keys() == ORIGIN.keys() | {"task", "seed", "settings", "data_sha256", "rows"}
     results = read_results(tmp_path)
     assert [(r.seed, r.main, r.scores["other"]) for r in results] == [(1, 60.0, 1.0), (2, 80.0, 1.0), (3, 70.0, 1.0)]
     # 64 rows in batches of 16 are four updates an epoch.
@@ -114,7 +115,10 @@ def test_whole_checkpoints_stay_where_they_are_asked_for(tmp_path, trainings):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"settings": Settings(lr=2e-3, epochs=2, batch_size=16, warmup=0.1)}, r"settings lr 0.001, not 0.002"),
+        (
+            {"hyperparameters": Hyperparameters(lr=2e-3, epochs=2, batch_size=16, warmup=0.1)},
+            r"settings lr 0.001, not 0.002",
+        ),
         ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256 cccccccccccc\.\.\., not eeee"),
         ({"origin": ORIGIN | {"precision": "fp16"}}, "precision fp32, not fp16"),
     ],
@@ -185,26 +189,26 @@ def test_as_many_runs_at_a_time_as_devices_each_on_its_own(tmp_path, trainings, 
     assert sorted(devices) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
-def test_points_of_a_grid_have_directories_named_by_what_differs(tmp_path):
+def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
     more = (
-        Settings(lr=2e-3, epochs=2, batch_size=16, warmup=0.1),
-        Settings(lr=1e-3, epochs=3, batch_size=16, warmup=0.1),
+        Hyperparameters(lr=2e-3, epochs=2, batch_size=16, warmup=0.1),
+        Hyperparameters(lr=1e-3, epochs=3, batch_size=16, warmup=0.1),
     )
     runs = plan(tmp_path, seeds=(1,), more=more)
-    assert [run.point for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
+    assert [run.trial for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
     assert len({run.directory for run in runs}) == 3
     (single,) = plan(tmp_path, seeds=(1,))
-    assert (single.point, single.directory) == ("", tmp_path / "runs/Toy/seed1")
+    assert (single.trial, single.directory) == ("", tmp_path / "runs/Toy/seed1")
 
 
 def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
-    claim_out(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
-    claim_out(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
+    claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
+    claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
     with pytest.raises(UserError, match="another recipe amos, not electra: give another --out"):
-        claim_out(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
+        claim_output_directory(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
     with pytest.raises(UserError, match=r"another overrides lr None, not 0\.1"):
-        claim_out(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
-    claim_out(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark's results lie beside
+        claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
+    claim_output_directory(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark's results lie beside
 
 
 def test_a_damaged_result_is_named(tmp_path, trainings):
@@ -214,7 +218,7 @@ def test_a_damaged_result_is_named(tmp_path, trainings):
     with pytest.raises(UserError, match=r"result\.json cannot be read"):
         read_results(tmp_path)
     file.write_text(json.dumps({"task": "Toy"}))
-    with pytest.raises(UserError, match="is no result of a run"):
+    with pytest.raises(UserError, match="is not the result of a run"):
         read_results(tmp_path)
 
 

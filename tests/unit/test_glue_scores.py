@@ -10,11 +10,11 @@ from rich.console import Console
 from scipy.stats import rankdata
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue_metrics import score
-from amos_fairseq.finetuning.glue_table import average, glue_table, paper_results
-from amos_fairseq.finetuning.glue_tasks import AVERAGED, TASKS, parse_tasks
-from amos_fairseq.finetuning.results import Result
-from amos_fairseq.finetuning.statistics import best_run, spread, summarize
+from amos_fairseq.finetuning.glue.benchmark import score
+from amos_fairseq.finetuning.glue.experiment import average, glue_table
+from amos_fairseq.finetuning.glue.tasks import AVERAGED, TASKS, parse_tasks
+from amos_fairseq.finetuning.report import best_run, paper_results, spread, summarize
+from amos_fairseq.finetuning.runs import Result
 
 
 def test_scores_by_hand():
@@ -71,10 +71,10 @@ def test_median_and_deviation_by_hand():
     assert spread([70.0]).deviation is None
 
 
-def result(task, seed, main, point="", **scores):
+def result(task, seed, main, trial="", **scores):
     name = TASKS[task].main_score
     return Result(
-        task=task, point=point, seed=seed, directory=f"runs/{task}/{point}/seed{seed}", main_score=name,
+        task=task, trial=trial, seed=seed, directory=f"runs/{task}/{trial}/seed{seed}", main_score=name,
         scores={name: main, **scores}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
         identity={},
     )  # fmt: skip
@@ -84,8 +84,8 @@ def test_of_a_grid_the_highest_median_is_shown_and_the_single_best_run_kept():
     results = [result("RTE", seed, main, "lr1") for seed, main in enumerate((60.0, 61.0, 80.0), start=1)]
     results += [result("RTE", seed, main, "lr2") for seed, main in enumerate((70.0, 65.0, 66.0), start=1)]
     summary = summarize(results)["RTE"]
-    assert (summary.point, summary.points, summary.main.median) == ("lr2", 2, 66.0)
-    assert (summary.best.point, summary.best.seed) == ("lr1", 3)
+    assert (summary.trial, summary.num_trials, summary.main.median) == ("lr2", 2, 66.0)
+    assert (summary.best.trial, summary.best.seed) == ("lr1", 3)
 
 
 def test_of_equal_runs_the_first_seed_is_best():

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.nbest import read_nbest
-from amos_fairseq.scoring.reranking import LAMBDAS, choose_lambda, error_rates, winners
+from amos_fairseq.scoring.reranking import LAMBDAS, choose_lambda, error_rates, read_nbest, winners
 
 # With f + lambda PLL: "a b" wins from lambda 0.25 on (-1 - 8 l against -2 - 4 l).
 FIRST = {
@@ -73,10 +72,13 @@ def test_oracle_may_lie_above_zero(tmp_path):
     [
         ("[]", "expected an object"),
         ("{}", "expected an object"),
-        ("{", "no JSON of n-best lists"),
-        ({"u": {"hypotheses": []}}, "utterance 'u' needs a text 'reference'"),
-        ({"u": "a b"}, "utterance 'u' needs a text 'reference'"),
-        ({"u": {"reference": "a", "hypotheses": []}}, "utterance 'u' needs a list 'hypotheses' of one or more"),
+        ("{", "not a JSON file of n-best lists"),
+        ({"u": {"hypotheses": []}}, "utterance 'u' needs a string 'reference'"),
+        ({"u": "a b"}, "utterance 'u' needs a string 'reference'"),
+        (
+            {"u": {"reference": "a", "hypotheses": []}},
+            "utterance 'u' needs a list 'hypotheses' with at least one entry",
+        ),
         ({"u": {"reference": "a", "hypotheses": [{"text": "a"}]}}, "hypothesis 1 of 'u' needs a 'text' and a finite"),
         ({"u": {"reference": "a", "hypotheses": [{"text": "a", "score": True}]}}, "hypothesis 1 of 'u'"),
         (
@@ -84,7 +86,7 @@ def test_oracle_may_lie_above_zero(tmp_path):
             "hypothesis 2",
         ),
         ({"u": {"reference": " ", "hypotheses": [{"text": "a", "score": 1}]}}, "all references are empty"),
-        ('{"u": {"reference": "a"}, "u": {"reference": "b"}}', "'u' stands 2 times"),
+        ('{"u": {"reference": "a"}, "u": {"reference": "b"}}', "'u' occurs 2 times"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):

@@ -10,7 +10,7 @@ from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
-from amos_fairseq.scoring.choice import cloze_of
+from amos_fairseq.scoring.token_scorers import build_token_scorer
 
 NUM_WORDS = 5
 LENGTHS = (4, 1, 6, 0, 4, 2)
@@ -47,7 +47,7 @@ def logits_where_masked(model, tokens, position):
 def test_mlm_masks_one_token_at_a_time(tokens_per_batch, settings):
     loaded = mlm(**settings)
     texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
-    found = cloze_of(loaded, tokens_per_batch).log_probs(texts)
+    found = build_token_scorer(loaded, tokens_per_batch).log_probs(texts)
     for tokens, values in zip(texts, found, strict=True):
         assert values[0] == values[-1] == 0, "<s> and </s> have no score"
         for position in range(1, len(tokens) - 1):
@@ -59,10 +59,10 @@ def test_mlm_is_normalised_over_all_words_in_a_place():
     """exp of the scores of every word in one context, and what the softmax gives to rows that are no words, sum to 1."""
     loaded = mlm()
     (tokens,) = sequences(loaded.dictionary, (4,), NUM_WORDS)
-    cloze = cloze_of(loaded, 4096)
+    scorer = build_token_scorer(loaded, 4096)
     for position in range(1, 5):
         replaced = [tokens.clone().index_fill_(0, torch.tensor(position), word) for word in range(4, 4 + NUM_WORDS)]
-        words = sum(values[position].double().exp() for values in cloze.log_probs(replaced))
+        words = sum(values[position].double().exp() for values in scorer.log_probs(replaced))
         others = logits_where_masked(loaded.model, tokens, position).softmax(-1)
         others[4 : 4 + NUM_WORDS] = 0
         assert 0.01 < words < 0.99
@@ -74,7 +74,7 @@ def test_mlm_is_normalised_over_all_words_in_a_place():
 def test_one_pass_models_say_the_same_alone_and_in_batches(variant, tokens_per_batch):
     loaded = electric(variant)
     texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
-    for tokens, values in zip(texts, cloze_of(loaded, tokens_per_batch).log_probs(texts), strict=True):
+    for tokens, values in zip(texts, build_token_scorer(loaded, tokens_per_batch).log_probs(texts), strict=True):
         alone = loaded.model.token_log_probs(tokens[None])[0]
         torch.testing.assert_close(values, alone, **CLOSE)
         assert values[0] == values[-1] == 0
@@ -85,23 +85,23 @@ def test_unknown_tokens_have_no_score():
     loaded = mlm()
     unknown = loaded.dictionary.unk()
     tokens = torch.tensor([0, 5, unknown, 6, 2])
-    cloze = cloze_of(loaded, 4096)
-    assert cloze.scored(tokens).tolist() == [False, True, False, True, False]
-    assert cloze.num_passes(tokens) == 2
-    (values,) = cloze.log_probs([tokens])
+    scorer = build_token_scorer(loaded, 4096)
+    assert scorer.is_scored(tokens).tolist() == [False, True, False, True, False]
+    assert scorer.num_passes(tokens) == 2
+    (values,) = scorer.log_probs([tokens])
     assert values[2] == 0
     assert bool((values[[1, 3]] < 0).all())
 
 
 def test_models_without_probabilities_are_refused():
     loaded = pretrained(AmosModel, AmosConfig(**SIZES, generator_depths="1,2"), NUM_WORDS)
-    with pytest.raises(UserError, match=r"tiny\.pt holds a model of the class AmosModel, .*mlm, electra and electric"):
-        cloze_of(loaded, 4096)
+    with pytest.raises(UserError, match=r"tiny\.pt holds a model of the class AmosModel, .*mlm, electra or electric"):
+        build_token_scorer(loaded, 4096)
 
 
 def test_a_formula_of_electra_is_refused_for_others():
-    with pytest.raises(UserError, match=r"--electra-formula has no meaning for tiny\.pt"):
-        cloze_of(mlm(), 4096, "thesis")
+    with pytest.raises(UserError, match=r"--electra-formula has no effect on tiny\.pt"):
+        build_token_scorer(mlm(), 4096, "thesis")
 
 
 def test_batches_hold_like_lengths_within_the_limit():

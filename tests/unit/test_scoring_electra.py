@@ -10,7 +10,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
 from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
-from amos_fairseq.scoring.choice import cloze_of
+from amos_fairseq.scoring.token_scorers import build_token_scorer
 
 NUM_WORDS = 5
 SHARE = 0.25
@@ -77,10 +77,10 @@ def naive(model, tokens, temperature=1.0):
 def test_generator_reads_each_masked_and_discriminator_the_text(formula, temperature):
     loaded = electra(generator_temperature=temperature)
     texts = sequences(loaded.dictionary, (4, 1, 6, 2), NUM_WORDS)
-    cloze = cloze_of(loaded, 20, formula)
+    scorer = build_token_scorer(loaded, 20, formula)
     combine = log_prob_of_original if formula == "exact" else lambda *given: -energies_of(*given)
-    for tokens, values in zip(texts, cloze.log_probs(texts), strict=True):
-        assert cloze.num_passes(tokens) == len(tokens) - 2 + 1
+    for tokens, values in zip(texts, scorer.log_probs(texts), strict=True):
+        assert scorer.num_passes(tokens) == len(tokens) - 2 + 1
         log_q, logits = naive(loaded.model, tokens, temperature)
         # Two networks in float32 behind logarithms.
         torch.testing.assert_close(values[1:-1].double(), combine(logits, log_q, SHARE), rtol=1e-3, atol=1e-4)
@@ -93,17 +93,19 @@ def test_a_generator_that_reads_nothing():
     logits = loaded.model.detection_head(loaded.model.extract_features(tokens[None]))[0, 1:-1]
     expected = log_prob_of_original(logits, torch.full((4,), -math.log(NUM_WORDS)), SHARE)
     with torch.no_grad():
-        torch.testing.assert_close(cloze_of(loaded, 4096).log_probs([tokens])[0][1:-1], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            build_token_scorer(loaded, 4096).log_probs([tokens])[0][1:-1], expected, rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "criterion", "reason"),
     [
-        ({"main_objective": "replace_mlm"}, {}, "its main network detects nothing"),
-        ({"disallow_true_token": True}, {}, "never allowed to propose the original"),
-        ({}, {"detection_positions": "masked"}, "it judged masked positions only"),
+        ({"main_objective": "replace_mlm"}, {}, "its main network is not trained to detect replacements"),
+        ({"disallow_true_token": True}, {}, "never allowed to sample the original"),
+        ({}, {"detection_positions": "masked"}, "it was trained at masked positions only"),
     ],
 )
 def test_variants_without_a_probability_are_refused(settings, criterion, reason):
     with pytest.raises(UserError, match=f"tiny.pt gives no probability of a token: .*{reason}"):
-        cloze_of(electra(criterion, **settings), 4096)
+        build_token_scorer(electra(criterion, **settings), 4096)

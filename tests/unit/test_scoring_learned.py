@@ -7,7 +7,7 @@ from tiny_words import SIZES, pretrained
 
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
-from amos_fairseq.scoring.choice import cloze_of
+from amos_fairseq.scoring.token_scorers import build_token_scorer
 
 NUM_WORDS = 4
 SENTENCES = list(itertools.product(range(NUM_WORDS), repeat=3))
@@ -64,10 +64,10 @@ def test_mlm_learns_the_conditionals_that_enumeration_gives():
     tokens = tokens_of(loaded.dictionary)
     likely = [i for i, sentence in enumerate(SENTENCES) if table[sentence] > 0.01]
     exact = torch.tensor([exact_log_probs(SENTENCES[i], table) for i in likely])
-    cloze = cloze_of(loaded, 4096)
+    scorer = build_token_scorer(loaded, 4096)
 
     def scores() -> torch.Tensor:
-        found = cloze.log_probs(list(tokens))
+        found = scorer.log_probs(list(tokens))
         return torch.stack([found[i][1:4] for i in likely])
 
     assert (scores() - exact).abs().max() > 1, "untrained"

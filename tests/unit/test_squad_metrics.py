@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.squad.metrics import evaluate
-from amos_fairseq.squad.official_files import Answer, Question
+from amos_fairseq.finetuning.squad.official import Answer, Question, evaluate
 
 
 def question(name: str, *answers: str) -> Question:

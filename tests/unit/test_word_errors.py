@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from amos_fairseq.scoring.word_errors import WordErrors, edit_distance
+from amos_fairseq.scoring.reranking import WordErrors, edit_distance
 
 
 @pytest.mark.parametrize(

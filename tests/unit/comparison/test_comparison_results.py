@@ -7,13 +7,13 @@ from comparison_results import findings_beside_ours, ordering
 from entries import CONFIGS, read_yaml
 from fine_tuning_runs import FineTuning, scores_of
 
-from amos_fairseq.finetuning.glue_table import paper_results
-from amos_fairseq.finetuning.results import Result, write_result
+from amos_fairseq.finetuning.report import paper_results
+from amos_fairseq.finetuning.runs import Result, write_result
 
 
 def result(task: str, seed: int, value: float) -> Result:
     return Result(
-        task=task, point="", seed=seed, directory=f"runs/{task}/seed{seed}", main_score="accuracy",
+        task=task, trial="", seed=seed, directory=f"runs/{task}/seed{seed}", main_score="accuracy",
         scores={"accuracy": value, "f1": 0.0}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
         identity={},
     )  # fmt: skip

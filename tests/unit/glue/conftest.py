@@ -4,18 +4,20 @@ import argparse
 
 import pytest
 import torch
-from made_up_glue import INFERENCE, write_glue, write_starting_point
+from made_up_glue import INFERENCE, write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.glue_benchmark import HEAD
+from amos_fairseq.finetuning.glue.benchmark import HEAD
+from amos_fairseq.interop.checkpoint import load_pretrained, read_state
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 
 @pytest.fixture(scope="package")
 def start(tmp_path_factory):
     directory = tmp_path_factory.mktemp("start")
-    write_starting_point(directory)
+    write_pretrained_checkpoint(directory)
     return directory
 
 

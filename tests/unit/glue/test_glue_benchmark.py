@@ -17,6 +17,12 @@ from amos_fairseq.finetuning.glue_data import batches, read_glue_data
 from amos_fairseq.finetuning.glue_session import glue_results, run_glue
 from amos_fairseq.finetuning.starting_point import read_starting_point
 from amos_fairseq.finetuning.statistics import summarize
+from amos_fairseq.finetuning.glue.benchmark import HEAD, Glue
+from amos_fairseq.finetuning.glue.data import batches, read_glue_data
+from amos_fairseq.finetuning.glue.experiment import glue_results, run_glue
+from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
+from amos_fairseq.finetuning.report import summarize
+from amos_fairseq.interop.checkpoint import load_pretrained, read_state
 
 
 def test_rows_are_those_of_fairseqs_task(data):
@@ -30,14 +36,14 @@ def test_rows_are_those_of_fairseqs_task(data):
         theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
         prepared = read_glue_data(data, task)
         for row, label, item in zip(
-            prepared.texts("valid", limit),
+            prepared.sequences("valid", limit),
             prepared.labels("valid"),
             (theirs[i] for i in range(len(theirs))),
             strict=True,
         ):
             assert torch.equal(row, item["net_input.src_tokens"])
             assert float(label) == float(torch.as_tensor(item["target"]).item())
-        assert max(map(len, prepared.texts("valid", limit))) <= limit
+        assert max(map(len, prepared.sequences("valid", limit))) <= limit
 
 
 def test_batches_hold_every_row_once_longest_first():
@@ -66,7 +72,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
         assert rows.pop(0) == ["index", "prediction", "label"]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
-        for row, text, label in zip(rows, prepared.texts(split, 80), prepared.labels(split), strict=True):
+        for row, text, label in zip(rows, prepared.sequences(split, 80), prepared.labels(split), strict=True):
             with torch.no_grad():
                 logits, _ = loaded.model(text[None], features_only=True, classification_head_name=HEAD)
             if task == "STS-B":
@@ -93,7 +99,7 @@ def test_flags_describe_the_checkpoint_and_the_task(start, data, tmp_path, fake_
     (cola, sts), flag = fake_training.commands, fake_training.flag
     settings = read_state(start / "checkpoint_last.pt")["cfg"]["model"]
     for name in ("encoder_layers", "encoder_embed_dim", "max_positions", "layer_norm_eps", "relative_position_scheme"):
-        assert flag(cola, f"--{name.replace('_', '-')}") == str(settings[name])
+        assert f"--{name.replace('_', '-')}={settings[name]}" in cola
     assert flag(cola, "--arch") == "amos"
     assert flag(cola, "--finetune-from-model") == str(start / "checkpoint_last.pt")
     assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("mcc", "spearman")
@@ -109,7 +115,7 @@ def test_from_scratch_takes_the_architecture_alone_and_says_so(start, data, tmp_
     outcome = run_glue(session(start, tmp_path, from_scratch=True), data, ["CoLA"], None, None, False, False)
     assert all("--finetune-from-model" not in command for command in fake_training.commands)
     assert outcome.table.rows[0][0] == "amos (random weights)"
-    assert any("nothing of its pretraining" in note for note in outcome.table.notes)
+    assert any("none of its weights" in note for note in outcome.table.notes)
     with pytest.raises(UserError, match="another from_scratch True, not False"):
         run_glue(session(start, tmp_path), data, ["CoLA"], None, None, False, False)
 
@@ -138,7 +144,7 @@ def test_small_tasks_start_from_the_best_mnli_run(start, data, tmp_path, fake_tr
 def test_intermediate_training_without_mnli_is_refused(start, data, tmp_path, fake_training):
     with pytest.raises(UserError, match="holds no finished run of MNLI"):
         run_glue(session(start, tmp_path), data, ["RTE"], tmp_path, None, False, False)
-    with pytest.raises(UserError, match="changes nothing"):
+    with pytest.raises(UserError, match="has no effect"):
         run_glue(session(start, tmp_path), data, ["CoLA"], tmp_path, None, False, False)
     assert fake_training.commands == []
 
@@ -172,8 +178,8 @@ def test_runs_are_of_the_same_data_until_what_is_trained_or_scored_on_changes(da
 
 
 def test_tasks_of_the_benchmark(start, data):
-    glue = Glue(data, ["CoLA", "STS-B"], read_starting_point(start))
-    assert {name: (task.rows, task.main_score) for name, task in glue.tasks.items()} == {
+    glue = Glue(data, ["CoLA", "STS-B"], read_pretrained_checkpoint(start))
+    assert {name: (task.num_examples, task.main_score) for name, task in glue.tasks.items()} == {
         "CoLA": (40, "matthews"), "STS-B": (20, "spearman"),
     }  # fmt: skip
     assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]

@@ -8,11 +8,11 @@ import pytest
 from made_up_glue import change_task, session
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue_benchmark import predict
-from amos_fairseq.finetuning.glue_data import read_glue_data
-from amos_fairseq.finetuning.glue_session import glue_results, run_glue
-from amos_fairseq.finetuning.leaderboard import with_broken_lines, write_submission
-from amos_fairseq.finetuning.statistics import summarize
+from amos_fairseq.finetuning.glue.benchmark import predict
+from amos_fairseq.finetuning.glue.data import read_glue_data
+from amos_fairseq.finetuning.glue.experiment import glue_results, run_glue
+from amos_fairseq.finetuning.glue.leaderboard import fill_broken_lines, write_submission
+from amos_fairseq.finetuning.report import summarize
 
 
 def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
@@ -42,7 +42,7 @@ def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
         assert [line.split("\t")[1] for line in files[f"{name}.tsv"][1:]] == [prepared.label_names[i] for i in expected]
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
     (tmp_path / best.directory / "checkpoint_best.pt").unlink()
-    with pytest.raises(UserError, match="is gone, and with it the best run of MNLI"):
+    with pytest.raises(UserError, match="the checkpoint of the best run of MNLI, is missing"):
         write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())
 
 
@@ -54,12 +54,12 @@ def test_rows_of_broken_lines_are_filled_where_they_belong(data, tmp_path):
         facts = {"source": "test.tsv", "rows": len(ids), "broken": num_broken}
         change_task(tmp_path, "CoLA", splits=read_glue_data(data, "CoLA").record["splits"] | {"test": facts})
         (tmp_path / "CoLA" / "test.ids").write_text("".join(f"{i}\n" for i in ids))
-        return with_broken_lines(read_glue_data(tmp_path, "CoLA"), "test", ["1"] * len(ids))
+        return fill_broken_lines(read_glue_data(tmp_path, "CoLA"), "test", ["1"] * len(ids))
 
     assert rows_of(0, [0, 1]) == ([("0", "1"), ("1", "1")], "")
     rows, notice = rows_of(2, [0, 2, 3])
     assert rows == [("0", "1"), ("1", "0"), ("2", "1"), ("3", "1"), ("4", "0")]
-    assert notice.startswith("2 rows, of broken lines in the test file, are filled")
+    assert notice.startswith("2 rows, for broken lines of the test file, are filled")
     # A row that a line end has broken in two: two lines, one row.
     rows, notice = rows_of(2, [i for i in range(1063) if i != 500])
     assert (len(rows), rows[500], notice[:6]) == (1063, ("500", "0"), "1 rows")

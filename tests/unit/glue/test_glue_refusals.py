@@ -9,8 +9,8 @@ from made_up_glue import change_task
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue_data import read_glue_data
-from amos_fairseq.finetuning.starting_point import read_starting_point
+from amos_fairseq.finetuning.glue.data import read_glue_data
+from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
 
 
 def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys):
@@ -18,17 +18,17 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     shutil.copytree(data, foreign)
     (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
     (tmp_path / "squad").mkdir()
-    setup = {"checkpoint_sha256": read_starting_point(start).sha256, "from_scratch": True}
+    setup = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256, "from_scratch": True}
     (tmp_path / "squad" / "squad.json").write_text(json.dumps({"setup": setup, "tasks": {}, "notes": []}))
     command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
     for arguments, message in (
-        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose, with commas between, from MNLI, QQP"),
+        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose from MNLI, QQP"),
         ([str(data), "--tasks", "QNLI"], "QNLI holds no prepared data"),
-        ([str(tmp_path / "absent")], "absent is no directory"),
+        ([str(tmp_path / "absent")], "absent is not a directory"),
         ([str(foreign), "--tasks", "CoLA"], "the data do not fit the checkpoint"),
         ([str(data), "--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
-        ([str(data), "--tasks", "CoLA", "--seeds", "0"], "--seeds 0 makes no run"),
-        ([str(data), "--tasks", "CoLA", "--parallel", "0"], "--parallel 0 starts nothing"),
+        ([str(data), "--tasks", "CoLA", "--seeds", "0"], "--seeds 0 asks for no run"),
+        ([str(data), "--tasks", "CoLA", "--parallel", "0"], "--parallel 0 starts no run"),
         ([str(data), "--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
         ([str(data), "--tasks", "CoLA", "--lr", "nan"], "--lr nan must be above 0"),
         ([str(data), "--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be above 0"),
@@ -85,8 +85,8 @@ def test_a_checkpoint_of_another_package_is_refused(tmp_path):
         "model": {"w": torch.ones(1)},
     }
     torch.save(state, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(UserError, match="architecture is 'roberta', none of this package"):
-        read_starting_point(tmp_path)
+    with pytest.raises(UserError, match="architecture is 'roberta', which is not one of this package"):
+        read_pretrained_checkpoint(tmp_path)
 
 
 def test_help_states_every_default(capsys, monkeypatch):

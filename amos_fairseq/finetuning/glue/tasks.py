@@ -1,4 +1,4 @@
-"""The GLUE tasks as they are scored: what counts, what fairseq selects by, the rows of the official files."""
+"""The GLUE tasks: scores, the metric that fairseq selects checkpoints by, and the number of rows of the official files."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ class GlueTask:
     """One task.
 
     Attributes:
-        main_score: AMOS Table 1: Spearman correlation for STS-B, Matthews for CoLA, accuracy for the rest.
+        main_score: AMOS Table 1: Spearman correlation for STS-B, Matthews correlation for CoLA, accuracy for the others.
         fairseq_metric: the name of that score in fairseq's ``sentence_prediction`` criterion.
-        report_flag: flag of the criterion that has it computed; empty for accuracy, which always is.
+        report_flag: the flag of the criterion that enables it; empty for accuracy, which is always computed.
         dev_splits: split -> suffix of its scores ("" and "_mm" for MNLI's matched and mismatched sets).
         test_files: split -> name of the leaderboard's file.
-        official_rows: split -> rows of the official file.
+        official_rows: split -> number of rows of the official file.
     """
 
     name: str
@@ -36,8 +36,8 @@ def _task(
     return GlueTask(name, score, metric, flag, {"valid": ""}, {"test": f"{name}.tsv"}, rows, with_f1)
 
 
-# Order and selection: AMOS Table 1. Rows: the official files, as Hugging Face's card of the data set nyu-mll/glue and the
-# task descriptions (AMOS Table 2, in thousands) give them.
+# Order and scores: AMOS Table 1. Rows: the official files, according to Hugging Face's card of the data set nyu-mll/glue and
+# the task descriptions (AMOS Table 2, in thousands).
 _MNLI = GlueTask(
     "MNLI", "accuracy", "accuracy", "", {"valid": "", "valid1": "_mm"}, {"test": "MNLI-m.tsv", "test1": "MNLI-mm.tsv"},
     {"train": 392_702, "valid": 9_815, "valid1": 9_832, "test": 9_796, "test1": 9_847},
@@ -56,9 +56,9 @@ TASKS = {
         _task("WNLI", 635, 71, 146),
     )
 }
-# The eight of the average: WNLI is left out by all three papers.
+# The eight tasks of the average: all three papers leave WNLI out.
 AVERAGED = tuple(name for name in TASKS if name != "WNLI")
-# The diagnostic set has no training data: MNLI's model reads it.
+# The diagnostic set has no training data; the model of MNLI predicts it.
 DIAGNOSTIC = "AX"
 DIAGNOSTIC_ROWS = 1_104
 # AMOS Appendix E: small tasks start "from checkpoints that are fine-tuned on MNLI"; thesis 5.2.4 names RTE and STS.
@@ -67,10 +67,10 @@ INTERMEDIATE_FOR = ("RTE", "STS-B", "MRPC")
 
 
 def parse_tasks(text: str) -> list[str]:
-    """ "CoLA,rte" -> ["CoLA", "RTE"], each once; "ALL" is the eight of the average.
+    """Parse a list of tasks: "CoLA,rte" -> ["CoLA", "RTE"], without duplicates; "ALL" gives the eight of the average.
 
     Raises:
-        UserError: a name is no task's.
+        UserError: a name is not the name of a task.
     """
     if text.strip().lower() == "all":
         return list(AVERAGED)
@@ -78,6 +78,6 @@ def parse_tasks(text: str) -> list[str]:
     chosen: dict[str, None] = {}
     for name in text.split(","):
         if name.strip().lower() not in by_lower_case:
-            raise UserError(f"unknown task {name.strip()!r}: choose, with commas between, from {', '.join(TASKS)}")
+            raise UserError(f"unknown task {name.strip()!r}: choose from {', '.join(TASKS)}, separated by commas")
         chosen[by_lower_case[name.strip().lower()]] = None
     return list(chosen)

@@ -1,0 +1,109 @@
+"""The checkpoint that fine-tuning starts from: its architecture as flags, its fingerprint, its tokenizer."""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from amos_fairseq.compat.safe_loading import read_header
+from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.recipes import size_for_width
+from amos_fairseq.interop.checkpoint import checkpoint_file, read_tokenizer
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electric import NO_ENCODER
+
+ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
+# Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
+BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
+# Settings that the recipe provides.
+RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout"}
+# Settings of the pretraining process, which do not describe the encoder.
+RUN_FIELDS = {"activation_checkpointing", "compile", "kernels"}
+MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
+
+
+@dataclass(frozen=True)
+class PretrainedCheckpoint:
+    """The facts about a checkpoint that fine-tuning needs, without its weights.
+
+    Attributes:
+        arch: name of the architecture.
+        model: settings of the encoder, without those that the recipe provides.
+        task_state: the stored hashes of tokenizer and dictionary.
+        from_scratch: whether runs use only the architecture and start from random weights.
+    """
+
+    file: Path
+    sha256: str
+    arch: str
+    model: dict[str, Any]
+    task_state: dict[str, Any]
+    num_updates: int
+    from_scratch: bool = False
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.model["max_positions"])
+
+    @property
+    def size(self) -> str:
+        """The size of the recipe to use: "small", "base" or "large"."""
+        return size_for_width(int(self.model["encoder_embed_dim"]))
+
+    def model_flags(self) -> list[str]:
+        """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes.
+
+        Each setting is a single argument ``--name=value``: a value from the checkpoint file cannot add a flag.
+        """
+        return ["--arch", self.arch, *(f"--{name.replace('_', '-')}={value!s}" for name, value in self.model.items())]
+
+    def check_tokenizer(self, directory: Path) -> None:
+        """Raise :class:`UserError` unless ``directory`` holds the tokenizer that the checkpoint was trained with."""
+        try:
+            read_tokenizer(self.file, directory, self.task_state)
+        except UserError as error:
+            raise UserError(
+                f"the data do not fit the checkpoint: {error}, and prepare the data with that tokenizer"
+            ) from error
+
+
+def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
+    """Read a checkpoint's header, but not its weights.
+
+    Args:
+        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is used.
+
+    Raises:
+        UserError: the file is missing, damaged, not from this package, or of an objective without an encoder.
+    """
+    file = checkpoint_file(Path(checkpoint)).resolve()
+    header = read_header(str(file))
+    try:
+        settings = header["cfg"]["model"]
+        settings = vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)
+        arch = settings["_name"]
+        known = {field.name for field in dataclasses.fields(architecture_config(arch))}
+        model = {name: settings[name] for name in sorted(known & MODEL_FIELDS & settings.keys())}
+        num_updates = int(header["optimizer_history"][-1]["num_updates"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(
+            f"{file} is not a checkpoint of fairseq-train with this package: {error} is missing in it"
+        ) from error
+    if settings.get("electric_variant") == "two_tower":
+        raise UserError(f"{file}: {NO_ENCODER}")
+    state = header.get("task_state") or {}
+    return PretrainedCheckpoint(file, file_sha256(file), arch, model, state, num_updates, from_scratch)
+
+
+def architecture_config(arch: str) -> type:
+    """Return the config class of one of our architectures; raise :class:`UserError` for any other."""
+    config = getattr(ARCH_MODEL_REGISTRY.get(arch), "__dataclass", None)
+    if not (isinstance(config, type) and issubclass(config, EncoderConfig)):
+        raise UserError(
+            f"the checkpoint's architecture is {arch!r}, which is not one of this package: give another checkpoint"
+        )
+    return config

@@ -1,0 +1,235 @@
+"""Statistics over seeds, tables as text, Markdown and CSV, and the summary ``OUT/NAME.json`` for other programs."""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.finetuning.runs import Result, read_json, write_json
+
+PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
+MISSING = "-"
+# The parts of a summary that another benchmark's table uses, and their types.
+SUMMARY_PARTS = {"setup": dict, "tasks": dict, "notes": list}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and standard deviation of one score over seeds.
+
+    Attributes:
+        median: as AMOS reports (section 4, "the median of five random seeds").
+        deviation: sample standard deviation (divided by n - 1), which estimates the variation between seeds; the paper
+            does not state which of the two it prints. None for a single seed.
+        count: number of seeds.
+    """
+
+    median: float
+    deviation: float | None
+    count: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"median": self.median, "deviation": self.deviation, "count": self.count}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Raise ``statistics.StatisticsError`` if there are no values."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.median(values), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """The results of a task that the table shows.
+
+    Attributes:
+        trial: the selected combination of hyperparameters; empty if there is only one.
+        num_trials: number of trials that have results.
+        scores: spread of every score over the seeds of the selected trial.
+        best: the run with the highest main score of all trials.
+    """
+
+    task: str
+    trial: str
+    num_trials: int
+    scores: dict[str, Spread]
+    best: Result
+
+    @property
+    def main(self) -> Spread:
+        return self.scores[self.best.main_score]
+
+    def as_dict(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "main_score": best.main_score,
+            "scores": {name: spread.as_dict() for name, spread in self.scores.items()},
+            "settings": self.trial,
+            "settings_tried": self.num_trials,
+            "best_run": {"directory": best.directory, "seed": best.seed, best.main_score: best.main},
+        }
+
+
+def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
+    """Summarize each task by the trial with the highest median of the main score; the first one on a tie."""
+    by_task: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
+    summaries = {}
+    for task, by_trial in by_task.items():
+        trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
+        chosen = by_trial[trial]
+        scores = {name: spread([result.scores[name] for result in chosen]) for name in chosen[0].scores}
+        best = best_run([result for own in by_trial.values() for result in own])
+        summaries[task] = TaskSummary(task, trial, len(by_trial), scores, best)
+    return summaries
+
+
+def best_run(results: Sequence[Result]) -> Result:
+    """Return the result with the highest main score; the lowest seed on a tie."""
+    return max(results, key=lambda result: (result.main, -result.seed))
+
+
+def best_checkpoint(out: Path, summary: TaskSummary) -> Path:
+    """Return the checkpoint of the run with the best dev score (AMOS Table 5: "the best development set model").
+
+    Raises:
+        UserError: the file is missing.
+    """
+    file = out / summary.best.directory / summary.best.checkpoint
+    if not file.is_file():
+        raise UserError(
+            f"{file}, the checkpoint of the best run of {summary.task}, is missing: delete {file.parent} and repeat the run"
+        )
+    return file
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as strings; the first column names the row. The terminal, Markdown and CSV show the same cells.
+
+    Attributes:
+        notes: footnotes, one sentence each.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default_factory=list)
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the transposed table, because twelve columns are wider than a terminal."""
+        console = console or Console(highlight=False)
+        table = RichTable(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("")
+        for row in self.rows:
+            table.add_column(Text(row[0]), justify="right")
+        for index, column in enumerate(self.columns[1:], start=1):
+            table.add_row(Text(column), *(Text(row[index]) for row in self.rows))
+        console.print(table)
+        for note in self.notes:
+            console.print(Text(f"* {note}"), soft_wrap=True)
+
+    def as_markdown(self) -> str:
+        lines = [f"# {self.title}", "", _markdown_row(self.columns)]
+        lines.append(_markdown_row(["---", *["---:"] * (len(self.columns) - 1)]))
+        lines += [_markdown_row(row) for row in self.rows]
+        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]).rstrip() + "\n"
+
+    def as_csv(self) -> str:
+        """Return header and rows, without the notes."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def save(self, stem: Path) -> list[Path]:
+        """Write STEM.md and STEM.csv; return their paths."""
+        contents = {stem.with_suffix(".md"): self.as_markdown(), stem.with_suffix(".csv"): self.as_csv()}
+        for path, content in contents.items():
+            with whole_file(str(path)) as unfinished:
+                Path(unfinished).write_text(content, encoding="utf-8")
+        return list(contents)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def format_score(value: float | None, deviation: float | None = None) -> str:
+    """Return "88.9 ± 0.1", with one decimal each as in the papers; a dash if there is no value."""
+    if value is None:
+        return MISSING
+    return f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
+
+
+def paper_results() -> list[dict[str, Any]]:
+    """Return the papers' results of ``--paper``, one dictionary per row."""
+    return yaml.safe_load(PAPER_RESULTS.read_text(encoding="utf-8"))
+
+
+def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]:
+    """Return the paper's scores of SQuAD 2.0; a dash for a score that it does not report."""
+    deviations = paper.get("deviations", {})
+    return [format_score(paper["squad"].get(name), deviations.get(name)) for name in scores]
+
+
+def write_summary(
+    out: Path, name: str, setup: dict[str, Any], results: Sequence[Result], tasks: dict[str, TaskSummary],
+    notes: Sequence[str], **extra: Any,
+) -> Path:  # fmt: skip
+    """Write the summary of a benchmark and return its path.
+
+    Args:
+        setup: what all runs share: checkpoint, recipe, precision.
+        extra: further parts, such as an average.
+    """
+    content = {
+        "benchmark": name,
+        "setup": setup,
+        "tasks": {task: summary.as_dict() for task, summary in tasks.items()},
+        **extra,
+        "notes": list(notes),
+        "runs": [result.as_dict() for result in results],
+    }
+    file = out / f"{name}.json"
+    write_json(file, content)
+    return file
+
+
+def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] | None:
+    """Read the summary of another benchmark, to show it next to results of the same weights.
+
+    Returns:
+        The content, or None if the file does not exist.
+
+    Raises:
+        UserError: the file is not a summary, or it belongs to another checkpoint or to random weights.
+    """
+    file = out / f"{name}.json"
+    content = read_json(file)
+    if content is None:
+        return None
+    if not isinstance(content, dict) or any(
+        not isinstance(content.get(part), kind) for part, kind in SUMMARY_PARTS.items()
+    ):
+        raise UserError(f"{file} is not a summary of amos {name}: repeat that command, which writes it again")
+    for part in ("checkpoint_sha256", "from_scratch"):
+        if content["setup"].get(part) != setup[part]:
+            raise UserError(
+                f"{file} has results of other weights ({part} {content['setup'].get(part)}, not {setup[part]}): "
+                f"give the results of the same weights with --{name}"
+            )
+    return content

@@ -1,0 +1,227 @@
+"""The runs of a benchmark: which ones to execute, the directory of each, and its result.
+
+OUT/NAME.setup.json                         the settings that all results of a benchmark in OUT share
+OUT/runs/TASK/[TRIAL/]seedN/run.json        the identity of a run, which protects the directory from other runs
+                            result.json     the result of a finished run
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Sequence
+
+import torch
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.finetuning.benchmark import Task
+from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
+from amos_fairseq.versions import version_of
+
+IDENTITY_FILE = "run.json"
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fine-tuning run.
+
+    Attributes:
+        trial: name of the combination of hyperparameters if the recipe has several; otherwise empty.
+        finetune_from: checkpoint that provides the encoder; None for random weights.
+        identity: everything that determines the result, as plain values. Two runs are the same if these are equal.
+    """
+
+    task: Task
+    hyperparameters: Hyperparameters
+    trial: str
+    seed: int
+    finetune_from: Path | None
+    directory: Path
+    identity: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in (self.task.name, self.trial, f"seed {self.seed}") if part)
+
+    @property
+    def total_updates(self) -> int:
+        return self.hyperparameters.total_updates(self.task.num_examples)
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return self.hyperparameters.updates_per_epoch(self.task.num_examples)
+
+
+def plan_runs(
+    tasks: Sequence[Task], recipe: Recipe, seeds: Sequence[int], out: Path, finetune_from: Path | None,
+    origin: dict[str, Any],
+) -> list[Run]:  # fmt: skip
+    """Return every run of the tasks. Seeds vary fastest, then trials, so that each task has a result early.
+
+    Args:
+        finetune_from: checkpoint of all runs; None for random weights.
+        origin: what else determines the result: checkpoint, precision, intermediate task.
+    """
+    runs = []
+    for task in tasks:
+        trials = recipe.trials_of(task.name)
+        for hyperparameters in trials:
+            trial = trial_name(hyperparameters, trials)
+            for seed in seeds:
+                identity = origin | {
+                    "task": task.name, "seed": seed, "settings": hyperparameters.as_dict(),
+                    "data_sha256": task.data_sha256, "rows": task.num_examples,
+                }  # fmt: skip
+                directory = out / "runs" / task.name / trial / f"seed{seed}"
+                runs.append(Run(task, hyperparameters, trial, seed, finetune_from, directory, identity))
+    return runs
+
+
+def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameters]) -> str:
+    """Return the values in which the trials differ, such as ``epochs3-lr2e-05``."""
+    own, others = hyperparameters.as_dict(), [trial.as_dict() for trial in trials]
+    return "-".join(f"{name}{value}" for name, value in own.items() if any(o[name] != value for o in others))
+
+
+def check_identity(run: Run) -> None:
+    """Raise :class:`UserError` if the run's directory holds another run."""
+    found = read_json(run.directory / IDENTITY_FILE)
+    if found is not None and found != run.identity:
+        difference = _first_difference(found, run.identity)
+        raise UserError(
+            f"{run.directory} holds another run ({difference}): give another --out, or delete that directory"
+        )
+
+
+def create_directory(run: Run) -> None:
+    """Create the run's directory and store the run's identity in it."""
+    check_identity(run)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    write_json(run.directory / IDENTITY_FILE, run.identity)
+
+
+def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
+    """Create OUT, or check that its results have the same setup: one table shows one checkpoint and one recipe.
+
+    Raises:
+        UserError: OUT holds results of another setup, or cannot be written.
+    """
+    file = out / f"{name}.setup.json"
+    found = read_json(file)
+    if found is not None and found != setup:
+        raise UserError(f"{out} holds results of another {_first_difference(found, setup)}: give another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(file, setup)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
+
+
+def _first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:
+    for name in sorted(found.keys() | given.keys()):
+        one, other = found.get(name), given.get(name)
+        if one != other and isinstance(one, dict) and isinstance(other, dict):
+            return _first_difference(one, other, f"{name} ")
+        if one != other:
+            return f"{prefix}{name} {_abbreviated(one)}, not {_abbreviated(other)}"
+    return "nothing differs"
+
+
+def _abbreviated(value: Any) -> str:
+    """Shorten a sha256 to its beginning."""
+    text = str(value)
+    return f"{text[:12]}..." if len(text) == 64 else text
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a finished run; the fields are the keys of ``result.json``, where ``trial`` is called ``point``.
+
+    Attributes:
+        directory: relative to OUT.
+        scores: in percent.
+        checkpoint: name of the file that was scored.
+        epoch: number of epochs at the checkpoint that was scored.
+        seconds: duration of the training without evaluation, summed over all parts of an interrupted run.
+        start_sha256: of the checkpoint that the run started from; None for random weights.
+        identity: see :class:`Run`.
+        notes: footnotes about the data.
+    """
+
+    task: str
+    trial: str
+    seed: int
+    directory: str
+    main_score: str
+    scores: dict[str, float]
+    checkpoint: str
+    epoch: float
+    seconds: float
+    start_sha256: str | None
+    identity: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> float:
+        return self.scores[self.main_score]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"point" if name == "trial" else name: value for name, value in dataclasses.asdict(self).items()}
+
+
+def write_result(out: Path, result: Result) -> None:
+    write_json(out / result.directory / RESULT_FILE, result.as_dict())
+
+
+def read_result(directory: Path) -> Result | None:
+    """Return the result of a run, or None if it is not finished. Raise :class:`UserError` for a damaged file."""
+    content = read_json(directory / RESULT_FILE)
+    if content is None:
+        return None
+    try:
+        values = {"trial" if name == "point" else name: value for name, value in content.items()}
+        result = Result(**(values | {"notes": tuple(values.get("notes", ()))}))
+        float(result.main)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{directory / RESULT_FILE} is not the result of a run: delete it to score the run again"
+        ) from error
+    return result
+
+
+def read_results(out: Path) -> list[Result]:
+    """Return all finished runs in OUT, sorted by task, trial and seed."""
+    files = sorted((out / "runs").glob(f"**/{RESULT_FILE}"))
+    results = [result for file in files if (result := read_result(file.parent))]
+    return sorted(results, key=lambda result: (result.task, result.trial, result.seed))
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that determine a result."""
+    own = {name: version_of(name) for name in ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy")}
+    return own | {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """Return the content, or None if the file does not exist. Raise :class:`UserError` for a damaged file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}): delete it and repeat the command that wrote it") from error
+
+
+def write_json(file: Path, content: Any) -> None:
+    with whole_file(str(file)) as unfinished:
+        Path(unfinished).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def content_sha256(content: Any) -> str:
+    """Return a fingerprint of plain values that does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()

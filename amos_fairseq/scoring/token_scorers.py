@@ -1,0 +1,212 @@
+"""log p(x_t | all other tokens) of every token of a text, for each objective that defines it (thesis section 5.4.5).
+
+Shapes: L tokens of a sequence, B sequences of a batch, T tokens of the longest of them, V padded vocabulary size.
+"""
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from fairseq.models import BaseFairseqModel
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.data.length_batches import batches_by_length
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional.nce import energies_of
+from amos_fairseq.functional.replaced_detection import log_prob_of_original
+from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.special_tokens import MASK_SYMBOL
+
+# Tokens [B,T] int64 -> a value for each token [B,T] float32.
+ScoreAll = Callable[[Tensor], Tensor]
+# Tokens [B,T], the same with one token of each sequence masked [B,T], its position [B,1] -> its value [B] float32.
+ScoreMasked = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class TokenScorer(abc.ABC):
+    """A model that scores tokens in their context, in eval mode on one device, in float32.
+
+    Args:
+        pretrained: model, dictionary and settings.
+        tokens_per_batch: tokens of a batch, including padding.
+    """
+
+    def __init__(self, pretrained: Pretrained, tokens_per_batch: int):
+        self.model: BaseFairseqModel = pretrained.model
+        self.pad: int = pretrained.dictionary.pad()
+        self.mask: int = pretrained.dictionary.index(MASK_SYMBOL)
+        self.tokens_per_batch = tokens_per_batch
+        self.device = self.model.unsampled_rows.device
+        self._special = self.model.unsampled_rows.cpu()
+
+    @abc.abstractmethod
+    def num_passes(self, tokens: Tensor) -> int:
+        """Return the number of forward passes that a sequence [L] needs."""
+
+    @abc.abstractmethod
+    def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        """Map sequences [L] int64 to log-probabilities [L] float32, in nats; 0 at special tokens."""
+
+    def is_scored(self, tokens: Tensor) -> Tensor:
+        """Return [L] bool: all tokens but special ones have a score."""
+        return ~self._special[tokens]
+
+    @torch.no_grad()
+    def in_one_pass(self, sequences: Sequence[Tensor], score: ScoreAll) -> list[Tensor]:
+        """Apply ``score`` to the sequences: [L] float32 each, 0 at special tokens."""
+        results: list[Tensor] = [torch.empty(0)] * len(sequences)
+        for batch in self._batches([len(tokens) for tokens in sequences]):
+            values = score(self._padded([sequences[index] for index in batch])).cpu()
+            for row, index in enumerate(batch):
+                results[index] = values[row, : len(sequences[index])].where(self.is_scored(sequences[index]), 0.0)
+        return results
+
+    @torch.no_grad()
+    def with_each_masked(self, sequences: Sequence[Tensor], score: ScoreMasked) -> list[Tensor]:
+        """Apply ``score`` to every token while only that token is masked: [L] float32 each, 0 at special tokens."""
+        results = [torch.zeros(len(tokens)) for tokens in sequences]
+        masked = [
+            (index, position)
+            for index, tokens in enumerate(sequences)
+            for position in self.is_scored(tokens).nonzero().flatten().tolist()
+        ]
+        for batch in self._batches([len(sequences[index]) for index, _ in masked]):
+            tokens = self._padded([sequences[masked[i][0]] for i in batch])
+            positions = torch.tensor([[masked[i][1]] for i in batch], device=self.device)
+            values = score(tokens, tokens.scatter(1, positions, self.mask), positions).cpu()
+            for i, value in zip(batch, values, strict=True):
+                index, position = masked[i]
+                results[index][position] = value
+        return results
+
+    def _padded(self, sequences: Sequence[Tensor]) -> Tensor:
+        """Return [B,T] on the model's device."""
+        return pad_sequence(list(sequences), batch_first=True, padding_value=self.pad).to(self.device)
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        return batches_by_length(lengths, self.tokens_per_batch)
+
+
+class OnePassScorer(TokenScorer):
+    """Models whose ``token_log_probs`` scores all tokens at once: Electric, ELECTRA-TT, TwoTower."""
+
+    def num_passes(self, tokens: Tensor) -> int:
+        return 1
+
+    def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        return self.in_one_pass(sequences, self.model.token_log_probs)
+
+
+class MaskedScorer(TokenScorer):
+    """Masked language models: a sequence with n pieces needs n passes, each with another piece masked.
+
+    The softmax is that of training: it includes special tokens and the padding of the vocabulary.
+    """
+
+    def num_passes(self, tokens: Tensor) -> int:
+        return int(self.is_scored(tokens).sum())
+
+    def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        return self.with_each_masked(sequences, self._score)
+
+    def _score(self, tokens: Tensor, masked_tokens: Tensor, positions: Tensor) -> Tensor:
+        output = self.model(tokens, masked_tokens, positions, torch.ones_like(positions, dtype=torch.float32))
+        return -output.mlm_nll[:, 0]
+
+
+class ElectraScorer(TokenScorer):
+    """ELECTRA: n passes of the generator, each with another piece masked, and one pass of the discriminator.
+
+    log p combines log q of the distribution that replacements are sampled from, the discriminator's logit, and the
+    fraction of masked tokens in training.
+
+    Args:
+        formula: ``exact`` for the labels that ELECTRA learns here, or ``thesis``: see
+            :func:`amos_fairseq.functional.replaced_detection.log_prob_of_original`.
+
+    Raises:
+        UserError: the variant does not train detection at all tokens, or its q is zero at the original.
+
+    Departures: if the generator sees the original at some masked positions in training (``--mask-treatment electra``,
+    15 % of them), the training's q differs from this q.
+    """
+
+    def __init__(self, pretrained: Pretrained, tokens_per_batch: int, formula: str):
+        super().__init__(pretrained, tokens_per_batch)
+        check_electra_variant(pretrained)
+        self.mask_prob: float = pretrained.task["mask_prob"]
+        self.formula = formula
+
+    def num_passes(self, tokens: Tensor) -> int:
+        return int(self.is_scored(tokens).sum()) + 1
+
+    def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        noise = self.with_each_masked(sequences, self._noise_log_probs)
+        logits = self.in_one_pass(sequences, self._detection_logits)
+        combined = map(self.combine, logits, noise)
+        return [values.where(self.is_scored(tokens), 0.0) for values, tokens in zip(combined, sequences, strict=True)]
+
+    def combine(self, logits: Tensor, noise_log_probs: Tensor) -> Tensor:
+        if self.formula == "thesis":
+            return -energies_of(logits, noise_log_probs, self.mask_prob)
+        return log_prob_of_original(logits, noise_log_probs, self.mask_prob)
+
+    def _noise_log_probs(self, tokens: Tensor, masked_tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return log q of the originals: [B] float32."""
+        model, hidden = self.model, None
+        if model.generator is not None:
+            hidden = model.generate(masked_tokens, positions, tokens.eq(self.pad))
+        originals = tokens.gather(1, positions)
+        log_q = model.noise_logits(hidden, originals).log_softmax(-1)  # [B,1,V]
+        return log_q.gather(-1, originals.unsqueeze(-1)).flatten()
+
+    def _detection_logits(self, tokens: Tensor) -> Tensor:
+        """Return logits [B,T] float32, positive for "replaced"."""
+        return self.model.detection_head(self.model.extract_features(tokens))
+
+
+def check_electra_variant(pretrained: Pretrained) -> None:
+    """Raise :class:`UserError` for variants of ELECTRA that define no probability of a token."""
+    cfg, positions = pretrained.model.cfg, str(pretrained.criterion.get("detection_positions", "all"))
+    reason = None
+    if str(cfg.main_objective) != "detection":
+        reason = f"its main network is not trained to detect replacements (--main-objective {cfg.main_objective})"
+    elif cfg.disallow_true_token:
+        reason = "its generator was never allowed to sample the original (--disallow-true-token)"
+    elif positions == "masked":
+        reason = "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
+    if reason:
+        raise UserError(
+            f"{pretrained.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
+        )
+
+
+def build_token_scorer(
+    pretrained: Pretrained, tokens_per_batch: int, electra_formula: str | None = None
+) -> TokenScorer:
+    """Build the scorer for the model of a checkpoint.
+
+    Args:
+        electra_formula: formula of :class:`ElectraScorer`; None for the default, ``exact``.
+
+    Raises:
+        UserError: the objective gives no probability of a token, or the model was fine-tuned; or a formula is given for
+            a model that is not an ELECTRA.
+    """
+    model = pretrained.model
+    if isinstance(model, ElectraModel):
+        return ElectraScorer(pretrained, tokens_per_batch, electra_formula or "exact")
+    if electra_formula is not None:
+        raise UserError(f"--electra-formula has no effect on {pretrained.file}, which is not an ELECTRA: omit it")
+    if hasattr(model, "token_log_probs"):
+        return OnePassScorer(pretrained, tokens_per_batch)
+    if isinstance(model, MlmModel):
+        return MaskedScorer(pretrained, tokens_per_batch)
+    name = type(model).__name__
+    raise UserError(
+        f"{pretrained.file} holds a model of the class {name}, which gives no probability of a token: amos score needs a "
+        "pretraining checkpoint of the objectives mlm, electra or electric"
+    )

@@ -1,1 +1,0 @@
-"""Reading comprehension on SQuAD: official files, decoding of answers, official metrics, and the ``amos squad`` benchmark."""
