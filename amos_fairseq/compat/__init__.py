@@ -6,7 +6,6 @@ from amos_fairseq.compat import known_noise
 known_noise.apply()  # before anything imports fairseq
 # isort: on
 
-from amos_fairseq import metrics_log
 from amos_fairseq.compat import (
     amp_step,
     atomic_checkpoints,
@@ -19,6 +18,7 @@ from amos_fairseq.compat import (
     master_gradients,
     master_weights,
     memory_map,
+    metrics_log,
     non_finite,
     out_of_memory,
     precision,

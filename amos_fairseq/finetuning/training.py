@@ -1,7 +1,6 @@
 """One fine-tuning as a process of stock ``fairseq-train``: its command, its end, its progress, its checkpoints."""
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.plan import Run
 from amos_fairseq.finetuning.settings import settings_flags, total_updates, updates_per_epoch
 from amos_fairseq.finetuning.starting_point import StartingPoint
-from amos_fairseq.metrics_log import FILE_NAME as METRICS_FILE
+from amos_fairseq.metrics_file import updates_so_far
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
@@ -135,22 +134,6 @@ def _reason(code: int, log: Path, begin: int) -> str:
     named = [line for line in lines if line.startswith("amos_fairseq: error:")]
     last = (named or lines or ["no output"])[-1]
     return last.removeprefix("amos_fairseq: error:").strip()
-
-
-def updates_so_far(directory: Path) -> int:
-    """From the last whole line of the run's metrics; 0 before the first."""
-    try:
-        with (directory / METRICS_FILE).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["update"])
-        except (ValueError, KeyError, TypeError):
-            continue  # cut at either end of what was read
-    return 0
 
 
 def chosen_checkpoint(run: Run) -> Path:

@@ -1,12 +1,11 @@
 """What a checkpoint and the log beside it tell of a model and its training: the numbers of a model card."""
 
-import json
 from typing import Any
 
 from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.interop.export_parts import Part
 from amos_fairseq.interop.imported_checkpoint import source_of
-from amos_fairseq.metrics_log import FILE_NAME
+from amos_fairseq.metrics_file import read_records
 
 PRETRAINING_TASK = "text_pretraining"
 _ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
@@ -93,16 +92,5 @@ def held_out_metrics(pretrained: Pretrained) -> dict[str, str]:
 
 
 def read_metrics(pretrained: Pretrained) -> list[dict[str, Any]]:
-    """Records up to the checkpoint's update; none where the log is not there. A cut last line is left out."""
-    path = pretrained.file.parent / FILE_NAME
-    if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("update", pretrained.num_updates + 1) <= pretrained.num_updates:
-            records.append(record)
-    return records
+    """Return the records up to the checkpoint's update; none where the checkpoint has no metrics file beside it."""
+    return [record for record in read_records(pretrained.file.parent) if record["update"] <= pretrained.num_updates]

@@ -210,7 +210,7 @@ def test_a_file_without_its_generator_says_so(released, vocabulary, tmp_path, ca
     command = ["import", "--from", "microsoft-amos", str(tmp_path / "model.pt"), "--tokenizer", str(vocabulary)]
     main([*command, str(tmp_path / "out" / "model.pt")])
     said = capsys.readouterr().out
-    assert "from random values (--seed 1): generators, mixture, mlm_heads" in said
+    assert "initialized randomly (--seed 1): generators, mixture, mlm_heads" in said
     assert "left out: classification_heads.x.dense.weight" in said
 
 

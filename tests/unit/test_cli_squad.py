@@ -104,7 +104,7 @@ def test_the_head_is_that_of_the_paper():
 def test_impossible_settings_are_refused(place, tmp_path, capsys):
     given = ["--checkpoint", place / "start", "--data", place / "data", "--out", tmp_path / "out", "--cpu"]
     line = refused(capsys, *given, "--tokens-per-window", 65)
-    assert "--tokens-per-window 65: the checkpoint's encoder reads 64 tokens" in line
+    assert "--tokens-per-window 65 is more than the 64 tokens of the encoder's maximum input" in line
     assert "--n-best 0" in refused(capsys, *given, "--n-best", 0)
     assert "leaves no room for a context" in refused(capsys, *given, "--max-question-length", 61)
     given[3] = tmp_path
