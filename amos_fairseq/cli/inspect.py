@@ -13,8 +13,8 @@ Mask a text as pretraining does, and show for each masked token the original, th
 their probabilities, the mixture weights and the sampled token, and for every token the discriminator's probability that it was
 replaced (compare Table 9 of the AMOS paper). What is shown depends on the objective: for mlm only the predictions; for TEAMS
 also the candidates of multi-word selection; for Electric, which masks nothing, the probability of noise and log p (the
-negative energy) of each token. Every masked token is replaced by <mask>, whatever the --mask-treatment of the run. Special
-tokens are never sampled and are not among the predictions; probabilities are those of the softmax over the whole vocabulary.
+negative energy) of each token. Every masked token is replaced by <mask>, whatever mask treatment the run used. Special tokens
+are never sampled and are not among the predictions; probabilities are those of the softmax over the whole vocabulary.
 The HTML page shows the same in a single file without external resources.
 """
 LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training

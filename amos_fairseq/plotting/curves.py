@@ -16,16 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
-from amos_fairseq.plotting.style import (
-    GREY,
-    RC_PARAMS,
-    RUN_MARKERS,
-    depth_colours,
-    legend_label,
-    run_colour,
-    run_style,
-    save,
-)
+from amos_fairseq.plotting.style import GREY, RC_PARAMS, depth_colours, legend_label, run_colour, run_style, save
 
 PANEL_INCHES = (5.2, 3.6)
 
@@ -264,7 +255,7 @@ def _add_legend(figure: Figure, runs: list[Run]) -> None:
     """Add what line and marker mean and, for several runs, the style of each."""
     handles = [
         Line2D([], [], color=GREY, linewidth=1, label="line: training"),
-        Line2D([], [], color=GREY, linestyle="none", marker=RUN_MARKERS[0], markersize=5, label="marker: validation"),
+        Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
     ]
     title = None
     labels = [legend_label(run.name) for run in runs]
