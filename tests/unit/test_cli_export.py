@@ -50,7 +50,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"special_tokens_map.json"}
 
 
-def test_a_folder_is_whole_and_says_what_it_was_compared_with(runs, tmp_path, capsys):
+def test_folder_is_complete_and_comparison_is_reported(runs, tmp_path, capsys):
     assert main(["export", str(runs / "amos"), str(tmp_path / "out")]) == 0
     assert names_in(tmp_path / "out") == FILES
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
@@ -105,7 +105,7 @@ def test_card_of_an_imported_model_claims_no_training(runs, tmp_path):
     assert not re.search(r"Updates|Objective|masked|AMOS|\n- amos\n", card)
 
 
-def test_unknown_license_is_said(runs, tmp_path):
+def test_unknown_license_is_stated(runs, tmp_path):
     main(["export", str(runs / "electra"), str(tmp_path / "out"), "--no-check"])
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "license: unknown" in card
@@ -159,7 +159,7 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, limit):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_export_left_goes_with_the_next(tmp_path):
+def test_next_export_removes_leftovers_of_a_killed_one(tmp_path):
     prefix = f".out.unfinished.{socket.gethostname()}."
     for process in ("999999999", os.getppid()):  # no process has the first number; the second runs
         (tmp_path / f"{prefix}{process}").mkdir()
@@ -265,7 +265,7 @@ def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_not_a_number_is_no_agreement(runs, tmp_path):
+def test_nan_is_a_difference(runs, tmp_path):
     pretrained = load_pretrained(runs / "amos")
     with torch.no_grad():
         pretrained.model.discriminator.layers[0].ffn_in.weight.fill_(float("nan"))

@@ -34,7 +34,7 @@ def test_tokens_are_those_of_the_binarized_corpus(pretrained):
     assert pretrained.tokens("\nthe end\n\n").tolist() == pretrained.tokens("the end").tolist()
 
 
-def test_numbers_are_those_of_the_forward_pass(pretrained):
+def test_values_equal_those_of_the_forward_pass(pretrained):
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
     tokens = pretrained.tokens(TEXT)
     model, dictionary = pretrained.model, pretrained.dictionary
@@ -66,8 +66,8 @@ def test_numbers_are_those_of_the_forward_pass(pretrained):
     assert [token.positive_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
 
 
-def test_proposals_are_the_rows_that_can_be_sampled(pretrained):
-    """Biases that make special and padding rows the likeliest of all: the words are proposed, with their small share."""
+def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
+    """Biases make special tokens and vocabulary padding the most probable: other tokens are predicted, with small probabilities."""
     dictionary, model = pretrained.dictionary, pretrained.model
     specials = [dictionary.index(symbol) for symbol in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
     padding = list(range(len(dictionary), model.embed_tokens.num_embeddings))
@@ -119,7 +119,7 @@ def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
     )
 
 
-def test_electra_proposes_from_its_one_depth(tmp_path):
+def test_electra_predicts_from_its_single_depth(tmp_path):
     """Its generator once more by hand: the softmax of the head's output times the token embeddings."""
     write_run(tmp_path, "electra", encoder_layers=2)
     pretrained = load_pretrained(tmp_path)
@@ -140,8 +140,8 @@ def test_electra_proposes_from_its_one_depth(tmp_path):
         assert [prediction.probability for prediction in predictions] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_drawn_mixture_is_shown_as_it_was_drawn(tmp_path):
-    """Weights 0 and 1: the token that was read was sampled from the depth that is shown with 1."""
+def test_sampled_mixture_is_that_of_the_forward_pass(tmp_path):
+    """Weights are 0 and 1: the input token was sampled from the depth with weight 1."""
     write_run(tmp_path, "amos", encoder_layers=2, mixture="random_layer")
     pretrained = load_pretrained(tmp_path)
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.3, top=1)
@@ -152,7 +152,7 @@ def test_a_drawn_mixture_is_shown_as_it_was_drawn(tmp_path):
     assert [masked.mixture_weights for masked in inspection.masked] == drawn
 
 
-def test_longer_text_is_cut_and_said(pretrained):
+def test_longer_text_is_truncated_with_a_notice(pretrained):
     inspection = inspect_text(pretrained, TEXT * 3, seed=1, mask_prob=0.15, top=1)
     assert len(inspection.tokens) == 80
     left_out = len(pretrained.tokens(TEXT * 3)) - 80

@@ -25,7 +25,7 @@ def printed(directory, capsys, monkeypatch) -> tuple[str, str]:
 
 
 @torch.no_grad()
-def test_an_mlm_guesses_and_judges_nothing(tmp_path, capsys, monkeypatch):
+def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
     """Probabilities by the softmax of its head's output times the token embeddings."""
     pretrained = load_pretrained(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
@@ -55,7 +55,7 @@ def test_an_mlm_guesses_and_judges_nothing(tmp_path, capsys, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
-def test_electric_shows_noise_and_log_probabilities_of_what_was_read(variant, tmp_path, capsys, monkeypatch):
+def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_path, capsys, monkeypatch):
     pretrained = load_pretrained(write_run(tmp_path, "electric", electric_variant=variant))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
     model, dictionary = pretrained.model, pretrained.dictionary
@@ -87,7 +87,7 @@ def test_electric_shows_noise_and_log_probabilities_of_what_was_read(variant, tm
 
 
 @torch.no_grad()
-def test_a_two_tower_model_tells_of_every_token(tmp_path, capsys, monkeypatch):
+def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
     settings = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
     pretrained = load_pretrained(write_run(tmp_path, "electric", **settings))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
@@ -128,7 +128,7 @@ def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
 
 
 @torch.no_grad()
-def test_a_main_network_that_tells_originals(tmp_path, capsys, monkeypatch):
+def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
     """All-Tokens MLM: its probability of the original by hand, copying mixed with the softmax of its head."""
     pretrained = load_pretrained(write_run(tmp_path, "electra", main_objective="all_tokens_mlm"))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)

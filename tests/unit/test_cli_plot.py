@@ -56,7 +56,7 @@ def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
     assert colours[0] == colours[1] != colours[2] == colours[3]
 
 
-def test_mixture_entropy_is_no_depth(save_dir):
+def test_mixture_entropy_is_not_taken_for_a_depth(save_dir):
     runs = plotting.read_runs([str(save_dir)])
     assert [text.get_text() for text in drawn(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
 
@@ -79,7 +79,7 @@ def test_runs_are_named_by_what_differs(tmp_path):
     assert plotting.run_names(files[1:]) == ["run", "c.jsonl"]
 
 
-def test_command_writes_whole_pictures_and_says_where(save_dir, tmp_path, capsys):
+def test_command_writes_figures_and_prints_their_paths(save_dir, tmp_path, capsys):
     out = tmp_path / "pictures"
     assert main(["plot", str(save_dir), "--out", str(out)]) == 0
     names = ["overview", *(panel.file_name for panel in plotting.PANELS)]
@@ -91,7 +91,7 @@ def test_command_writes_whole_pictures_and_says_where(save_dir, tmp_path, capsys
     assert ElementTree.parse(out / "overview.svg").getroot().tag.endswith("svg")
 
 
-def test_values_that_no_run_logged_are_left_out_and_said(tmp_path, capsys):
+def test_values_that_no_run_logged_are_left_out_with_a_notice(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"split": "valid", "update": 5, "rtd_auc": 0.7}\n')
     assert main(["plot", str(log), "--out", str(tmp_path)]) == 0
@@ -116,7 +116,7 @@ def test_fine_tuning_runs_show_their_loss_and_the_scores_that_they_logged(tmp_pa
     assert [list(line.get_ydata()) for line in ax.get_lines()] == [[58.4]]
 
 
-def test_what_one_objective_logs_is_drawn_for_it_alone(save_dir, tmp_path, capsys):
+def test_values_of_one_objective_are_drawn_only_for_its_runs(save_dir, tmp_path, capsys):
     """TEAMS beside AMOS: the curve of the selection is that of the run which has one, and no other run misses it."""
     other = tmp_path / "teams.jsonl"
     other.write_text(
@@ -148,7 +148,7 @@ def test_same_log_gives_the_same_picture_bytes(tmp_path):
     assert (tmp_path / "first" / "auc.svg").read_bytes() == (tmp_path / "second" / "auc.svg").read_bytes()
 
 
-def test_cut_last_line_is_left_out_and_said(save_dir, capsys):
+def test_truncated_last_line_is_left_out_with_a_notice(save_dir, capsys):
     log = save_dir / "metrics.jsonl"
     complete = str(plotting.read_curves(str(log)))
     with log.open("a") as file:

@@ -1,4 +1,4 @@
-"""The picture of results: what stands where, and what is refused."""
+"""The figure of scores: its content, and which files are refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""``amos score`` on untrained models: what stands where in its files, what a stop leaves, what mistakes say."""
+"""``amos score`` on untrained models: content of its files, continuation after a stop, error messages."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_the_model(run, text, capsys):
         assert value == pytest.approx(-nll.item(), abs=2e-4)  # batches change the order of float32 sums
 
 
-def test_json_lines_say_the_same(run, text, tmp_path, capsys):
+def test_json_lines_equal_the_table(run, text, tmp_path, capsys):
     main(["score", str(run), str(text)])
     rows = table(capsys.readouterr().out)
     out = tmp_path / "scores.jsonl"
