@@ -67,7 +67,7 @@ def test_values_equal_those_of_the_forward_pass(pretrained):
 
 
 def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
-    """Biases make special tokens and vocabulary padding the most probable: other tokens are predicted, with small probabilities."""
+    """Biases make special tokens and vocabulary padding the most probable; the others are predicted, with small shares."""
     dictionary, model = pretrained.dictionary, pretrained.model
     specials = [dictionary.index(symbol) for symbol in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
     padding = list(range(len(dictionary), model.embed_tokens.num_embeddings))
