@@ -1,7 +1,6 @@
 """Print what a run learned on held-out text: its first and last validation, and the unigram plateau."""
 
 import argparse
-import json
 import logging
 import math
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.metrics_file import FILE_NAME, read_records
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 
@@ -46,9 +46,7 @@ def validations(save_dir: Path) -> list[dict]:
     Raises:
         UserError: there are none.
     """
-    path = save_dir / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-    found = [record for record in records if record["split"] == "valid"]
+    found = [record for record in read_records(save_dir) if record["split"] == "valid"]
     if not found:
         raise UserError(f"{path} contains no validation yet: train until the first one")
     return found

@@ -1,4 +1,4 @@
-"""``amos bench``: how fast a pretraining step is here, against peers and against the machine's limits, in one run."""
+"""``amos bench``: speed and memory of a pretraining step, compared with peers and with the machine's limits."""
 
 import argparse
 import json
@@ -6,148 +6,100 @@ import os
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
 
 DESCRIPTION = """\
-Time the pretraining step of a configuration on made-up text: forward, backward, clipping, optimizer and statistics of one
-micro-batch (dataset.batch_size sequences), by fairseq's own trainer. Peers take turns with it step by step: hf and hf_naive
-are Hugging Face's ELECTRA (or, for mlm, its masked language model) of the same sizes at its best and as it comes; reference
-is this model with model.kernels=reference. Prints a page of Markdown: tokens/s, ratios, model FLOP/s over the matrix peak
-measured in the same run, memory, and the share of each part; --out keeps it, with a JSON that also holds every step.
+Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of
+one micro-batch (dataset.batch_size sequences), run by fairseq's own trainer. Peers run in turns with it, step by step: hf is
+Hugging Face's ELECTRA (for mlm, its masked language model) of the same sizes with its fastest settings, hf_naive the same
+with its default settings, reference this model with model.kernels=reference. The command prints a Markdown page: tokens/s,
+ratios, model FLOP/s as a share of the matrix peak measured in the same run, memory, and the share of each part. --out saves
+the page and a JSON file with every step.
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "bench",
-        help="speed and memory of a pretraining step, against peers in the same run",
-        description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "config",
-        metavar="CONFIG",
-        help="a recipe of examples/pretraining/config such as electra_small, the path of a YAML, a checkpoint, or a SAVE_DIR",
-    )
-    parser.add_argument(
-        "--set", dest="overrides", nargs="+", action="extend", metavar="KEY=VALUE", default=[],
-        help="settings to change, such as dataset.batch_size=16",
-    )  # fmt: skip
-    parser.add_argument(
-        "--peer", dest="peers", nargs="+", action="extend", metavar="NAME", default=[],
-        help="who takes turns with ours: hf, hf_naive, reference",
-    )  # fmt: skip
-    parser.add_argument(
-        "--precision", choices=("float32", "bf16", "fp16"), default=argparse.SUPPRESS,
-        help="number format of the step (default: the recipe's)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--steps", type=int, default=argparse.SUPPRESS, metavar="N", help="measured steps of each (default: 20)"
-    )
-    parser.add_argument(
-        "--warmup", type=int, default=argparse.SUPPRESS, metavar="N", help="steps of each before them (default: 5)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="threads of a CPU (default: PyTorch's choice)",
-    )
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default=argparse.SUPPRESS, help="(default: a GPU where there is one)"
-    )
-    parser.add_argument(
-        "--vocabulary-size", type=int, metavar="N", default=argparse.SUPPRESS,
-        help="entries of the dictionary, special symbols included (default: those of the checkpoint, or of task.data "
-        f"where it is given, or {DEFAULT_VOCABULARY})",
-    )  # fmt: skip
-    parser.add_argument("--compile", action="store_true", help="measure each once more under torch.compile")
-    parser.add_argument(
-        "--on-paper", choices=("h200", "a100"), default=argparse.SUPPRESS,
-        help="count kernels, bytes and FLOPs of a step and predict milliseconds for each part on this GPU; nothing is measured "
-        "and no GPU is needed",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pieces", action="store_true",
-        help="also time attention, output layer, sampling and optimizer each by itself, beside what the machine allows",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        default=argparse.SUPPRESS,
-        help="keep the page and a JSON there, named by date and recipe",
-    )
+    parser = add_subcommand(subparsers, "bench", "measure the speed and memory of a pretraining step", DESCRIPTION)
+    add_configuration(parser, "dataset.batch_size=16")
+    add = parser.add_argument
+    add("--peer", dest="peers", nargs="+", action="extend", metavar="NAME", default=[],
+        help="models to compare with: hf, hf_naive, reference (default: none)")  # fmt: skip
+    add("--precision", choices=("float32", "bf16", "fp16"), help="dtype of the step (default: that of the recipe)")
+    add("--steps", type=int, metavar="N", help="measured steps of each model (default: 20)")
+    add("--warmup", type=int, metavar="N", help="unmeasured steps of each model before these (default: 5)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's choice)")
+    add("--device", choices=("cpu", "cuda"), help="device to measure on (default: cuda if there is a GPU, else cpu)")
+    add("--compile", action="store_true", help="also measure each model under torch.compile")
+    add("--on-paper", choices=("h200", "a100"),
+        help="count kernels, bytes and FLOPs of a step and predict the time of each part on this GPU; measures "
+        "nothing and needs no GPU (default: measure)")  # fmt: skip
+    add("--pieces", action="store_true",
+        help="also measure attention, output layer, sampling and optimizer separately, beside the "
+        "machine's limits")  # fmt: skip
+    add("--out", metavar="DIR", help="directory for the page and the JSON file (default: only print the page)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if hasattr(arguments, "on_paper"):
+    if arguments.on_paper is not None:
         run_on_paper(arguments)
         return
-    out = Path(arguments.out) if hasattr(arguments, "out") else None
+    out = None if arguments.out is None else Path(arguments.out)
     if out is not None:
         make_directory(out)
-    # PyTorch's profiler announces its start and end on stderr; it reads this when it is loaded.
+    # PyTorch reads this when it loads its profiler, which otherwise prints its start and end on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    # Imported here: the models take seconds that `amos --help` need not wait.
     from amos_fairseq.bench.markdown import as_markdown
     from amos_fairseq.bench.session import print_progress, run_bench
     from amos_fairseq.bench.settings import BenchSettings
 
-    names = ("precision", "threads", "device", "vocabulary_size", "steps", "warmup")
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    report = run_bench(
-        BenchSettings(
-            config=arguments.config, overrides=arguments.overrides, peers=arguments.peers, compile=arguments.compile,
-            pieces=arguments.pieces, **given,
-        ),
-        DEFAULT_VOCABULARY,
-        print_progress,
+    options = given_options(arguments, "precision", "threads", "device", "vocabulary_size", "steps", "warmup")
+    settings = BenchSettings(
+        config=arguments.config, overrides=arguments.overrides, peers=arguments.peers, compile=arguments.compile,
+        pieces=arguments.pieces, **options,
     )  # fmt: skip
+    report = run_bench(settings, DEFAULT_VOCABULARY, print_progress)
     print_progress("")
     page = as_markdown(report)
     print(page, end="")
     if out is not None:
-        write(out / f"{report.name}.md", page)
-        write(out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n")
+        write_file(out / f"{report.name}.md", page)
+        write_file(out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n")
         print(f"\n{out / report.name}.md and .json")
 
 
 def run_on_paper(arguments: argparse.Namespace) -> None:
-    refused = {
-        "--peer": arguments.peers, "--compile": arguments.compile, "--pieces": arguments.pieces,
-        "--out": hasattr(arguments, "out"), "--device": hasattr(arguments, "device"),
-        "--threads": hasattr(arguments, "threads"), "--steps": hasattr(arguments, "steps"),
-        "--warmup": hasattr(arguments, "warmup"),
-    }  # fmt: skip
-    given = [flag for flag, is_given in refused.items() if is_given]
-    if given:
-        raise UserError(f"--on-paper runs nothing that {', '.join(given)} could apply to: leave it out")
+    names = ("out", "device", "threads", "steps", "warmup")
+    is_given = {f"--{name}": getattr(arguments, name) is not None for name in names}
+    is_given |= {"--peer": bool(arguments.peers), "--compile": arguments.compile, "--pieces": arguments.pieces}
+    refused = [flag for flag, given in is_given.items() if given]
+    if refused:
+        raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")
     from amos_fairseq.bench.on_paper import as_text, predict
     from amos_fairseq.bench.settings import BenchSettings
 
-    names = ("precision", "vocabulary_size")
-    settings = BenchSettings(
-        config=arguments.config,
-        overrides=arguments.overrides,
-        **{name: getattr(arguments, name) for name in names if hasattr(arguments, name)},
-    )
+    options = given_options(arguments, "precision", "vocabulary_size")
+    settings = BenchSettings(config=arguments.config, overrides=arguments.overrides, **options)
     print(as_text(predict(settings, arguments.on_paper, DEFAULT_VOCABULARY)))
 
 
+def given_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the options that the command line sets."""
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
 def make_directory(path: Path) -> None:
-    """Before anything is measured."""
+    """Create the directory of --out before anything is measured; raise :class:`UserError` where that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {path} cannot be made ({error.strerror}): give another directory") from error
 
 
-def write(path: Path, text: str) -> None:
-    from amos_fairseq.files import whole_file
-
+def write_file(path: Path, text: str) -> None:
+    """Write a file of --out atomically; raise :class:`UserError` where that fails."""
     try:
         with whole_file(str(path)) as unfinished:
             Path(unfinished).write_text(text, encoding="utf-8")

@@ -1,63 +1,46 @@
-"""``amos flops``: what a configuration costs to train and to use, in floating point operations."""
+"""``amos flops``: count the floating point operations that a configuration costs in training and in inference."""
 
 import argparse
 import json
 from typing import Any
 
-DEFAULT_VOCABULARY = 32_768  # AMOS section 4
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand
 
 DESCRIPTION = """\
-Count the floating point operations of a configuration on its own model, loss and batch, without data and without running
-anything. Two conventions. "today": the matrix products of forward and backward pass as autograd runs them (backward is
-twice the forward pass, less where a gradient is stopped). "thesis" (Clark 2021, section 5.2.2, the FLOPs of ELECTRA's
-tables): backward equals forward, embeddings are looked up by products with one-hot vectors, element-wise operations count.
-Reading a text is the forward pass of the encoder that is kept. The optimizer's step is in neither. An update is the batches
-of all ranks: of one for each GPU of this machine, unless distributed_training.distributed_world_size says otherwise.
+Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two
+conventions. "today": the matrix products of the forward and backward pass as autograd runs them (the backward pass costs twice
+the forward pass, less where a gradient is stopped). "thesis" (Clark 2021, section 5.2.2, the FLOPs of ELECTRA's tables): the
+backward pass costs as much as the forward pass, embedding lookups are products with one-hot vectors, and element-wise
+operations count. Inference is the forward pass of the final encoder. Neither convention includes the optimizer's step. An
+update consists of the batches of all ranks: one rank per GPU of this machine, unless
+distributed_training.distributed_world_size sets another number.
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "flops",
-        help="operations that a configuration costs in training and in use",
-        description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION)
+    add_configuration(parser, "optimization.max_update=1000")
     parser.add_argument(
-        "config",
-        metavar="CONFIG",
-        help="a recipe of examples/pretraining/config such as amos_base, the path of a YAML, a checkpoint, or a SAVE_DIR",
-    )
-    parser.add_argument(
-        "--set", dest="overrides", nargs="+", action="extend", metavar="KEY=VALUE", default=[],
-        help="settings to change, such as optimization.max_update=1000",
+        "--length", type=int, metavar="T",
+        help="number of input tokens for inference (default: 128, or the maximum of the model if that is less)",
     )  # fmt: skip
-    parser.add_argument(
-        "--vocabulary-size", type=int, metavar="N", default=argparse.SUPPRESS,
-        help="entries of the dictionary, special symbols included (default: those of the checkpoint, or of task.data "
-        f"where it is given, or {DEFAULT_VOCABULARY})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--length", type=int, metavar="T", default=argparse.SUPPRESS,
-        help="tokens of the text that the trained encoder reads (default: 128, or what the model can read)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON, whole numbers, instead of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    # Imported here: the models take seconds that `amos --help` need not wait.
     from omegaconf import OmegaConf
 
-    from amos_fairseq.cli.flops_table import print_report
     from amos_fairseq.flops.report import report_flops
     from amos_fairseq.flops.source import read_configuration
+    from amos_fairseq.flops.table import print_report
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
-    vocabulary_size = getattr(arguments, "vocabulary_size", vocabulary_size)
+    if arguments.vocabulary_size is not None:
+        vocabulary_size = arguments.vocabulary_size
     if vocabulary_size is None and OmegaConf.is_missing(cfg.task, "data"):
         vocabulary_size = DEFAULT_VOCABULARY
-    report = report_flops(cfg, vocabulary_size, getattr(arguments, "length", None))
+    report = report_flops(cfg, vocabulary_size, arguments.length)
     if arguments.json:
         print(json.dumps({"config": arguments.config, **report.as_json()}, indent=2))
     else:

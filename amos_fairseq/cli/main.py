@@ -1,4 +1,4 @@
-"""The ``amos`` command: everything around training. One file per subcommand, with ``add_parser`` and ``run``."""
+"""The ``amos`` command: tools around training. Each subcommand is a file with ``add_parser`` and ``run``."""
 
 import argparse
 import logging
@@ -10,12 +10,12 @@ from typing import Optional, Sequence
 from amos_fairseq.cli import bench, export, flops, glue, import_, inspect, plot, score, squad
 from amos_fairseq.errors import report_user_errors
 
-INTERRUPTED = 128 + signal.SIGINT  # what shells say of a command that Ctrl-C has ended
+INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells report for a command ended by Ctrl-C
 SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="amos", description="What surrounds AMOS pretraining with fairseq-train.")
+    parser = argparse.ArgumentParser(prog="amos", description="Tools around AMOS pretraining with fairseq-train.")
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     for subcommand in SUBCOMMANDS:
         subcommand.add_parser(subparsers)
@@ -24,16 +24,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 @report_user_errors()
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run one subcommand. A user's mistake ends it with one line and status 1; unknown flags with status 2,
-    Ctrl-C with 130."""
+    """Run one subcommand and return its exit status.
+
+    A :class:`UserError` exits with one line and status 1, wrong flags with status 2, Ctrl-C with status 130.
+    """
     parsed = build_parser().parse_args(arguments)
-    # Importing fairseq sets the root logger to DEBUG; thousands of lines about fonts and files would bury our own.
+    # Importing fairseq sets the root logger to DEBUG, which would print thousands of lines about fonts and files.
     logging.getLogger().setLevel(logging.WARNING)
     try:
         parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # `amos inspect ... | head` closes our output early; the interpreter must not complain when it flushes at exit.
+        # `amos inspect ... | head` closes the output early; without this the interpreter complains when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print(f"amos {parsed.subcommand}: interrupted", file=sys.stderr)

@@ -1,63 +1,46 @@
-"""``amos plot``: the curves of one or several runs, from their ``metrics.jsonl``, as PNG and SVG."""
+"""``amos plot``: plot the training curves of runs, or the scores of fine-tuning, as PNG and SVG."""
 
 import argparse
 from typing import Any
 
-from amos_fairseq.cli.runs import read_runs
+from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
-Draw the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper), mixture weights (5a),
-accuracy on replaced tokens (5b), detection AUC, learning rate and throughput; what only some objectives log (selection,
-reward, the main network's own guesses) where a run has it; of fine-tuning runs the loss and the scores. Thin lines are
-training, markers validation; colours are depths, line styles are runs. DIR receives all panels as overview.png and
-overview.svg, and each one as pictures of its own. Given the glue.json and squad.json of amos glue and amos squad, draw
-the scores of every seed side by side instead, as scores.png and scores.svg.
+Plot the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper), mixture weights (5a),
+accuracy on replaced tokens (5b), detection AUC, learning rate and throughput; values that only some objectives log
+(multi-word selection, reward, predictions of the main network) where a run has them; of fine-tuning runs the loss and the
+scores. Thin lines show training, markers validation; colors distinguish depths, line styles runs. The command writes
+overview.png and overview.svg with all panels to DIR, and each panel as files of its own. Given the glue.json and squad.json
+of amos glue and amos squad instead, it plots the scores of every seed side by side, as scores.png and scores.svg.
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "plot",
-        help="curves of training runs as PNG and SVG",
-        description=DESCRIPTION,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = add_subcommand(subparsers, "plot", "plot training curves or fine-tuning scores", DESCRIPTION)
     parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="LOG_OR_DIR",
-        help="metrics.jsonl, or the SAVE_DIR that holds it; or glue.json, squad.json",
-    )
-    parser.add_argument("--out", default="plots", metavar="DIR", help="where the pictures go; made if absent")
+        "runs", nargs="+", metavar="LOG_OR_DIR",
+        help="metrics.jsonl, or the SAVE_DIR that contains it; or glue.json and squad.json files",
+    )  # fmt: skip
+    parser.add_argument("--out", default="plots", metavar="DIR", help="directory for the figures")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    of_results = [path for path in arguments.runs if path.endswith(".json")]
-    if of_results and of_results != arguments.runs:
-        raise UserError(
-            "curves and scores go into different pictures: give logs, or the .json files of results, not both"
-        )
+    score_files = [path for path in arguments.runs if path.endswith(".json")]
+    if score_files and score_files != arguments.runs:
+        raise UserError("curves and scores are different figures: give logs, or the .json files of results, not both")
+    from amos_fairseq.plotting.curves import plot_curves, read_runs
+    from amos_fairseq.plotting.scores import plot_scores, read_results
+
     try:
-        messages = draw_results(arguments) if of_results else draw_curves(arguments)
+        if score_files:
+            messages = plot_scores(read_results(score_files), arguments.out)
+        else:
+            messages = plot_curves(read_runs(arguments.runs), arguments.out)
     except OSError as error:
         raise UserError(
-            f"{arguments.out}: pictures cannot be written ({error.strerror}); choose another directory with --out"
+            f"{arguments.out}: figures cannot be written ({error.strerror}); choose another directory with --out"
         ) from error
     for message in messages:
         print(message)
-
-
-# matplotlib is imported where it draws: it takes a second that `amos --help` need not wait.
-def draw_curves(arguments: argparse.Namespace) -> list[str]:
-    runs = read_runs(arguments.runs)
-    from amos_fairseq.cli.plot_panels import draw_all
-
-    return draw_all(runs, arguments.out)
-
-
-def draw_results(arguments: argparse.Namespace) -> list[str]:
-    from amos_fairseq.cli.plot_scores import draw_scores, read_results
-
-    return draw_scores(read_results(arguments.runs), arguments.out)

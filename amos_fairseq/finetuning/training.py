@@ -1,7 +1,6 @@
 """One fine-tuning as a process of stock ``fairseq-train``: its command, environment, progress, exit and checkpoints."""
 
 import fcntl
-import json
 import os
 import signal
 import subprocess

@@ -22,7 +22,7 @@ from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.session import micro_batch_size, print_progress
 from amos_fairseq.bench.settings import DTYPES, BenchSettings, prepare
 from amos_fairseq.bench.timing import alternate, speed_ratio
-from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.functional import output_layer

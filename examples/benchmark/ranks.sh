@@ -3,7 +3,7 @@
 #
 # What two ranks on a CPU exchange in an update, and how much of it the backward pass hides: a page of Markdown, and a trace
 # for each rank and number of micro-batches (open it in ui.perfetto.dev). A minute or two; nothing else should run meanwhile.
-# OUT_DIR: where they go (default: ranks_out). CONFIG: default amos_small. FLAGS: those of amos_fairseq.cli.ranks.
+# OUT_DIR: where they go (default: ranks_out). CONFIG: default amos_small. FLAGS: those of amos_fairseq.cli.bench_ranks.
 # Settings, with their defaults:
 #   RANKS=2   processes on this machine, one thread each
 set -euo pipefail
@@ -26,5 +26,5 @@ prepare_environment
 
 # The profiler's own announcements stay out; a GPU that is there is not asked.
 export KINETO_LOG_LEVEL=6 CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1
-exec python -m torch.distributed.run --standalone --nproc-per-node "${RANKS:-2}" -m amos_fairseq.cli.ranks "$CONFIG" \
+exec python -m torch.distributed.run --standalone --nproc-per-node "${RANKS:-2}" -m amos_fairseq.cli.bench_ranks "$CONFIG" \
     --set dataset.batch_size=4 --out "$OUT" "$@"

@@ -4,9 +4,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.plot_panels import RUN_COLOURS, RUN_MARKERS, plt, save
+import matplotlib
 
-STYLES = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
+matplotlib.use("Agg")  # servers have no display
+import matplotlib.pyplot as plt
+
+from amos_fairseq.plotting.style import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 
 
 def draw_all(content: dict[str, Any], paper: dict[str, Any], directory: Path) -> list[Path]:
@@ -18,12 +21,12 @@ def draw_all(content: dict[str, Any], paper: dict[str, Any], directory: Path) ->
     if not any(of_entry["flops_thesis"] for of_entry in curves.values()):
         return []
     written = []
-    with plt.rc_context(STYLES):
+    with plt.rc_context(RC_PARAMS):
         for name, figure in (
             ("score_by_flops", flops_figure(content, curves, paper["flops_curve"])),
             ("score_by_hours", hours_figure(content, curves, paper["hours_statement"])),
         ):
-            written += [Path(save(figure, str(directory / f"{name}.{kind}"))) for kind in ("png", "svg")]
+            written += map(Path, save(figure, directory, name))
             plt.close(figure)
     return written
 

@@ -17,6 +17,7 @@ from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.training import PACKAGE, environment, training_seconds
+from amos_fairseq.metrics_file import read_records
 
 # A checkpoint of a run must agree with its entry in these (None: in all); where either says nothing, an older or newer
 # version of the package has no such setting.
@@ -116,9 +117,14 @@ class Pretraining:
 
     def tokens_per_second(self) -> float | None:
         """Median over the logged intervals; None before the first."""
-        file = self.save_dir / "metrics.jsonl"
-        curve = read_curves(str(file)).get("train", {}).get("wps") if file.is_file() else None
-        return statistics.median(curve.values) if curve else None
+        speeds = logged_values(self.save_dir, "wps")
+        return statistics.median(speeds) if speeds else None
+
+
+def logged_values(save_dir: Path, key: str) -> list[float]:
+    """Return the values that a run logged for its training intervals under ``key``."""
+    values = [record.get(key) for record in read_records(save_dir) if record["split"] == "train"]
+    return [value for value in values if value is not None]
 
 
 def _equal(there: Any, here: Any) -> bool:
@@ -160,9 +166,8 @@ def measure_seconds_per_update(
     piece.run(
         f"{entry.name}: timing", command, directory, environment(device, 1), TIMED_UPDATES, lambda updates: updates
     )
-    curves = read_curves(str(directory / "metrics.jsonl"))["train"]
-    words, batches = (curves[key].values[-(TIMED_LINES - 1) :] for key in ("wps", "wpb"))
-    return statistics.median(batch / per_second for batch, per_second in zip(batches, words, strict=True))
+    tokens, batches = (logged_values(directory, key)[-(TIMED_LINES - 1) :] for key in ("wps", "wpb"))
+    return statistics.median(batch / per_second for batch, per_second in zip(batches, tokens, strict=True))
 
 
 def threads() -> str:

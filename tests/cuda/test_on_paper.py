@@ -196,7 +196,7 @@ def test_flags_that_need_a_run_are_refused(flags: list[str], capsys: pytest.Capt
     with pytest.raises(SystemExit) as exit:
         main(["bench", "--on-paper", "h200", "amos_tiny", *flags])
     assert exit.value.code != 0
-    assert f"--on-paper runs nothing that {flags[0]} could apply to" in capsys.readouterr().err
+    assert f"--on-paper measures nothing, so {flags[0]} cannot apply" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

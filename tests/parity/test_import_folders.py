@@ -164,7 +164,7 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
 def test_report_lists_newly_initialized_weights_and_unexpected_keys(folders, tmp_path, capsys):
     run_import(folders / "bert", tmp_path / "a.pt", "--arch", "amos_tiny")
     said = capsys.readouterr().out
-    assert "from random values (--seed 1): detection_head, generators, mixture, mlm_heads" in said
+    assert "initialized randomly (--seed 1): detection_head, generators, mixture, mlm_heads" in said
     for name in ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias"):
         assert name in said
     assert "3 rows of the vocabulary have no token" in said

@@ -212,7 +212,7 @@ def test_file_without_generator_is_reported(released, vocabulary, tmp_path, caps
     command = ["import", "--from", "microsoft-amos", str(tmp_path / "model.pt"), "--tokenizer", str(vocabulary)]
     main([*command, str(tmp_path / "out" / "model.pt")])
     said = capsys.readouterr().out
-    assert "from random values (--seed 1): generators, mixture, mlm_heads" in said
+    assert "initialized randomly (--seed 1): generators, mixture, mlm_heads" in said
     assert "left out: classification_heads.x.dense.weight" in said
 
 

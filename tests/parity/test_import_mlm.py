@@ -90,7 +90,7 @@ def test_report_lists_nothing_newly_initialized(folders, tmp_path, capsys):
     said = capsys.readouterr().out
     held, of = (int(number.replace(",", "")) for number in said.split(" parameters")[0].split()[-3::2])
     assert held == of
-    assert "from random values" not in said
+    assert "initialized randomly" not in said
     assert "--arch mlm_base" in said
 
 
@@ -100,7 +100,7 @@ def test_the_encoder_continues_with_any_objective(arch, folders, tmp_path, capsy
     """Its states are the folder's; the generator and all heads are reported as newly initialized."""
     assert main(["import", str(folders / "bert"), str(tmp_path / "model.pt"), "--arch", arch]) == 0
     said = capsys.readouterr().out
-    assert "detection_head" in said.partition("from random values")[2]
+    assert "detection_head" in said.partition("initialized randomly")[2]
     assert "cls.predictions.bias" in said.partition("left out")[2]
     pretrained = load_pretrained(tmp_path / "model.pt")
     rows = padded_rows(pretrained)
@@ -129,6 +129,6 @@ def test_an_untied_output_layer_is_refused_and_the_encoder_alone_is_not(folders,
 def test_folder_without_the_head_becomes_amos_or_gets_a_new_head(tmp_path, capsys):
     write_model(tmp_path / "in", "bert", "BertModel")
     main(["import", str(tmp_path / "in"), str(tmp_path / "a.pt"), "--arch", "mlm_tiny"])
-    assert "from random values (--seed 1): mlm_head" in capsys.readouterr().out
+    assert "initialized randomly (--seed 1): mlm_head" in capsys.readouterr().out
     main(["import", str(tmp_path / "in"), str(tmp_path / "b" / "b.pt")])
     assert read_state(tmp_path / "b" / "b.pt")["cfg"]["model"]["_name"] == "amos_base"

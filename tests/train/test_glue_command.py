@@ -53,7 +53,7 @@ def test_two_tasks_two_seeds_stopped_and_continued(place):
     wait_for_updates(run, first / "metrics.jsonl", 3)
     run.process.send_signal(signal.SIGINT)
     assert run.exit_code() == 130, run.text()[-3000:]
-    assert "stopped; finished runs stay in" in run.text()
+    assert "stopped; finished runs are in" in run.text()
     assert "Traceback" not in run.text() + (first / "train.log").read_text(encoding="utf-8")
     stood_at = read_state(first / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
     assert 3 <= stood_at < UPDATES

@@ -35,7 +35,7 @@ def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     return json.loads(values.read_text()), page.read_text()
 
 
-def test_a_contest_is_told_with_all_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_page_and_json_report_all_measurements(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     found, page = bench(tmp_path / "results", "electra_tiny", "--peer", "hf", "hf_naive", "reference")
     printed = capsys.readouterr().out
     assert printed.startswith(page)
@@ -87,7 +87,7 @@ def test_bf16_keeps_float32_masters(tmp_path: Path) -> None:
     assert 18 * row["parameters"] <= row["held_bytes"] <= 18 * row["parameters"] * 1.02
 
 
-def test_the_loader_is_measured_on_the_corpus_where_one_is_given(binarized_corpus: Path, tmp_path: Path) -> None:
+def test_loader_is_measured_on_a_given_corpus(binarized_corpus: Path, tmp_path: Path) -> None:
     """Reading is in it then, and the page says so; one loader process is enough for a step of many layers."""
     settings = ["--steps", "1", "--warmup", "0", "--device", "cpu"]
     main(["bench", "mlm_tiny", *settings, "--out", str(tmp_path / "read"), "--set", f"task.data={binarized_corpus}"])
@@ -102,7 +102,7 @@ def test_the_loader_is_measured_on_the_corpus_where_one_is_given(binarized_corpu
     assert "reading the corpus not counted" in page
 
 
-def test_a_peer_with_other_work_is_said_so(tmp_path: Path) -> None:
+def test_unequal_work_of_a_peer_is_reported(tmp_path: Path) -> None:
     found, page = bench(tmp_path, "amos_tiny", "--peer", "hf")
     ours, peer = found["contestants"]
     assert ours["unequal_work"] == ""
@@ -111,7 +111,7 @@ def test_a_peer_with_other_work_is_said_so(tmp_path: Path) -> None:
     assert peer["flops_per_token"] < ours["flops_per_token"]
 
 
-def test_what_cannot_be_compiled_leaves_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_be_compiled_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is refused when it is built, a peer when it is compiled: at its first step."""
 
     def refuse(device: torch.device) -> None:
@@ -132,7 +132,7 @@ def test_what_cannot_be_compiled_leaves_the_contest(tmp_path: Path, monkeypatch:
     assert "`hf, compiled` is not in the contest: no compiler" in page
 
 
-def test_an_error_that_no_compiler_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_without_compilation_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(step: FairseqStep, batch: dict[str, Any]) -> None:
         raise RuntimeError("a mistake of ours")
 
@@ -141,7 +141,7 @@ def test_an_error_that_no_compiler_made_is_told(monkeypatch: pytest.MonkeyPatch)
         main(["bench", "mlm_tiny", *SMALL])
 
 
-def test_without_out_nothing_is_written(
+def test_nothing_is_written_without_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -176,7 +176,7 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture) -> None:
+def test_missing_gpu_is_refused(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "mlm_tiny", "--device", "cuda"])
     assert "--device cuda: PyTorch finds no GPU here" in capsys.readouterr().err

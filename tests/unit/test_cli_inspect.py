@@ -10,10 +10,11 @@ from small_runs import write_run
 
 from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.inspect import LARGEST_SEED
-from amos_fairseq.cli.inspect_page import render_page
-from amos_fairseq.cli.inspection import inspect_text, mask_block, surfaces
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
+from amos_fairseq.inspection.compute import inspect_text, mask_block, surfaces
+from amos_fairseq.inspection.html_page import render_page
+from amos_fairseq.interop.checkpoint import load_pretrained
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_tokens_are_those_of_the_binarized_corpus(pretrained):
     assert pretrained.tokens("\nthe end\n\n").tolist() == pretrained.tokens("the end").tolist()
 
 
-def test_numbers_are_those_of_the_forward_pass(pretrained):
+def test_values_equal_those_of_the_forward_pass(pretrained):
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
     tokens = pretrained.tokens(TEXT)
     model, dictionary = pretrained.model, pretrained.dictionary
@@ -50,24 +51,24 @@ def test_numbers_are_those_of_the_forward_pass(pretrained):
         assert token.masked
         assert not token.special
         assert token.original == dictionary[tokens[masked.position]]
-        assert token.read == dictionary[output.sampled_tokens[0, index]]
-        assert masked.weights == pytest.approx(output.mixture_weights[0, index].tolist())
+        assert token.input == dictionary[output.sampled_tokens[0, index]]
+        assert masked.mixture_weights == pytest.approx(output.mixture_weights[0, index].tolist())
         assert masked.original_probabilities == pytest.approx((-output.mlm_nll[:, 0, index]).exp().tolist(), rel=1e-4)
-        for depth, proposals in enumerate(masked.proposals):
-            probabilities = [proposal.probability for proposal in proposals]
+        for depth, predictions in enumerate(masked.predictions):
+            probabilities = [prediction.probability for prediction in predictions]
             assert len(probabilities) == 4
             assert probabilities == sorted(probabilities, reverse=True)
             if output.mlm_correct[depth, 0, index]:
-                assert proposals[0].piece == token.original
+                assert predictions[0].piece == token.original
     # The discriminator again, on its own, from what the page says that it read.
-    read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
+    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     with torch.no_grad():
         judged = model.detection_head(model.extract_features(read)).sigmoid()[0].tolist()
-    assert [token.flagged_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
+    assert [token.positive_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
 
 
-def test_proposals_are_the_rows_that_can_be_sampled(pretrained):
-    """Biases that make special and padding rows the likeliest of all: the words are proposed, with their small share."""
+def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
+    """Biases make special tokens and vocabulary padding the most probable; the others are predicted, with small shares."""
     dictionary, model = pretrained.dictionary, pretrained.model
     specials = [dictionary.index(symbol) for symbol in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
     padding = list(range(len(dictionary), model.embed_tokens.num_embeddings))
@@ -77,11 +78,11 @@ def test_proposals_are_the_rows_that_can_be_sampled(pretrained):
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=10_000)
     words = sorted(set(dictionary.symbols) - {dictionary[i] for i in specials})
     for masked in inspection.masked:
-        for depth, proposals in enumerate(masked.proposals):
-            assert sorted(proposal.piece for proposal in proposals) == words
-            assert sum(proposal.probability for proposal in proposals) < 1e-6, "the softmax is that of all rows"
+        for depth, predictions in enumerate(masked.predictions):
+            assert sorted(prediction.piece for prediction in predictions) == words
+            assert sum(prediction.probability for prediction in predictions) < 1e-6, "the softmax is that of all rows"
             original = inspection.tokens[masked.position].original
-            share = next(proposal.probability for proposal in proposals if proposal.piece == original)
+            share = next(prediction.probability for prediction in predictions if prediction.piece == original)
             assert share == masked.original_probabilities[depth]
 
 
@@ -119,7 +120,7 @@ def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
     )
 
 
-def test_electra_proposes_from_its_one_depth(tmp_path):
+def test_electra_predicts_from_its_single_depth(tmp_path):
     """Its generator once more by hand: the softmax of the head's output times the token embeddings."""
     write_run(tmp_path, "electra", encoder_layers=2)
     pretrained = load_pretrained(tmp_path)
@@ -132,16 +133,16 @@ def test_electra_proposes_from_its_one_depth(tmp_path):
         logits = model.mlm_head(states) @ model.embed_tokens.weight.T + model.mlm_head.bias
     probabilities = logits[0].softmax(-1)
     for masked in inspection.masked:
-        assert masked.weights == [1.0]
+        assert masked.mixture_weights == [1.0]
         share = probabilities[masked.position]
         assert masked.original_probabilities == pytest.approx([share[tokens[masked.position]].item()], rel=1e-4)
-        (proposals,) = masked.proposals
-        expected = [share[pretrained.dictionary.index(proposal.piece)].item() for proposal in proposals]
-        assert [proposal.probability for proposal in proposals] == pytest.approx(expected, rel=1e-4)
+        (predictions,) = masked.predictions
+        expected = [share[pretrained.dictionary.index(prediction.piece)].item() for prediction in predictions]
+        assert [prediction.probability for prediction in predictions] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_drawn_mixture_is_shown_as_it_was_drawn(tmp_path):
-    """Weights 0 and 1: the token that was read was sampled from the depth that is shown with 1."""
+def test_sampled_mixture_is_that_of_the_forward_pass(tmp_path):
+    """Weights are 0 and 1: the input token was sampled from the depth with weight 1."""
     write_run(tmp_path, "amos", encoder_layers=2, mixture="random_layer")
     pretrained = load_pretrained(tmp_path)
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.3, top=1)
@@ -149,14 +150,17 @@ def test_a_drawn_mixture_is_shown_as_it_was_drawn(tmp_path):
     torch.manual_seed(3)
     with torch.no_grad():
         drawn = pretrained.model(**batch).mixture_weights[0].tolist()
-    assert [masked.weights for masked in inspection.masked] == drawn
+    assert [masked.mixture_weights for masked in inspection.masked] == drawn
 
 
-def test_longer_text_is_cut_and_said(pretrained):
+def test_longer_text_is_truncated_with_a_notice(pretrained):
     inspection = inspect_text(pretrained, TEXT * 3, seed=1, mask_prob=0.15, top=1)
     assert len(inspection.tokens) == 80
     left_out = len(pretrained.tokens(TEXT * 3)) - 80
-    assert inspection.summary()[-1] == f"the last {left_out} tokens of the text are left out: the model reads no more"
+    assert (
+        inspection.summary()[-1]
+        == f"the last {left_out} tokens of the text are left out: they exceed the model's maximum input"
+    )
 
 
 def test_surfaces_join_to_the_text(pretrained):
@@ -193,7 +197,7 @@ def test_page_is_self_contained_and_escaped(pretrained):
         assert line in reader.text
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]
-        for shown in (token.original, token.read, f"{token.flagged_probability:.3f}", token.verdict):
+        for shown in (token.original, token.input, f"{token.positive_probability:.3f}", token.verdict):
             assert shown in reader.text
         for probability in masked.original_probabilities:
             assert f"{probability:.3f}" in reader.text
@@ -211,7 +215,7 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
         assert re.search(
             rf"^ +{masked.position} +{re.escape(token.original)} .*weight.*weight.*weight", out, re.MULTILINE
         )
-        assert f"[{token.original}>{token.read}]{100 * token.flagged_probability:.0f}" in out
+        assert f"[{token.original}>{token.input}]{100 * token.positive_probability:.0f}" in out
     assert "7 updates; seed 1, mask probability 0.15" in out
     assert out.endswith(f"page: {page}\n")
     assert "\x1b" not in out, "no escape sequences where nobody sees colours"
@@ -233,8 +237,8 @@ def test_file_is_read_like_text(save_dir, tmp_path, capsys):
         (["inspect", ".", "--text", " \n "], "the text is empty"),
         (["inspect", ".", "--file", "absent.txt"], "absent.txt: the text cannot be read (No such file or directory)"),
         (["inspect", ".", "--file", "latin1.txt"], "latin1.txt: not UTF-8 at byte 1"),
-        (["inspect", ".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5 is no share of tokens"),
-        (["inspect", ".", "--text", "the end", "--top", "0"], "--top 0 shows no proposals"),
+        (["inspect", ".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5 is out of range"),
+        (["inspect", ".", "--text", "the end", "--top", "0"], "--top 0 shows no predictions"),
         (["inspect", ".", "--text", "the end", "--seed", "-1"], "--seed -1 is out of range: give a number from 0"),
         (["inspect", ".", "--text", "the end", "--seed", str(2**63)], f"--seed {2**63} is out of range"),
         (["inspect", ".", "--text", "the end", "--seed", "9" * 23], "--seed 99999999999999999999999 is out of range"),

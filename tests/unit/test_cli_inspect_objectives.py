@@ -11,6 +11,10 @@ from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.inspect_page import render_page
 from amos_fairseq.cli.inspection import inspect_text, mask_block
 from amos_fairseq.cli.main import main
+from amos_fairseq.cli.main import main
+from amos_fairseq.inspection.compute import inspect_text, mask_block
+from amos_fairseq.inspection.html_page import render_page
+from amos_fairseq.interop.checkpoint import load_pretrained
 
 SEED, MASK_PROB = 3, 0.2
 
@@ -25,7 +29,7 @@ def printed(directory, capsys, monkeypatch) -> tuple[str, str]:
 
 
 @torch.no_grad()
-def test_an_mlm_guesses_and_judges_nothing(tmp_path, capsys, monkeypatch):
+def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
     """Probabilities by the softmax of its head's output times the token embeddings."""
     pretrained = load_pretrained(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
@@ -38,9 +42,9 @@ def test_an_mlm_guesses_and_judges_nothing(tmp_path, capsys, monkeypatch):
     for masked in inspection.masked:
         share, original = shares[masked.position], int(tokens[masked.position])
         assert masked.original_probabilities == pytest.approx([share[original].item()], rel=1e-4)
-        right += masked.proposals[0][0].piece == pretrained.dictionary[original]
-    assert inspection.summary()[1].endswith(f"tokens masked, {right} guessed right")
-    assert {token.flagged_probability for token in inspection.tokens} == {None}
+        right += masked.predictions[0][0].piece == pretrained.dictionary[original]
+    assert inspection.summary()[1].endswith(f"tokens masked, {right} predicted correctly")
+    assert {token.positive_probability for token in inspection.tokens} == {None}
 
     out, page = printed(tmp_path, capsys, monkeypatch)
     assert "depth 2" in out
@@ -55,27 +59,27 @@ def test_an_mlm_guesses_and_judges_nothing(tmp_path, capsys, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
-def test_electric_shows_noise_and_log_probabilities_of_what_was_read(variant, tmp_path, capsys, monkeypatch):
+def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_path, capsys, monkeypatch):
     pretrained = load_pretrained(write_run(tmp_path, "electric", electric_variant=variant))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
     model, dictionary = pretrained.model, pretrained.dictionary
     drawn = {masked.position for masked in inspection.masked}
     assert {place for place, token in enumerate(inspection.tokens) if token.is_positive} == drawn
-    read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
+    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     logits = model.detection_head(model.discriminator(model.embed_tokens(read))[-1])[0]
     asked = {place for place, token in enumerate(read[0].tolist()) if token not in model.vocabulary.special}
     alarms = sum(inspection.tokens[place].accused for place in asked - drawn)
     assert f"{alarms} false alarms on {len(asked - drawn)} original tokens" in inspection.summary()[1]
     for place, token in enumerate(inspection.tokens):
         if place not in asked:  # special or unknown: no loss is about them, what the networks say of them means nothing
-            assert (token.log_prob, token.flagged_probability) == (None, None)
+            assert (token.log_prob, token.positive_probability) == (None, None)
         elif variant == "electric":
             assert token.log_prob == pytest.approx(-logits[place].item(), rel=1e-4, abs=1e-5)
         else:  # the classifier's own probability
-            assert token.flagged_probability == pytest.approx(logits[place].sigmoid().item(), rel=1e-3, abs=1e-6)
+            assert token.positive_probability == pytest.approx(logits[place].sigmoid().item(), rel=1e-3, abs=1e-6)
 
     out, page = printed(tmp_path, capsys, monkeypatch)
-    assert "Tokens drawn for noise" in out
+    assert "Tokens selected for noise" in out
     assert "P(noise)" in page
     assert "masked" not in page.replace("class=", "").partition("<h1>")[2].replace('"token masked', "").replace(
         '"masked', ""
@@ -87,19 +91,19 @@ def test_electric_shows_noise_and_log_probabilities_of_what_was_read(variant, tm
 
 
 @torch.no_grad()
-def test_a_two_tower_model_tells_of_every_token(tmp_path, capsys, monkeypatch):
+def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
     settings = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
     pretrained = load_pretrained(write_run(tmp_path, "electric", **settings))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     tokens = pretrained.tokens(TEXT)
     log_probs = pretrained.model.token_log_probs(tokens[None])[0].tolist()
     assert [token.log_prob or 0.0 for token in inspection.tokens] == pytest.approx(log_probs)
-    assert [token.read for token in inspection.tokens] == [token.original for token in inspection.tokens]
+    assert [token.input for token in inspection.tokens] == [token.original for token in inspection.tokens]
     out, page = printed(tmp_path, capsys, monkeypatch)
     assert "discriminator" not in out + page
     for token in inspection.tokens:
         if token.masked:
-            assert f"[{token.read}] {token.log_prob:.1f}" in re.sub(r"\s+", " ", out)
+            assert f"[{token.input}] {token.log_prob:.1f}" in re.sub(r"\s+", " ", out)
 
 
 @torch.no_grad()
@@ -108,7 +112,7 @@ def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
     pretrained = load_pretrained(write_run(tmp_path, "teams"))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     model, dictionary = pretrained.model, pretrained.dictionary
-    read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
+    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     states = model.mws_head(model.discriminator(model.embed_tokens(read))[-1])[0]
     chosen = 0
     for masked in inspection.masked:
@@ -128,12 +132,12 @@ def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
 
 
 @torch.no_grad()
-def test_a_main_network_that_tells_originals(tmp_path, capsys, monkeypatch):
+def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
     """All-Tokens MLM: its probability of the original by hand, copying mixed with the softmax of its head."""
     pretrained = load_pretrained(write_run(tmp_path, "electra", main_objective="all_tokens_mlm"))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     model, dictionary = pretrained.model, pretrained.dictionary
-    read = torch.tensor([[dictionary.index(token.read) for token in inspection.tokens]])
+    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     states = model.discriminator(model.embed_tokens(read))[-1][0]
     head = model.token_prediction
     shares = (head.mlm_head(states) @ model.embed_tokens.weight.T + head.mlm_head.bias).softmax(-1)
@@ -142,16 +146,16 @@ def test_a_main_network_that_tells_originals(tmp_path, capsys, monkeypatch):
         place, token = masked.position, inspection.tokens[masked.position]
         share = shares[place, dictionary.index(token.original)]
         expected = copies[place] * (not token.replaced) + (1 - copies[place]) * share
-        assert masked.told_probability == pytest.approx(expected.item(), rel=1e-3)
+        assert masked.discriminator_probability == pytest.approx(expected.item(), rel=1e-3)
         assert masked.copy_probability == pytest.approx(copies[place].item(), rel=1e-3)
     out, page = printed(tmp_path, capsys, monkeypatch)
     for said in (out, page):
-        assert f"p(original) {inspection.masked[0].told_probability:.3f}" in said
+        assert f"p(original) {inspection.masked[0].discriminator_probability:.3f}" in said
         assert "discriminator" not in said
 
 
 def test_masks_are_those_of_training_without_its_treatment(tmp_path):
-    """The run replaced some masked tokens by others; here all read <mask>, so that proposals are comparable."""
+    """The run replaced some masked tokens by others; here all read <mask>, so that predictions are comparable."""
     pretrained = load_pretrained(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
     batch = mask_block(pretrained, pretrained.tokens(TEXT), SEED, 0.9)["net_input"]
     read = batch["masked_tokens"].gather(1, batch["masked_positions"])

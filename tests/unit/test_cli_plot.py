@@ -7,11 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib.pyplot as plt
 import pytest
 
-from amos_fairseq.cli import plot_panels
-from amos_fairseq.cli import runs as runs_file
 from amos_fairseq.cli.main import main
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
+from amos_fairseq.plotting import curves as plotting
 
 
 def record(split, update, depths=(1, 2), **values):
@@ -33,15 +32,15 @@ def save_dir(tmp_path):
 
 def drawn(runs, key):
     """The panel of `key` drawn by the command's own function: its axes."""
-    panel = next(panel for panel in plot_panels.PANELS if panel.key == key)
+    panel = next(panel for panel in plotting.PANELS if panel.key == key)
     _, ax = plt.subplots()
-    plot_panels.draw_panel(ax, panel, runs)
+    plotting.draw_panel(ax, panel, runs)
     plt.close()
     return ax
 
 
 def test_curves_hold_the_records(save_dir):
-    curves = runs_file.read_curves(str(save_dir / "metrics.jsonl"))
+    curves = plotting.read_curves(str(save_dir / "metrics.jsonl"))
     assert curves["train"]["mlm_loss_1"].updates == [10, 20, 30]
     assert curves["train"]["mlm_loss_1"].values == pytest.approx([3.9, 3.8, 3.7])
     assert math.isnan(curves["train"]["mlm_loss_2"].values[1])
@@ -50,22 +49,22 @@ def test_curves_hold_the_records(save_dir):
 
 
 def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
-    lines = drawn(runs_file.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
+    lines = drawn(plotting.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[10, 20, 30], [30], [10, 20, 30], [30]]
     assert [line.get_linestyle() for line in lines] == ["-", "None", "-", "None"]
     colours = [line.get_color() for line in lines]
     assert colours[0] == colours[1] != colours[2] == colours[3]
 
 
-def test_mixture_entropy_is_no_depth(save_dir):
-    runs = runs_file.read_runs([str(save_dir)])
+def test_mixture_entropy_is_not_taken_for_a_depth(save_dir):
+    runs = plotting.read_runs([str(save_dir)])
     assert [text.get_text() for text in drawn(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
 
 
 def test_depths_keep_their_colour_in_every_run_and_runs_their_line(save_dir, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps(record("train", u, depths=(2, 10))) + "\n" for u in (10, 20)))
-    runs = runs_file.read_runs([str(save_dir), str(other)])
+    runs = plotting.read_runs([str(save_dir), str(other)])
     ax = drawn(runs, "mixture_")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["depth 1", "depth 2", "depth 10"]
     of_depth_2 = [line for line in ax.get_lines() if line.get_ydata()[0] == 0.2 and len(line.get_xdata()) > 1]
@@ -76,14 +75,14 @@ def test_depths_keep_their_colour_in_every_run_and_runs_their_line(save_dir, tmp
 
 def test_runs_are_named_by_what_differs(tmp_path):
     files = [str(tmp_path / name) for name in ("a/run/metrics.jsonl", "b/run/metrics.jsonl", "c.jsonl")]
-    assert runs_file.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
-    assert runs_file.run_names(files[1:]) == ["run", "c.jsonl"]
+    assert plotting.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
+    assert plotting.run_names(files[1:]) == ["run", "c.jsonl"]
 
 
-def test_command_writes_whole_pictures_and_says_where(save_dir, tmp_path, capsys):
+def test_command_writes_figures_and_prints_their_paths(save_dir, tmp_path, capsys):
     out = tmp_path / "pictures"
     assert main(["plot", str(save_dir), "--out", str(out)]) == 0
-    names = ["overview", *(panel.file_name for panel in plot_panels.PANELS)]
+    names = ["overview", *(panel.file_name for panel in plotting.PANELS)]
     assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert capsys.readouterr().out.split() == [str(out / f"{name}.{kind}") for name in names for kind in ("png", "svg")]
     height, width, _ = plt.imread(out / "overview.png").shape
@@ -92,7 +91,7 @@ def test_command_writes_whole_pictures_and_says_where(save_dir, tmp_path, capsys
     assert ElementTree.parse(out / "overview.svg").getroot().tag.endswith("svg")
 
 
-def test_values_that_no_run_logged_are_left_out_and_said(tmp_path, capsys):
+def test_values_that_no_run_logged_are_left_out_with_a_notice(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"split": "valid", "update": 5, "rtd_auc": 0.7}\n')
     assert main(["plot", str(log), "--out", str(tmp_path)]) == 0
@@ -111,13 +110,13 @@ def test_fine_tuning_runs_show_their_loss_and_the_scores_that_they_logged(tmp_pa
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "loss", "spearman", "learning_rate", "throughput"}
     assert "left out" not in capsys.readouterr().out
-    panel = next(panel for panel in plot_panels.SCORE_PANELS if panel.key == "spearman")
+    panel = next(panel for panel in plotting.SCORE_PANELS if panel.key == "spearman")
     ax = plt.figure().add_subplot()
-    plot_panels.draw_panel(ax, panel, runs_file.read_runs([str(log)]))
+    plotting.draw_panel(ax, panel, plotting.read_runs([str(log)]))
     assert [list(line.get_ydata()) for line in ax.get_lines()] == [[58.4]]
 
 
-def test_what_one_objective_logs_is_drawn_for_it_alone(save_dir, tmp_path, capsys):
+def test_values_of_one_objective_are_drawn_only_for_its_runs(save_dir, tmp_path, capsys):
     """TEAMS beside AMOS: the curve of the selection is that of the run which has one, and no other run misses it."""
     other = tmp_path / "teams.jsonl"
     other.write_text(
@@ -125,18 +124,18 @@ def test_what_one_objective_logs_is_drawn_for_it_alone(save_dir, tmp_path, capsy
     )
     assert main(["plot", str(save_dir), str(other), "--out", str(tmp_path / "out")]) == 0
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
-    assert written == {"overview", "selection_loss", "selection_accuracy", *(p.file_name for p in plot_panels.PANELS)}
+    assert written == {"overview", "selection_loss", "selection_accuracy", *(p.file_name for p in plotting.PANELS)}
     assert "left out" not in capsys.readouterr().out
-    panel = next(panel for panel in plot_panels.OBJECTIVE_PANELS if panel.key == "mws_loss")
+    panel = next(panel for panel in plotting.OBJECTIVE_PANELS if panel.key == "mws_loss")
     ax = plt.figure().add_subplot()
-    plot_panels.draw_panel(ax, panel, runs_file.read_runs([str(save_dir), str(other)]))
+    plotting.draw_panel(ax, panel, plotting.read_runs([str(save_dir), str(other)]))
     (line,) = ax.get_lines()
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([10, 20], [1.0, 2.0])
 
 
 def test_every_key_that_a_criterion_logs_beside_the_shared_ones_has_a_panel():
     """Keys as the criterions name them for the log."""
-    drawn = {panel.key for panel in plot_panels.OBJECTIVE_PANELS}
+    drawn = {panel.key for panel in plotting.OBJECTIVE_PANELS}
     assert set(ElectraCriterion.COUNTED_BY) - {"replaced"} <= drawn
     assert {"mws_loss", "mws_acc"} <= drawn
 
@@ -149,12 +148,12 @@ def test_same_log_gives_the_same_picture_bytes(tmp_path):
     assert (tmp_path / "first" / "auc.svg").read_bytes() == (tmp_path / "second" / "auc.svg").read_bytes()
 
 
-def test_cut_last_line_is_left_out_and_said(save_dir, capsys):
+def test_truncated_last_line_is_left_out_with_a_notice(save_dir, capsys):
     log = save_dir / "metrics.jsonl"
-    complete = str(runs_file.read_curves(str(log)))
+    complete = str(plotting.read_curves(str(log)))
     with log.open("a") as file:
         file.write('{"split": "train", "upd')
-    assert str(runs_file.read_curves(str(log))) == complete  # as text, because nan is unequal to itself
+    assert str(plotting.read_curves(str(log))) == complete  # as text, because nan is unequal to itself
     assert capsys.readouterr().out.startswith(f"{log}: the last line (line 5) is cut short and left out")
 
 
@@ -172,7 +171,7 @@ def test_bad_logs_are_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
-        runs_file.read_runs([str(tmp_path)])
+        plotting.read_runs([str(tmp_path)])
 
 
 def test_log_without_a_value_to_draw_is_one_line(tmp_path, capsys):
@@ -195,4 +194,4 @@ def test_directory_that_cannot_be_made_is_one_line(save_dir, tmp_path, capsys):
     assert exit_info.value.code == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "pictures cannot be written (Not a directory); choose another directory with --out" in error
+    assert "figures cannot be written (Not a directory); choose another directory with --out" in error

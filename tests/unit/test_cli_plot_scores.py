@@ -1,12 +1,11 @@
-"""The picture of results: what stands where, and what is refused."""
+"""The figure of scores: its content, and which files are refused."""
 
 import json
 
-import matplotlib.pyplot as plt
 import pytest
 
-from amos_fairseq.cli import plot_panels, plot_scores
 from amos_fairseq.cli.main import main
+from amos_fairseq.plotting.scores import read_results, scores_figure
 
 
 def write_results(directory, name="glue.json", **scores):
@@ -21,21 +20,18 @@ def write_results(directory, name="glue.json", **scores):
     return str(directory / name)
 
 
-def test_every_seed_is_a_marker_and_the_median_a_bar(tmp_path, monkeypatch):
+def test_every_seed_is_a_marker_and_the_median_a_bar(tmp_path):
     files = [
         write_results(tmp_path / "ours", RTE=[50.0, 60.0, 52.0], CoLA=[10.0]),
         write_results(tmp_path / "base", RTE=[48.0]),
     ]
-    kept = []
-    monkeypatch.setattr(plot_panels, "save", lambda figure, path: kept.append(figure) or path)
-    monkeypatch.setattr(plt, "close", lambda figure: None)
-    plot_scores.draw_scores(plot_scores.read_results(files), str(tmp_path))
-    ax = kept[0].axes[0]
+    figure = scores_figure(read_results(files))
+    ax = figure.axes[0]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["RTE", "CoLA"]
     assert [sorted(line.get_ydata()) for line in ax.get_lines()] == [[50.0, 52.0, 60.0], [10.0], [48.0]]
     bars = [collection.get_segments()[0][:, 1].tolist() for collection in ax.collections]
     assert bars == [[52.0, 52.0], [10.0, 10.0], [48.0, 48.0]]
-    assert [text.get_text() for text in kept[0].legends[0].get_texts()] == [" ours", " base"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " base"]
 
 
 def test_command_writes_both_kinds(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""``amos score`` on untrained models: what stands where in its files, what a stop leaves, what mistakes say."""
+"""``amos score`` on untrained models: content of its files, continuation after a stop, error messages."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_the_model(run, text, capsys):
         assert value == pytest.approx(-nll.item(), abs=2e-4)  # batches change the order of float32 sums
 
 
-def test_json_lines_say_the_same(run, text, tmp_path, capsys):
+def test_json_lines_equal_the_table(run, text, tmp_path, capsys):
     main(["score", str(run), str(text)])
     rows = table(capsys.readouterr().out)
     out = tmp_path / "scores.jsonl"
@@ -151,7 +151,7 @@ def test_reranking_with_known_answer(run, tmp_path, capsys):
             ["run", "text.txt", "--out", "absent/scores.tsv"],
             r"absent/scores.tsv.unfinished cannot be written \(No such",
         ),
-        (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the text itself"),
+        (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the input file itself"),
         (["run", "text.txt", "--batch-tokens", "0"], "--batch-tokens 0 must be 1 or more"),
         (["run", "text.txt", "--device", "abacus"], "device abacus cannot be used"),
         (["run", "text.txt", "--electra-formula", "thesis"], "--electra-formula has no effect"),

@@ -78,14 +78,14 @@ def test_files_of_another_kind_are_refused(place, tmp_path, capsys):
     assert "--null-threshold needs --null-odds" in refused(capsys, "--evaluate", good, data, "--null-threshold", 1)
 
 
-def test_missing_flags_are_asked_for(capsys):
+def test_missing_flags_are_named(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["squad", "--data", "d"])
     assert stop.value.code == 2
     assert "required: --checkpoint, --out (or --evaluate)" in capsys.readouterr().err
 
 
-def test_lengths_follow_what_the_encoder_reads():
+def test_lengths_follow_the_maximum_input_of_the_encoder():
     assert settings_of(512).as_dict() == {
         "span_head": "independent", "tokens": 512, "doc_stride": 128, "question": 64, "max_answer_length": 30, "n_best": 20,
     }  # fmt: skip
@@ -104,7 +104,7 @@ def test_the_head_is_that_of_the_paper():
 def test_impossible_settings_are_refused(place, tmp_path, capsys):
     given = ["--checkpoint", place / "start", "--data", place / "data", "--out", tmp_path / "out", "--cpu"]
     line = refused(capsys, *given, "--tokens-per-window", 65)
-    assert "--tokens-per-window 65: the checkpoint's encoder reads 64 tokens" in line
+    assert "--tokens-per-window 65 is more than the 64 tokens of the encoder's maximum input" in line
     assert "--n-best 0" in refused(capsys, *given, "--n-best", 0)
     assert "leaves no room for a context" in refused(capsys, *given, "--max-question-length", 61)
     given[3] = tmp_path
@@ -118,7 +118,7 @@ def test_data_of_another_tokenizer_are_refused(place, tmp_path, capsys):
     assert "the data do not fit the checkpoint" in line
 
 
-def test_what_the_runner_is_told(place, tmp_path):
+def test_benchmark_settings_for_the_runner(place, tmp_path):
     """Rows are the windows of training; data that are not the official ones are said to be."""
     start = read_pretrained_checkpoint(place / "start")
     benchmark = Squad(place / "data", start, settings_of(64), validates=False)
@@ -133,7 +133,7 @@ def test_what_the_runner_is_told(place, tmp_path):
     assert "--disable-validation" not in other.train_flags(task.name)
 
 
-def test_version_one_and_drawn_questions_are_named(tmp_path):
+def test_version_one_and_sampled_questions_are_named(tmp_path):
     data = prepare_squad(tmp_path, without_impossible(made_up_squad()), "--max-train-questions", "10")
     start = read_pretrained_checkpoint(untrained_checkpoint(tmp_path / "start", data))
     benchmark = Squad(data, start, settings_of(64), validates=False)

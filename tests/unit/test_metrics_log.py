@@ -15,6 +15,7 @@ from fairseq.logging import meters, progress_bar
 
 from amos_fairseq import metrics_log
 from amos_fairseq.compat.patching import Patch
+from amos_fairseq.compat import metrics_log
 from amos_fairseq.errors import UserError
 
 
@@ -92,7 +93,7 @@ def test_resume_cuts_back_to_the_resumed_update(save_dir):
     assert os.listdir(save_dir) == ["metrics.jsonl"]
 
 
-def test_line_that_lost_its_newline_is_kept_and_ended(save_dir):
+def test_line_without_newline_is_kept_and_terminated(save_dir):
     train(save_dir, first_update=1, last_update=4)
     expected = read(save_dir)
     path = os.path.join(save_dir, "metrics.jsonl")
@@ -101,7 +102,7 @@ def test_line_that_lost_its_newline_is_kept_and_ended(save_dir):
     assert read(save_dir)[:3] == expected
 
 
-def test_broken_line_in_the_middle_is_dropped_and_said(save_dir, caplog):
+def test_broken_line_in_the_middle_is_dropped_with_a_warning(save_dir, caplog):
     train(save_dir, first_update=1, last_update=2)
     path = os.path.join(save_dir, "metrics.jsonl")
     with open(path, "ab") as file:
@@ -120,7 +121,7 @@ def test_nothing_to_cut_leaves_the_file_untouched(save_dir):
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_fresh_run_starts_the_file_anew(save_dir):
+def test_new_run_replaces_the_file(save_dir):
     train(save_dir, first_update=1, last_update=6)
     train(save_dir, first_update=1, last_update=2)
     assert [line["update"] for line in read(save_dir)] == [2, 2]
@@ -173,7 +174,7 @@ def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_
     assert os.listdir(save_dir) == ["metrics.jsonl"]
 
 
-def test_what_keeps_the_first_rank_from_cutting_back_ends_the_others(save_dir, monkeypatch):
+def test_error_on_the_first_rank_while_cutting_back_ends_the_others(save_dir, monkeypatch):
     def receive(objects, src):
         objects[0] = "what rank 0 found"
 

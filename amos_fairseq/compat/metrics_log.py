@@ -1,14 +1,7 @@
-"""Every logged line of a run as numbers: ``SAVE_DIR/metrics.jsonl``, the file that ``amos plot`` reads.
+"""Write every logged line of a run to ``SAVE_DIR/metrics.jsonl`` (format: :mod:`amos_fairseq.metrics_file`).
 
-One JSON object a line::
-
-    {"split": "train", "update": 100, "epoch": 0.25, "loss": 12.1, "mlm_loss_4": 5.3, ..., "lr": 0.0001, "wps": 41250.0}
-
-``split`` is ``train`` (fairseq's ``train_inner``: the mean since the line before it, every ``--log-interval``
-updates) or the name of a validation subset (``valid``). ``update`` counts optimizer steps, ``epoch`` passes over the
-training data. Every other value is a finite number or null, under the key that the console and TensorBoard use, without
-the strings that fairseq makes for the console. The averages that fairseq prints at the end of an epoch are left out:
-they are means over other updates and would stand beside the curve.
+The averages that fairseq prints at the end of an epoch are not recorded: they are means over other updates than the
+interval records, and would not fit on the same curve.
 """
 
 import functools
@@ -31,11 +24,13 @@ from amos_fairseq.files import whole_file
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "metrics.jsonl"
-
 
 def to_number(value: Any) -> Optional[float]:
-    """A statistic of fairseq as a Python number, None where it is not finite; TypeError where it is no number."""
+    """Convert a fairseq statistic to a Python number, or to None where it is not finite.
+
+    Raises:
+        TypeError: the statistic is not a number.
+    """
     if isinstance(value, Meter):
         value = value.smoothed_value
     if torch.is_tensor(value) and value.numel() == 1:
@@ -46,8 +41,8 @@ def to_number(value: Any) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
-def numbers_of(stats: dict[str, Any]) -> dict[str, Optional[float]]:
-    """The statistics that are numbers. ``num_updates`` is left out: it is the record's ``update``."""
+def numeric_stats(stats: dict[str, Any]) -> dict[str, Optional[float]]:
+    """Return the numeric statistics. ``num_updates`` is excluded: it is the record's ``update``."""
     numbers = {}
     for key, value in stats.items():
         if key == "num_updates":
@@ -55,50 +50,50 @@ def numbers_of(stats: dict[str, Any]) -> dict[str, Optional[float]]:
         try:
             numbers[key] = to_number(value)
         except TypeError:
-            continue  # a meter may hold a list or a text for the console; it has no place on a curve
+            continue  # a meter may hold a list, or text for the console
     return numbers
 
 
 class MetricsLog:
-    """The file of one run, written by the master rank alone."""
+    """The metrics file of one run. Only the first rank writes to it."""
 
     def __init__(self, save_dir: str) -> None:
         self.path = os.path.join(save_dir, FILE_NAME)
         self._epoch, self._iterator = 1, None
 
     def follow(self, epoch: int, iterator: Any) -> None:
-        """Tell the epoch, counted from 1, and the iterator over its updates that training goes through from now on."""
+        """Set the epoch, counted from 1, and the iterator over its updates that training uses from now on."""
         self._epoch, self._iterator = epoch, iterator
 
     @property
     def epoch(self) -> float:
-        """Passes over the training data so far. The iterator knows its place, also after a resume within an epoch."""
+        """Passes over the training data so far. The iterator knows its position, also after a resume within an epoch."""
         done = self._iterator.n / max(len(self._iterator), 1) if self._iterator is not None else 0.0
         return round(self._epoch - 1 + done, 6)
 
     def append(self, split: str, update: int, stats: dict[str, Any]) -> None:
-        """Append one record, closing the file, so that a kill can cut the last line only.
+        """Append one record and close the file, so that a killed process can damage only the last line.
 
         Raises:
             UserError: the file cannot be written.
         """
-        record = {"split": split, "update": int(update), "epoch": self.epoch, **numbers_of(stats)}
+        record = {"split": split, "update": int(update), "epoch": self.epoch, **numeric_stats(stats)}
         try:
             with open(self.path, "ab") as file:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         except OSError as error:
-            raise self._unwritten(error) from error
+            raise self._write_error(error) from error
 
-    def _unwritten(self, error: OSError) -> UserError:
+    def _write_error(self, error: OSError) -> UserError:
         return UserError(
             f"{self.path}: metrics cannot be written ({error.strerror}); make room or permit writing, "
             "then start the same command again to continue from the last checkpoint"
         )
 
     def cut_back(self, update: int) -> None:
-        """Drop what stands after ``update``: the resumed run writes it again. 0 starts the file anew.
+        """Remove the records after ``update``, which the resumed run writes again, and all broken lines.
 
-        A last line that a kill cut short goes as well. The file is replaced whole or left as it is.
+        The file is replaced atomically or left unchanged. ``update`` 0 removes all records.
 
         Raises:
             UserError: the file cannot be read or written.
@@ -108,28 +103,25 @@ class MetricsLog:
         try:
             with open(self.path, "rb") as file:
                 content = file.read()
-            kept = b"".join(self._kept_lines(content, update))
-            if kept == content:
+            remaining = b"".join(self._remaining_lines(content, update))
+            if remaining == content:
                 return
             logger.info("%s: cut back to update %d", self.path, update)
             with whole_file(self.path) as unfinished, open(unfinished, "wb") as file:
-                file.write(kept)
+                file.write(remaining)
         except OSError as error:
-            raise self._unwritten(error) from error
+            raise self._write_error(error) from error
 
-    def _kept_lines(self, content: bytes, update: int) -> Iterator[bytes]:
-        for number, line in enumerate(content.splitlines(), start=1):
-            try:
-                recorded_update = int(json.loads(line)["update"])
-            except (ValueError, KeyError, TypeError):
-                logger.warning("%s: line %d is broken and is dropped", self.path, number)
-                continue
-            if recorded_update <= update:
-                yield line + b"\n"
+    def _remaining_lines(self, content: bytes, update: int) -> Iterator[bytes]:
+        for line in parse_lines(content):
+            if line.record is None:
+                logger.warning("%s: line %d is broken and is dropped", self.path, line.number)
+            elif line.record["update"] <= update:
+                yield line.text + b"\n"
 
 
 class MetricsProgressBar(progress_bar.BaseProgressBar):
-    """Passes everything on to another bar and records what is logged (as fairseq's own wrapper bars do)."""
+    """Record what is logged and forward every call to the wrapped bar, as fairseq's own wrapper bars do."""
 
     def __init__(self, wrapped_bar: Any, iterator: Any, metrics_log: MetricsLog) -> None:
         self.wrapped_bar = wrapped_bar
@@ -143,12 +135,12 @@ class MetricsProgressBar(progress_bar.BaseProgressBar):
         return iter(self.wrapped_bar)
 
     def log(self, stats: dict[str, Any], tag: Optional[str] = None, step: Optional[int] = None) -> None:
-        """Record statistics of a training interval (fairseq's only caller of this method)."""
+        """Record the statistics of a training interval, the only ones that fairseq passes to this method."""
         self.metrics_log.append("train", step, stats)
         self.wrapped_bar.log(stats, tag=tag, step=step)
 
     def print(self, stats: dict[str, Any], tag: Optional[str] = None, step: Optional[int] = None) -> None:
-        """Record the statistics of a validation; the end-of-epoch averages of training pass unrecorded."""
+        """Record the statistics of a validation, but not the averages of training at the end of an epoch."""
         if tag != "train":
             self.metrics_log.append(tag, step, stats)
         self.wrapped_bar.print(stats, tag=tag, step=step)

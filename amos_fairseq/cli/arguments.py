@@ -1,0 +1,56 @@
+"""Help formatting, and the arguments that several subcommands share.
+
+Subcommand modules import torch, fairseq and matplotlib inside their ``run`` functions, so that ``--help`` and mistakes in
+the arguments do not wait for these imports.
+"""
+
+import argparse
+from typing import Any
+
+DEFAULT_VOCABULARY = 32_768  # AMOS section 4
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Append the default of an option to its help, unless the default is None or the help states it already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or "(default: " in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def add_subcommand(subparsers: Any, name: str, help: str, description: str) -> argparse.ArgumentParser:
+    """Add the parser of one subcommand; ``help`` is its line in ``amos --help``."""
+    return subparsers.add_parser(name, help=help, description=description, formatter_class=HelpFormatter)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add CHECKPOINT and --tokenizer."""
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="checkpoint, or SAVE_DIR of a run (its last checkpoint)"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="DIR",
+        help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)",
+    )  # fmt: skip
+
+
+def add_configuration(parser: argparse.ArgumentParser, example: str) -> None:
+    """Add CONFIG, --set and --vocabulary-size; ``example`` is an override for the help of --set."""
+    parser.add_argument(
+        "config", metavar="CONFIG",
+        help="recipe of examples/pretraining/config such as amos_base, path of a YAML file, checkpoint, or SAVE_DIR",
+    )  # fmt: skip
+    add_overrides(parser, example)
+    parser.add_argument(
+        "--vocabulary-size", type=int, metavar="N",
+        help="number of dictionary entries, special tokens included (default: that of the checkpoint, or of task.data where "
+        f"it is set, or {DEFAULT_VOCABULARY})",
+    )  # fmt: skip
+
+
+def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument(
+        "--set", dest="overrides", nargs="+", action="extend", metavar="KEY=VALUE", default=[],
+        help=f"settings to change, such as {example} (default: none)",
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""What ``amos glue`` and ``amos squad`` share: their arguments, the session that these describe, and how they end."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from amos_fairseq.errors import UserError
+
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.runner import Failure
+    from amos_fairseq.finetuning.session import Session
+    from amos_fairseq.finetuning.tables import Table
+
+STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, data_help: str, required: bool = True) -> None:
+    """Add what to fine-tune; ``required``: whether the parser itself requires --checkpoint, --data and --out."""
+    add = parser.add_argument
+    add(
+        "--checkpoint", metavar="CKPT", required=required, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)"
+    )
+    add("--data", metavar="DIR", required=required, help=data_help)
+    add("--out", metavar="DIR", required=required,
+        help="directory for runs, tables and predictions; the same command continues there")  # fmt: skip
+    add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
+    add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
+    add("--paper", action="store_true", help="add rows with the paper's AMOS, ELECTRA and BERT to the table")
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the recipe and options that override it; None leaves the recipe's value."""
+    add = parser.add_argument
+    add("--recipe", metavar="NAME", default="amos",
+        help="amos, amos_grid, electra, electric, mlm, teams, or the path of a YAML file")  # fmt: skip
+    add("--size", choices=("small", "base", "large"), metavar="SIZE",
+        help="small, base or large, where the recipe depends on it (default: from the encoder's width)")  # fmt: skip
+    add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
+    add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")
+    add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
+    add("--cpu", action="store_true", help="do not use GPUs")
+    precision = parser.add_mutually_exclusive_group()
+    precision.add_argument("--fp16", action="store_true", help="train in float16 instead of float32, on a GPU")
+    precision.add_argument("--bf16", action="store_true", help="train in bfloat16 instead of float32, on a GPU")
+    add("--keep-checkpoints", action="store_true",
+        help="keep all checkpoints of every run, not only the weights of each task's best run")  # fmt: skip
+
+
+def session_from(arguments: argparse.Namespace) -> "Session":
+    """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
+    from amos_fairseq.finetuning.session import OVERRIDES, open_session
+
+    return open_session(
+        arguments.checkpoint, arguments.out, arguments.recipe, size=arguments.size, num_seeds=arguments.seeds,
+        from_scratch=arguments.from_scratch, overrides={name: getattr(arguments, name) for name in OVERRIDES},
+        cpu=arguments.cpu, parallel=arguments.parallel, keep_checkpoints=arguments.keep_checkpoints,
+        precision="fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32",
+    )  # fmt: skip
+
+
+def exit_stopped(out: str) -> NoReturn:
+    """Exit after SIGINT or SIGTERM, with a line that says how to continue."""
+    print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
+    sys.exit(STOPPED)
+
+
+def print_outcome(table: "Table | None", lines: Iterable[object], failures: Sequence["Failure"]) -> None:
+    """Print the table and further lines of a session; raise :class:`UserError` if a run failed."""
+    if table is not None:
+        table.print()
+    for line in lines:
+        print(line)
+    for failure in failures:
+        print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
+    if failures:
+        raise UserError(
+            f"{len(failures)} runs failed (log of the first: {failures[0].log}); the same command repeats only these"
+        )

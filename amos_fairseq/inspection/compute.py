@@ -1,0 +1,184 @@
+"""Compute what one pretrained model does with one text, without any rendering.
+
+T tokens, M masked positions, K depths, V padded vocabulary size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.errors import UserError
+from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Token, printable
+from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.interop.tokenizer import Tokenizer
+
+
+@torch.no_grad()
+def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float | None, top: int) -> Inspection:
+    """Mask one text, predict and sample the masked tokens, and run the discriminator.
+
+    The masked positions are sampled from ``seed`` as for a validation block, and all of them are replaced by <mask>,
+    whatever the mask treatment of the run. ``seed`` also seeds the sampled tokens. ``mask_prob`` None is that of the run.
+
+    Raises:
+        UserError: the model has no generator, or the text is empty or has no token that may be masked.
+    """
+    model = pretrained.model
+    if not hasattr(model, "propose"):
+        raise UserError(
+            f"{pretrained.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
+        )
+    mask_prob = mask_prob or pretrained.task["mask_prob"]
+    all_tokens = pretrained.tokens(text)
+    tokens = all_tokens[: model.max_positions()]
+    batch = mask_block(pretrained, tokens, seed, mask_prob)
+    if not batch["num_masked"]:
+        raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        logits, weights = model.propose(**batch["net_input"])
+        torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
+        output = model(**batch["net_input"])
+    positions = batch["net_input"]["masked_positions"][0]
+    is_noise = _field(output, "is_noise")
+    return Inspection(
+        file=str(pretrained.file),
+        num_updates=pretrained.num_updates,
+        seed=seed,
+        mask_prob=mask_prob,
+        depth_names=model.depth_names,
+        tokens=_tokens(pretrained, tokens, positions, output),
+        masked=[
+            _masked_token(
+                pretrained, int(position), int(tokens[position]), logits[:, 0, i], weights[0, i], top,
+                candidates=_candidates(pretrained, output, i), **_discriminator_prediction(output, i, int(position)),
+            )
+            for i, position in enumerate(positions)
+        ],
+        num_truncated=len(all_tokens) - len(tokens),
+        positive_class="" if _field(output, "rtd_logits") is None else "replaced" if is_noise is None else "noise",
+        is_corrupted=_field(output, "corrupted_tokens") is not None,
+        is_masked=not hasattr(model, "token_log_probs"),  # a model that scores all tokens at once needs their neighbors
+    )  # fmt: skip
+
+
+def _field(output: Any, name: str) -> Tensor | None:
+    """Return a field of the model output for the only sequence of the batch, None where the objective has none."""
+    value = getattr(output, name, None)
+    return None if value is None else value[0]
+
+
+def mask_block(pretrained: Pretrained, tokens: Tensor, seed: int, mask_prob: float) -> dict:
+    """Return a batch of one block [1,T] with its masked positions [1,M], masked by the code that training uses."""
+    dataset = MaskedBlockDataset(
+        [tokens[1:]],  # the dataset prepends <s>
+        pretrained.dictionary,
+        tokens_per_block=len(tokens),
+        mask_prob=mask_prob,
+        seed=seed,
+        training=False,
+    )
+    batch = dataset.collater([dataset[0]])
+    for name in ("masked_positions", "masked_weights"):
+        batch["net_input"][name] = batch["net_input"][name][:, : batch["num_masked"]]
+    return batch
+
+
+def _tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, output: Any) -> list[Token]:
+    """Return every token [T] of the main network's input, with what the model predicts for it."""
+    dictionary = pretrained.dictionary
+    corrupted, rtd_logits, is_noise, is_scored = (
+        _field(output, name) for name in ("corrupted_tokens", "rtd_logits", "is_noise", "is_scored")
+    )
+    inputs = original if corrupted is None else corrupted
+    original_pieces, input_pieces = ([dictionary[i] for i in ids.tolist()] for ids in (original, inputs))
+    special = {dictionary.bos(), dictionary.eos(), dictionary.pad()}
+    is_special = [i in special for i in original.tolist()]
+    masked = set(positions.tolist())
+    scored = [True] * len(original) if is_scored is None else is_scored.tolist()
+    token_log_probs = getattr(pretrained.model, "token_log_probs", None)
+    columns = (
+        original_pieces,
+        input_pieces,
+        surfaces(pretrained.tokenizer, input_pieces, is_special),
+        surfaces(pretrained.tokenizer, original_pieces, is_special),
+        [position in masked for position in range(len(original))],
+        is_special,
+        _values_where(scored, None if rtd_logits is None else rtd_logits.sigmoid()),
+        (inputs.ne(original) if is_noise is None else is_noise).tolist(),
+        _values_where(scored, None if token_log_probs is None else token_log_probs(inputs[None])[0]),
+    )
+    return [Token(*values) for values in zip(*columns, strict=True)]
+
+
+def _values_where(scored: list[bool], values: Tensor | None) -> list[float | None]:
+    """Return the values [T] as Python numbers, with None at unscored tokens or where there are no values."""
+    if values is None:
+        return [None] * len(scored)
+    return [value if is_scored else None for value, is_scored in zip(values.tolist(), scored, strict=True)]
+
+
+def _candidates(pretrained: Pretrained, output: Any, index: int) -> list[Prediction]:
+    """Return the candidates of multi-word selection at one masked token, the original first, with their softmax."""
+    candidates, logits = _field(output, "candidates"), _field(output, "mws_logits")
+    if candidates is None or logits is None:
+        return []
+    pairs = zip(candidates[index].tolist(), logits[index].softmax(-1).tolist(), strict=True)
+    return [Prediction(pretrained.dictionary[token], probability) for token, probability in pairs]
+
+
+def _discriminator_prediction(output: Any, index: int, position: int) -> dict[str, float]:
+    """Return what a discriminator that predicts tokens predicts for one masked token; empty for one that detects."""
+    predictions = getattr(output, "predictions", None)
+    if predictions is None:
+        return {}
+    all_tokens = predictions.nll.size(1) == output.corrupted_tokens.size(1)
+    entry = (0, position if all_tokens else index)
+    fields = {"discriminator_probability": float((-predictions.nll[entry]).exp())}
+    if predictions.copy_probs is not None:
+        fields["copy_probability"] = float(predictions.copy_probs[entry])
+    return fields
+
+
+def _masked_token(
+    pretrained: Pretrained, position: int, original: int, logits: Tensor, weights: Tensor, top: int, **fields: Any
+) -> MaskedToken:
+    """Return the ``top`` predictions of each depth from its logits [K,V], and its probability of the original token.
+
+    Tokens that are never sampled (special tokens, padding of the vocabulary) are excluded from the predictions, but are
+    part of the softmax, as in training. ``fields`` are further fields of :class:`MaskedToken`.
+    """
+    probabilities = logits.softmax(-1)
+    never_sampled = pretrained.model.unsampled_rows
+    best = probabilities.masked_fill(never_sampled, -1.0).topk(min(top, int((~never_sampled).sum())), dim=-1)
+    return MaskedToken(
+        position=position,
+        mixture_weights=weights.tolist(),
+        predictions=[
+            [Prediction(pretrained.dictionary[i], p) for i, p in zip(ids, values, strict=True)]
+            for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ],
+        original_probabilities=probabilities[:, original].tolist(),
+        **fields,
+    )
+
+
+def surfaces(tokenizer: Tokenizer, pieces: list[str], is_special: list[bool]) -> list[str]:
+    """Return the part of the decoded text that each piece adds, so that the joined parts equal the text.
+
+    A special token adds nothing, and decoding restarts after it. Where one more piece changes the text before it (several
+    bytes of one character), its part is the piece itself.
+    """
+    parts, pieces_so_far, text = [], [], ""
+    for piece, special in zip(pieces, is_special, strict=True):
+        if special:
+            parts.append("")
+            pieces_so_far, text = [], ""
+            continue
+        pieces_so_far.append(piece)
+        longer = tokenizer.decode(pieces_so_far)
+        parts.append(printable(longer[len(text) :] if longer.startswith(text) else piece))
+        text = longer
+    return parts

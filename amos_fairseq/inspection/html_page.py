@@ -1,0 +1,222 @@
+"""An inspection as one HTML page without scripts, fonts or images from elsewhere.
+
+Nothing depends on color alone: probabilities are numbers, masked tokens are underlined, and verdicts are words. Everything
+that comes from the text or the vocabulary is escaped.
+"""
+
+from html import escape
+
+from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, printable, probability_colour
+from amos_fairseq.plotting.style import depth_colours
+
+STYLE = """
+body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
+       max-width: 68rem; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
+p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
+.text { background: #fafafa; border: 1px solid #ddd; border-radius: 6px; padding: .9rem 1.1rem; line-height: 2.1;
+        white-space: pre-wrap; overflow-wrap: anywhere; }
+.masked { text-decoration: underline 2px; text-underline-offset: 4px; font-weight: 600; }
+.depths { font-size: .9em; } .depths b { font-weight: 600; border-bottom: 3px solid; padding: 0 1px; }
+.token { border-radius: 3px; padding: 2px 0; } .flagged { outline: 1.5px dashed #7a4a00; }
+.replaced { font-size: .72em; color: #555; vertical-align: super; margin: 0 2px; }
+.special { color: #777; font-size: .72em; border: 1px solid #ccc; border-radius: 3px; padding: 1px 3px; margin: 0 2px; }
+table { border-collapse: collapse; font-size: .92rem; }
+th.number { text-align: right; }
+th { text-align: left; border-bottom: 2px solid #444; padding: .3rem .9rem; vertical-align: bottom; }
+td { border-bottom: 1px solid #ddd; padding: .45rem .9rem; vertical-align: top; }
+code, .piece { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.weight { color: #555; font-size: .85em; margin-bottom: .2rem; }
+.bar { display: inline-block; height: .5em; border-radius: 1px; vertical-align: middle; }
+.prediction { white-space: nowrap; } .prediction .p { font-variant-numeric: tabular-nums; color: #333; margin-right: .4em; }
+.original .piece { font-weight: 700; text-decoration: underline; }
+.scale span { display: inline-block; padding: 0 .55em; border: 1px solid #ddd; font-size: .82rem; }
+"""
+
+
+def render_page(inspection: Inspection) -> str:
+    """Return the whole page."""
+    colours = depth_colours(len(inspection.depth_names))
+    sections = [f"<p class=note>{escape(line)}</p>" for line in inspection.summary()]
+    sections.append(_predictions_section(inspection, colours))
+    if inspection.positive_class or inspection.has_log_probs:
+        sections.append(_input_section(inspection))
+    sections.append(_table_section(inspection, colours))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width"><title>amos inspect</title>'
+        f"<style>{STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
+        + "\n".join(sections)
+        + "\n</body></html>\n"
+    )
+
+
+def _networks(inspection: Inspection) -> str:
+    if inspection.positive_class:
+        return "generator and discriminator"
+    return "generator and main network" if inspection.is_corrupted else "a cloze model"
+
+
+def _predictions_section(inspection: Inspection, colours: list[str]) -> str:
+    """The text, with the best prediction of each depth after each masked token, as in Table 9 of the AMOS paper."""
+    names = _in_brackets([f"depth {name}" for name in inspection.depth_names], colours)
+    masked_at = {masked.position: masked for masked in inspection.masked}
+    parts = []
+    for position, token in enumerate(inspection.tokens):
+        if token.special:
+            parts.append(_special_token(token, inspection))
+        elif position in masked_at:
+            best = [predictions[0].piece for predictions in masked_at[position].predictions]
+            parts.append(f"{_marked(token.original_text, 'masked')} {_in_brackets(best, colours)}")
+        else:
+            parts.append(escape(token.original_text))
+    return (
+        "<h2>The text, and the best prediction of each depth</h2><p class=note>"
+        f"Underlined tokens were {inspection.selected}. In brackets: the most probable token by depth, {names}.</p>"
+        f'<div class="text">{"".join(parts)}</div>'
+    )
+
+
+def _in_brackets(names: list[str], colours: list[str]) -> str:
+    """One name per depth, underlined in the color of the depth."""
+    marked = (
+        f'<b style="border-color:{colour}">{_show(name)}</b>' for name, colour in zip(names, colours, strict=True)
+    )
+    return f'<span class="depths">({"/".join(marked)})</span>'
+
+
+def _input_section(inspection: Inspection) -> str:
+    """The main network's input, on a background that shows the probability of the positive class."""
+    parts = [(_special_token if token.special else _input_token)(token, inspection) for token in inspection.tokens]
+    heading, note = "Log-probability of every token", f"Underlined tokens were {inspection.selected}."
+    if inspection.positive_class:
+        heading = "Input of the discriminator, and its predictions"
+        steps = [(f"{step / 4:.2f}", probability_colour(step / 4)) for step in range(5)]
+        scale = "".join(f'<span style="background:{colour}">{name}</span>' for name, colour in steps)
+        note = (
+            f'Background: the probability of "{inspection.positive_class}", <span class="scale">{scale}</span>; dashed frame: '
+            f"above 0.5. {note} The original is raised after the token where the sample differs."
+        )
+    log_probs = " log p(token | the rest) is in nats." if inspection.has_log_probs else ""
+    note += f" Point at a token to see its values.{log_probs}"
+    return f'<h2>{heading}</h2><p class=note>{note}</p><div class="text">{"".join(parts)}</div>'
+
+
+def _input_token(token: Token, inspection: Inspection) -> str:
+    classes = "token" + " masked" * token.masked + " flagged" * token.flagged
+    original = token.original_text.strip() or token.original
+    replaced = f'<span class="replaced">{escape(original)}</span>' if token.replaced else ""
+    return _marked(token.input_text, classes, _attributes(token, inspection)) + replaced
+
+
+def _special_token(token: Token, inspection: Inspection) -> str:
+    line_end = "\n" if token.original == "</s>" else ""
+    return f'<span class="special"{_attributes(token, inspection)}>{_show(token.original)}</span>{line_end}'
+
+
+def _attributes(token: Token, inspection: Inspection) -> str:
+    """The background of a token, and the values that pointing at it shows."""
+    is_sampled = token.masked and inspection.is_corrupted
+    facts = [printable(f"original {token.original}, sampled {token.input}" if is_sampled else token.original)]
+    if token.positive_probability is not None:
+        facts.append(f"P({inspection.positive_class}) {token.positive_probability:.3f}: {token.verdict}")
+    if token.log_prob is not None:
+        facts.append(f"log p {token.log_prob:.2f}")
+    style = f' style="{_background(token)}"' if token.positive_probability is not None else ""
+    return f'{style} title="{escape("; ".join(facts))}"'
+
+
+def _background(token: Token) -> str:
+    return f"background:{probability_colour(token.positive_probability)}"
+
+
+def _marked(text: str, classes: str, attributes: str = "") -> str:
+    """A part of the text in a span; the space before a word stays outside."""
+    body = text.lstrip(" ")
+    return f'{text[: len(text) - len(body)]}<span class="{classes}"{attributes}>{escape(body)}</span>'
+
+
+def _table_section(inspection: Inspection, colours: list[str]) -> str:
+    """One row per masked token with all values."""
+    heads = "".join(
+        f'<th style="border-bottom-color:{colour}">depth {escape(name)}</th>'
+        for name, colour in zip(inspection.depth_names, colours, strict=True)
+    )
+    heads += "<th>selection</th>" * inspection.has_candidates + "<th>sampled</th>" * inspection.is_corrupted
+    heads += "<th>main network</th>" * inspection.predicts_tokens
+    if inspection.positive_class:
+        heads += f"<th class=number>P({inspection.positive_class})</th><th>discriminator</th>"
+    heads += "<th class=number>log p</th>" * inspection.has_log_probs
+    rows = "".join(_table_row(inspection, masked, colours) for masked in inspection.masked)
+    return (
+        f"<h2>Every token {inspection.selected}</h2><p class=note>{_table_note(inspection)}</p><table><thead><tr>"
+        f"<th class=number>position</th><th>original</th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _table_note(inspection: Inspection) -> str:
+    sentences = [
+        "Predictions of each depth with their probabilities; the original is underlined, and comes last where it is not among "
+        "the most probable. Special tokens are excluded, but have their share of the probability."
+    ]
+    if inspection.has_mixture:
+        sentences.append("The weight is that of the depth in the mixture from which the replacement is sampled.")
+    if inspection.has_candidates:
+        sentences.append("Selection: the discriminator's probabilities of the original and its negatives.")
+    sentences.append("Tokens are spelled as in the vocabulary (SentencePiece writes a space as \u2581).")
+    return " ".join(sentences)
+
+
+def _table_row(inspection: Inspection, masked: MaskedToken, colours: list[str]) -> str:
+    token = inspection.tokens[masked.position]
+    cells = [f"<td class=number>{masked.position}</td><td><b class=piece>{_show(token.original)}</b></td>"]
+    cells += [f"<td>{_depth_cell(inspection, masked, depth, colour)}</td>" for depth, colour in enumerate(colours)]
+    if inspection.has_candidates:
+        cells.append(f"<td>{_selection_cell(masked)}</td>")
+    if inspection.is_corrupted:
+        cells.append(f"<td class=piece>{_show(token.input)}</td>")
+    if inspection.predicts_tokens:
+        cells.append(f"<td>{'<br>'.join(map(escape, masked.discriminator_lines()))}</td>")
+    if inspection.positive_class:
+        cells.append(f'<td class=number style="{_background(token)}">{token.positive_probability:.3f}</td>')
+        cells.append(f"<td>{token.verdict}</td>")
+    if inspection.has_log_probs:
+        cells.append(f"<td class=number>{token.log_prob:.2f}</td>")
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _depth_cell(inspection: Inspection, masked: MaskedToken, depth: int, colour: str) -> str:
+    original = inspection.tokens[masked.position].original
+    shown = [(prediction.piece, prediction.probability) for prediction in masked.predictions[depth]]
+    if all(piece != original for piece, _ in shown):
+        shown.append((original, masked.original_probabilities[depth]))
+    share = masked.mixture_weights[depth]
+    weight = f'<div class="weight">weight {share:.3f} {_bar(share, "#999")}</div>' if inspection.has_mixture else ""
+    return weight + "".join(
+        _prediction_line(piece, probability, piece == original, colour) for piece, probability in shown
+    )
+
+
+def _selection_cell(masked: MaskedToken) -> str:
+    """The candidates: the original first and underlined, the most probable marked as chosen."""
+    best = masked.best_candidate
+    return "".join(
+        _prediction_line(candidate.piece, candidate.probability, number == 0, "#999", " (chosen)" * (candidate is best))
+        for number, candidate in enumerate(masked.candidates)
+    )
+
+
+def _prediction_line(piece: str, probability: float, is_original: bool, colour: str, mark: str = "") -> str:
+    return (
+        f'<div class="prediction{" original" * is_original}"><span class="p">{probability:.3f}</span>'
+        f'<span class="piece">{_show(piece)}</span>{mark} {_bar(probability, colour)}</div>'
+    )
+
+
+def _bar(share: float, colour: str) -> str:
+    return f'<span class="bar" style="width:{4 * share:.2f}em;background:{colour}"></span>'
+
+
+def _show(piece: str) -> str:
+    return escape(printable(piece))

@@ -1,0 +1,1 @@
+"""Figures of training curves and fine-tuning scores: what ``amos plot`` draws."""

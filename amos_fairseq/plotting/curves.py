@@ -1,0 +1,274 @@
+"""Figures of training curves: which values are shown in which panel, and how depths and runs are distinguished."""
+
+import itertools
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.metrics_file import FILE_NAME, parse_lines
+from amos_fairseq.plotting.style import GREY, RC_PARAMS, depth_colours, legend_label, run_colour, run_style, save
+
+PANEL_INCHES = (5.2, 3.6)
+
+
+@dataclass
+class Curve:
+    """One logged value over the updates of one split; nan where the run logged null."""
+
+    updates: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """The curves of one run: ``curves[split][key]``, split ``train`` or ``valid``."""
+
+    name: str
+    curves: dict[str, dict[str, Curve]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. ``key`` ends in ``_`` where a depth follows in the log's key."""
+
+    file_name: str
+    title: str
+    y_label: str
+    key: str
+    y_limits: tuple[Optional[float], Optional[float]] = (None, None)
+    reference: Optional[tuple[float, str]] = None
+    training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
+
+    @property
+    def per_depth(self) -> bool:
+        return self.key.endswith("_")
+
+
+SCHEDULE_PANELS = (
+    Panel("learning_rate", "Learning rate", "learning rate", "lr", (0, None), training_only=True),
+    Panel(
+        "throughput", "Training throughput, pauses included", "tokens per second", "wps", (0, None), training_only=True
+    ),
+)
+PANELS = (
+    Panel("mlm_loss", "MLM loss per generator depth", "cross-entropy (nats per masked token)", "mlm_loss_"),
+    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
+    Panel("replaced_accuracy", "Detection of replaced tokens", "accuracy on replaced tokens", "rtd_recall", (0, None)),
+    Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
+    *SCHEDULE_PANELS,
+)
+# Values that only some objectives log: shown where a run has them, and not reported as missing.
+OBJECTIVE_PANELS = (
+    Panel(
+        "selection_loss", "Multi-word selection: loss", "cross-entropy (nats per masked token)", "mws_loss", (0, None)
+    ),
+    Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", (0, 1)),
+    Panel("main_loss", "Main network: MLM loss", "cross-entropy (nats per predicted token)", "main_loss", (0, None)),
+    Panel("main_accuracy", "Main network: MLM accuracy", "accuracy on predicted tokens", "main_acc", (0, 1)),
+    Panel("copy_probability", "Copy mechanism", "mean probability of copying", "copy_prob", (0, 1)),
+    Panel("policy_loss", "Generator by reward: loss", "policy loss (per masked token)", "policy_loss"),
+    Panel("baseline_loss", "Generator by reward: baseline", "cross-entropy (nats per masked token)", "baseline_loss"),
+    Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", (0, None)),
+)
+# Scores of fine-tuning, as logged by fairseq's sentence_prediction (in percent) and by the task squad.
+SCORE_PANELS = (
+    Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),
+    Panel("matthews", "Matthews correlation", "correlation (%)", "mcc"),
+    Panel("spearman", "Spearman correlation", "correlation (%)", "spearman"),
+    Panel("span_accuracy", "Answers", "windows with correct start and end", "span_acc", (0, 1)),
+)
+LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", (0, None))
+
+
+def read_runs(paths: list[str]) -> list[Run]:
+    """Read one run per path, a metrics file or its SAVE_DIR, named by the last part of the path that differs.
+
+    Raises:
+        UserError: a file is missing, has no record, or has a broken line before its last one.
+    """
+    files = [os.path.join(path, FILE_NAME) if os.path.isdir(path) else path for path in paths]
+    return [Run(name, read_curves(file)) for name, file in zip(run_names(files), files, strict=True)]
+
+
+def run_names(files: list[str]) -> list[str]:
+    """Name ``out/a/metrics.jsonl`` and ``out/b/metrics.jsonl`` ``a`` and ``b``, with more parents until names differ."""
+    parts = []
+    for file in files:
+        absolute = os.path.abspath(file)
+        if os.path.basename(absolute) == FILE_NAME:
+            absolute = os.path.dirname(absolute)
+        parts.append(absolute.strip(os.sep).split(os.sep))
+    names = [part[-1] for part in parts]
+    for length in range(2, max(map(len, parts)) + 1):
+        if len(set(names)) == len(names):
+            break
+        names = ["/".join(part[-length:]) for part in parts]
+    return names
+
+
+def read_curves(file: str) -> dict[str, dict[str, Curve]]:
+    """Return all values of one metrics file by split and key. A broken last line is skipped with a message."""
+    try:
+        lines = parse_lines(Path(file).read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{file}: no metrics to plot ({error.strerror}); name a SAVE_DIR of fairseq-train with "
+            f"--user-dir amos_fairseq, or its {FILE_NAME}"
+        ) from error
+    curves: dict[str, dict[str, Curve]] = {}
+    for number, text, record in lines:
+        if record is None and number < len(lines):
+            raise UserError(
+                f"{file}, line {number}: not a record of metrics ({text.decode(errors='replace')[:40]!r}); "
+                f"remove the line, or name the {FILE_NAME} that a training run wrote"
+            )
+        if record is None:
+            print(f"{file}: the last line (line {number}) is cut short and left out; the run may still be writing it")
+            continue
+        split = curves.setdefault("train" if record["split"] == "train" else "valid", {})
+        for key, value in record.items():
+            if key not in ("split", "update"):
+                curve = split.setdefault(key, Curve())
+                curve.updates.append(record["update"])
+                curve.values.append(math.nan if value is None else float(value))
+    if not curves:
+        raise UserError(f"{file}: no records yet; a run writes its first one after --log-interval updates")
+    return curves
+
+
+def panels_for(runs: list[Run]) -> tuple[Panel, ...]:
+    """Return the panels of pretraining, or of fine-tuning where a run logged one of its scores, or both."""
+    scores = tuple(panel for panel in SCORE_PANELS if depth_names(panel, runs))
+    of_objectives = tuple(panel for panel in OBJECTIVE_PANELS if depth_names(panel, runs))
+    pretraining = (*PANELS[: -len(SCHEDULE_PANELS)], *of_objectives)
+    if not scores:
+        return (*pretraining, *SCHEDULE_PANELS)
+    fine_tuning = (LOSS_PANEL, *scores, *SCHEDULE_PANELS)
+    return (*pretraining, *fine_tuning) if any(depth_names(panel, runs) for panel in pretraining) else fine_tuning
+
+
+def depth_names(panel: Panel, runs: list[Run]) -> list[str]:
+    """Return the suffixes under which any run logged the panel's key, in the order of the depths; [""] for a key without
+    depths, [] where no run logged it."""
+    suffix = r"(\d.*)" if panel.per_depth else "()"  # a depth starts with a digit, so mixture_entropy does not match
+    keys = {key for run in runs for curves in run.curves.values() for key in curves}
+    matches = (re.fullmatch(re.escape(panel.key) + suffix, key) for key in keys)
+    return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+
+
+def plot_curves(runs: list[Run], directory: str) -> list[str]:
+    """Write an overview and each panel as PNG and SVG. Return the paths, and a line for each panel without values.
+
+    Raises:
+        UserError: no panel has values; then nothing is written.
+        OSError: the directory cannot be written.
+    """
+    wanted = panels_for(runs)
+    panels = [panel for panel in wanted if depth_names(panel, runs)]
+    if not panels:
+        keys = ", ".join(f"{panel.key}N" if panel.per_depth else panel.key for panel in wanted)
+        raise UserError(
+            f"{', '.join(run.name for run in runs)}: no value to draw, records hold none of {keys}; name a SAVE_DIR of "
+            f"fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}"
+        )
+    os.makedirs(directory, exist_ok=True)
+    messages = [
+        f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in wanted if panel not in panels
+    ]
+    with matplotlib.rc_context(RC_PARAMS):
+        for name, shown in [("overview", panels), *((panel.file_name, [panel]) for panel in panels)]:
+            messages += save(panels_figure(shown, runs), directory, name)
+    return messages
+
+
+def panels_figure(panels: list[Panel], runs: list[Run]) -> Figure:
+    """A figure with up to three panels per row and one legend below them."""
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for panel, ax in itertools.zip_longest(panels, axes.flat):
+        if panel is None:
+            ax.set_axis_off()
+        else:
+            draw_panel(ax, panel, runs)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
+    _add_legend(figure, runs)
+    return figure
+
+
+def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
+    """Draw the training lines and validation markers of all runs."""
+    depths = depth_names(panel, runs)
+    colours = depth_colours(len(depths))
+    for index, run in enumerate(runs):
+        for depth, depth_colour in zip(depths, colours, strict=True):
+            colour = depth_colour if panel.per_depth else run_colour(index)
+            _draw_line(ax, run.curves.get("train", {}).get(panel.key + depth), colour, run_style(index)[0])
+            if not panel.training_only:
+                _draw_markers(ax, run.curves.get("valid", {}).get(panel.key + depth), colour, run_style(index)[1])
+    if panel.reference:
+        level, label = panel.reference
+        ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
+        ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
+    ax.set_ylim(*panel.y_limits)
+    ax.set(title=panel.title, xlabel="update", ylabel=panel.y_label)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if panel.key == "wps":
+        ax.yaxis.set_major_formatter(EngFormatter(sep=""))
+    elif panel.key == "lr":
+        formatter = ScalarFormatter(useMathText=True)
+        formatter.set_powerlimits((-2, 3))
+        ax.yaxis.set_major_formatter(formatter)
+    if panel.per_depth:
+        handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
+        ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
+
+
+def _draw_line(ax: Axes, curve: Optional[Curve], colour: str, dashes: object) -> None:
+    if curve is not None:
+        marker = "." if len(curve.updates) == 1 else None  # a line through one point is invisible
+        ax.plot(curve.updates, curve.values, color=colour, linewidth=1, linestyle=dashes, marker=marker, alpha=0.85)
+
+
+def _draw_markers(ax: Axes, curve: Optional[Curve], colour: str, marker: str) -> None:
+    if curve is not None:
+        size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
+        ax.plot(curve.updates, curve.values, marker, color=colour, markersize=size, zorder=3, **edge)
+
+
+def _add_legend(figure: Figure, runs: list[Run]) -> None:
+    """Add what line and marker mean and, for several runs, the style of each."""
+    handles = [
+        Line2D([], [], color=GREY, linewidth=1, label="line: training"),
+        Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
+    ]
+    title = None
+    labels = [legend_label(run.name) for run in runs]
+    if len(runs) == 1:
+        figure.suptitle(labels[0], color=GREY)
+    else:
+        title = "runs differ in line style and marker, and in color where no depths are shown"
+        handles = [_run_handle(index, label) for index, label in enumerate(labels)] + handles
+    columns = min(len(handles), 5 if max(map(len, labels)) < 30 else 2)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
+
+
+def _run_handle(index: int, label: str) -> Line2D:
+    dashes, marker = run_style(index)
+    style = {"color": run_colour(index), "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}
+    return Line2D([], [], label=label, **style)

@@ -1,0 +1,58 @@
+"""Colors, markers and file output that all figures share.
+
+Colors are the Okabe-Ito palette for runs and viridis for depths, which are ordered. Color-blind readers can distinguish
+both, and runs also differ in line style and marker. Figures are made without pyplot, which needs a display or changes the
+backend of the process.
+"""
+
+import os
+from pathlib import Path
+
+from matplotlib import colormaps, colors
+from matplotlib.figure import Figure
+
+from amos_fairseq.files import whole_file
+
+RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+RUN_DASHES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+RUN_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#555555"
+RC_PARAMS = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
+
+
+def run_colour(index: int) -> str:
+    return RUN_COLOURS[index % len(RUN_COLOURS)]
+
+
+def run_style(index: int) -> tuple[object, str]:
+    """Return a dash pattern and a marker: 35 runs before a pair repeats."""
+    return RUN_DASHES[index % len(RUN_DASHES)], RUN_MARKERS[index % len(RUN_MARKERS)]
+
+
+def depth_colours(num_depths: int) -> list[str]:
+    """Return a color "#rrggbb" per generator depth, from dark for the first to light for the last.
+
+    The last fifth of the scale is too pale for thin lines on white and is not used.
+    """
+    scale = colormaps["viridis"]
+    return [colors.to_hex(scale(0.8 * i / max(num_depths - 1, 1))) for i in range(num_depths)]
+
+
+def legend_label(name: str) -> str:
+    """Return a label that matplotlib shows unchanged: it hides labels that start with "_" and parses "$" as mathematics."""
+    return " " + name.replace("$", r"\$")
+
+
+def save(figure: Figure, directory: str | Path, name: str) -> list[str]:
+    """Write ``name.png`` and ``name.svg`` to ``directory`` and return both paths.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    paths = [os.path.join(directory, f"{name}.{extension}") for extension in ("png", "svg")]
+    for path in paths:
+        # Without a date the same data give the same bytes.
+        metadata = {"Date": None} if path.endswith(".svg") else {}
+        with whole_file(path) as unfinished:
+            figure.savefig(unfinished, dpi=150, metadata=metadata)
+    return paths

@@ -1,0 +1,47 @@
+"""The reader of metrics.jsonl: which lines are records, and what readers get of a file that is missing or cut short."""
+
+import json
+
+import pytest
+
+from amos_fairseq.metrics_file import FILE_NAME, parse_lines, read_records, updates_so_far
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        '{"split": "train", "upd',
+        "[1]",
+        "3",
+        '{"split": "train"}',
+        '{"update": 3}',
+        '{"split": "train", "update": "3"}',
+        '{"split": "train", "update": 3, "loss": "0.5"}',
+        '{"split": "train", "update": 3, "loss": [0.5]}',
+    ],
+)
+def test_other_lines_are_no_records_and_keep_their_number(text):
+    record = {"split": "valid", "update": 7, "epoch": 0.5, "loss": 0.25, "ppl": None}
+    lines = parse_lines(f"{text}\n{json.dumps(record)}".encode())
+    assert [(line.number, line.record) for line in lines] == [(1, None), (2, record)]
+    assert lines[0].text == text.encode()
+
+
+def test_bytes_of_a_damaged_disk_are_a_broken_line():
+    assert [line.record for line in parse_lines(b"\xff\x00\xfe\n\x00\x00\n")] == [None, None]
+
+
+def test_records_are_whole_lines_in_order(tmp_path):
+    assert read_records(tmp_path) == []
+    records = [{"split": "train", "update": update, "loss": 1.0} for update in (2, 4)]
+    content = "\n".join(map(json.dumps, records)) + '\n{"split": "train", "upd'
+    (tmp_path / FILE_NAME).write_text(content, encoding="utf-8")
+    assert read_records(tmp_path) == records
+
+
+def test_progress_needs_the_end_of_the_file_only(tmp_path):
+    assert updates_so_far(tmp_path) == 0
+    (tmp_path / FILE_NAME).write_bytes(b"\x00" * 10_000 + b'\n{"split": "train", "update": 12}\n{"split": "tr')
+    assert updates_so_far(tmp_path) == 12
