@@ -92,8 +92,9 @@ def run(arguments: argparse.Namespace) -> None:
     # PyTorch's profiler announces its start and end on stderr; it reads this when it is loaded.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # Imported here: the models take seconds that `amos --help` need not wait.
-    from amos_fairseq.bench.markdown import as_markdown
-    from amos_fairseq.bench.session import print_progress, run_bench
+    from amos_fairseq.bench.contest import run_bench
+    from amos_fairseq.bench.measurement import print_progress
+    from amos_fairseq.bench.report import as_markdown
     from amos_fairseq.bench.settings import BenchSettings
 
     names = ("precision", "threads", "device", "vocabulary_size", "steps", "warmup")

@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
     from omegaconf import OmegaConf
 
     from amos_fairseq.cli.flops_table import print_report
+    from amos_fairseq.flops.recipe import read_configuration
     from amos_fairseq.flops.report import report_flops
-    from amos_fairseq.flops.source import read_configuration
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     vocabulary_size = getattr(arguments, "vocabulary_size", vocabulary_size)

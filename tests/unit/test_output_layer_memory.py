@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from amos_fairseq.bench.memory import LiveBytes
+from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.functional import output_layer
 from amos_fairseq.modules.mixture_guesses import Adversary, OutputRows, guess_by_definition, guess_in_chunks
 
