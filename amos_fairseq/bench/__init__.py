@@ -1,1 +1,1 @@
-"""How fast a pretraining step is: against peers in one run, against the machine's own limits, and where its time goes."""
+"""Speed and memory of a pretraining step: against peers, against the limits of the machine, and by part of the step."""

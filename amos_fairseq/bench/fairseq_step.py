@@ -1,4 +1,4 @@
-"""Our side of the contest: the update that ``fairseq-hydra-train`` makes, by fairseq's own trainer."""
+"""The training step of this package: the update of ``fairseq-hydra-train``, made by fairseq's own trainer."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,16 +16,16 @@ from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 
 class UnsavedTrainer(Trainer):
-    """fairseq's trainer; a step that fails leaves no ``crash.pt`` behind, as there is no run to look into."""
+    """fairseq's trainer without the ``crash.pt`` of a failed step, because there is no run to inspect."""
 
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> None:
         """Save nothing."""
 
 
 class FairseqStep:
-    """A model of this package with its criterion, optimizer, schedule, clipping, number format and logging.
+    """A model of this package with its criterion, optimizer, schedule, clipping, precision and logging.
 
-    Of a real update the exchange between ranks is left out, unless there are several (:mod:`amos_fairseq.bench.ranks`).
+    The gradient exchange of a real update is missing on one rank (for several, see :mod:`amos_fairseq.bench.rank_traces`).
     """
 
     def __init__(self, setup: Setup, task: TextPretrainingTask, name: str, description: str):
@@ -33,8 +33,8 @@ class FairseqStep:
         self.description = description
         torch.manual_seed(setup.cfg.common.seed)
         model = models.build_model(setup.cfg.model, task)
-        if model.awaits_token_counts:
-            model.set_token_counts(made_up_counts(task))
+        if getattr(model, "awaits_token_counts", False):
+            model.set_token_counts(synthetic_counts(task))
         self.trainer = UnsavedTrainer(setup.cfg, task, model, task.build_criterion(setup.cfg.criterion))
 
     @classmethod
@@ -50,16 +50,16 @@ class FairseqStep:
         return self.trainer.get_criterion()
 
     def step(self, batch: dict[str, Any]) -> None:
-        """Forward, backward, clipping, optimizer, schedule and statistics; see :class:`Contestant`."""
+        """Run forward, backward, clipping, optimizer, schedule and statistics; see :class:`Contestant`."""
         self.update([batch])
 
     def update(self, micro_batches: Sequence[dict[str, Any]]) -> None:
-        """The same with the gradients of several micro-batches."""
-        with metrics.aggregate(new_root=True):  # statistics of another contestant stay apart
+        """Run a step with the accumulated gradients of several micro-batches."""
+        with metrics.aggregate(new_root=True):  # separate from the statistics of other contestants
             self.trainer.train_step(micro_batches)
 
     def state(self) -> Iterator[Tensor]:
-        """Everything that stays between two steps: weights, gradients, master weights, moments."""
+        """Yield everything that is held between two steps: weights, gradients, master weights, moments."""
         yield from tensors_of(self.module)
         optimizer = self.trainer.optimizer
         if hasattr(optimizer, "fp32_params"):
@@ -68,7 +68,7 @@ class FairseqStep:
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, their gradients, and buffers."""
+    """Yield parameters, their gradients, and buffers."""
     for parameter in module.parameters():
         yield parameter.data
         if parameter.grad is not None:
@@ -77,15 +77,15 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """What the optimizer keeps, and the gradients of the parameters that are its own (master weights)."""
+    """Yield the state of the optimizer, and the gradients of its own parameters (master weights)."""
     for group in optimizer.param_groups:
         yield from (parameter.grad for parameter in group["params"] if parameter.grad is not None)
     for state in optimizer.state.values():
         yield from (value for value in state.values() if torch.is_tensor(value))
 
 
-def made_up_counts(task: TextPretrainingTask) -> Tensor:
-    """Frequencies for a generator that samples by them: those of the dictionary, 0 for what is never sampled."""
+def synthetic_counts(task: TextPretrainingTask) -> Tensor:
+    """Return token counts for a generator that samples by frequency: the dictionary's, 0 for special tokens."""
     counts = torch.tensor(task.dictionary.count)
     counts[task.special_ids] = 0
     return counts

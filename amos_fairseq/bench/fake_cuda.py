@@ -1,9 +1,9 @@
-"""Run code on device "cuda" without a GPU, to check what CUDA would refuse and to count what it would do.
+"""Run code on device "cuda" without a GPU, to check what CUDA would refuse and to count its work.
 
-Tensors are PyTorch's FakeTensors: they have a shape, strides, a dtype and a device, but no values. Operators compute
-shapes alone, so a step of a base model takes seconds and no memory. What fails here fails on a GPU as well: tensors of
-different devices in one operator, an argument that a fused attention kernel does not accept, a host that reads a value.
-Values, speed, and memory limits are not seen.
+Tensors are PyTorch's FakeTensors: they have a shape, strides, a dtype and a device, but no values. Operators compute only
+shapes, so a step of a base model takes seconds and no memory. Code that fails here also fails on a GPU: an operator with
+tensors of different devices, an argument that a fused attention kernel does not accept, a read of a value by the host.
+Values, speed and memory limits are not checked.
 """
 
 import contextlib
@@ -33,28 +33,28 @@ from amos_fairseq.files import whole_file
 from amos_fairseq.functional import attention
 
 aten = torch.ops.aten
-# Operators whose CUDA kernels take floating point operands of one dtype alone.
+# Operators whose CUDA kernels require floating point operands of one dtype.
 ONE_DTYPE = {
     aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.native_layer_norm, aten.index_put, aten.index_put_,
     aten._index_put_impl_, aten.index_add, aten.index_add_,
 }  # fmt: skip
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
-# Of an H200, for code that asks.
+# Properties of an H200.
 PROPERTIES = SimpleNamespace(
     name="fake CUDA device", major=9, minor=0, total_memory=141 * 10**9, multi_processor_count=132
 )
 
 
 class CudaRuleError(Exception):
-    """A fused kernel of PyTorch would refuse its arguments on a GPU, or the host would wait for the device."""
+    """On a GPU, a fused kernel of PyTorch would refuse its arguments, or the host would wait for the device."""
 
 
 class FakeCuda:
-    """What :func:`fake_cuda` gives.
+    """The context that :func:`fake_cuda` returns.
 
     Attributes:
-        mode: in which tensors are fake.
+        mode: the mode that makes tensors fake.
         host_reads: how often the host has waited for a value of the device.
         uploads: how many tensors were copied to the device.
     """
@@ -64,21 +64,21 @@ class FakeCuda:
         self.host_reads = self.uploads = 0
 
     def fake(self, batch: Any) -> Any:
-        """The same nest of lists and dictionaries, with its CPU tensors as FakeTensors on device "cpu"."""
+        """Replace the CPU tensors in nested lists and dictionaries by FakeTensors on device "cpu"."""
         return utils.apply_to_sample(self.mode.from_tensor, batch)
 
     def fetch(self, values: Tensor) -> Tensor:
-        """In place of :func:`amos_fairseq.compat.host_reads.fetch`: as many ones, with memory."""
+        """Return real ones of the same shape; replaces :func:`amos_fairseq.compat.host_reads.fetch`."""
         self.host_reads += values.device.type == "cuda"
         with unset_fake_temporarily():
             return torch.ones(values.shape, dtype=values.dtype)
 
 
 class CudaRules(TorchDispatchMode):
-    """What a GPU would refuse or wait for, and FakeTensors let pass; copies to the device are counted.
+    """Refuse what a GPU would refuse or wait for but FakeTensors accept; count copies to the device.
 
-    Refused: a copy to the host; a boolean index, whose positions the host has to know; operands of different dtypes where
-    the CUDA kernel takes one (:data:`ONE_DTYPE`); targets of a loss that are not int64.
+    Refused: a copy to the host; a boolean index, because the host needs its positions; operands of different dtypes for a
+    CUDA kernel that takes one dtype (:data:`ONE_DTYPE`); targets of a loss that are not int64.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -87,15 +87,17 @@ class CudaRules(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """True: torch.compile goes on although this mode is active."""
+        """Return True: torch.compile works although this mode is active."""
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = function.overloadpacket
         if packet in ONE_DTYPE:
-            self._require_one_dtype(packet, [arg for arg in args if isinstance(arg, Tensor)])
-        if packet in INDEXING:
-            self._check_indices(args[0], args[1])
+            operands = [arg for arg in args if isinstance(arg, Tensor) and arg.device.type == "cuda"]
+            dtypes = sorted({str(operand.dtype) for operand in operands if operand.is_floating_point()})
+            require(len(dtypes) <= 1, f"{packet.__name__} takes operands of one dtype, not of {dtypes}")
+        if packet in INDEXING and args[0].device.type == "cuda":
+            self._check_indices(index for index in args[1] if isinstance(index, Tensor))
         if packet is aten.nll_loss_forward and args[0].device.type == "cuda":
             require(args[1].dtype == torch.int64, f"the targets of a loss are {args[1].dtype}, not torch.int64")
         result = function(*args, **(kwargs or {}))
@@ -109,15 +111,8 @@ class CudaRules(TorchDispatchMode):
             self.cuda.uploads += route == ("cpu", "cuda")
         return result
 
-    def _require_one_dtype(self, packet: Any, operands: list[Tensor]) -> None:
-        dtypes = {
-            operand.dtype for operand in operands if operand.device.type == "cuda" and operand.is_floating_point()
-        }
-        require(len(dtypes) <= 1, f"{packet.__name__} takes operands of one dtype, not of {sorted(map(str, dtypes))}")
-
-    def _check_indices(self, indexed: Tensor, indices: Any) -> None:
-        given = [index for index in indices if isinstance(index, Tensor)] if indexed.device.type == "cuda" else []
-        for index in given:
+    def _check_indices(self, indices: Iterator[Tensor]) -> None:
+        for index in indices:
             require(
                 index.dtype not in (torch.bool, torch.uint8),
                 "a boolean index: the host waits for the number of its positions; use where or an index tensor",
@@ -127,63 +122,65 @@ class CudaRules(TorchDispatchMode):
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[FakeCuda]:
-    """Make every new tensor fake, let ``torch.cuda`` answer as with one GPU, and check the arguments of fused attention.
+    """Make every new tensor fake, let ``torch.cuda`` report one GPU, and check the arguments of fused attention.
 
-    The trainer's one planned read of a device (:mod:`amos_fairseq.compat.host_reads`) gets ones and is counted. Every
+    The one planned device read of the trainer (:mod:`amos_fairseq.compat.host_reads`) returns ones and is counted. Every
     other read raises PyTorch's ``DataDependentOutputException`` or :class:`CudaRuleError`.
 
     Raises:
-        UserError: there is no GPU and no C++ compiler for the 60 lines that the autograd engine then needs.
-        CudaRuleError: from within, see :func:`check_fused_attention` and :class:`CudaRules`.
+        UserError: there is no GPU, and no C++ compiler for the 60 lines that the autograd engine then needs.
+        CudaRuleError: raised inside the context, see :func:`check_fused_attention` and :class:`CudaRules`.
     """
-    mode = FakeTensorMode()  # made first: it imports torch._dynamo, which looks through torch.cuda
+    mode = FakeTensorMode()  # created first: it imports torch._dynamo, which inspects torch.cuda
     cuda = FakeCuda(mode)
     reduce_and_log_stats = Trainer._reduce_and_log_stats
 
     def reduce_real_numbers(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():  # statistics are computed on the host, from numbers that were fetched
+        with unset_fake_temporarily():  # statistics are computed on the host, from fetched values
             return reduce_and_log_stats(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-        # Backward passes run in the calling thread, where they can be watched, and which needs no device of its own.
+
+        def patch(*target: Any, **settings: Any) -> None:
+            stack.enter_context(mock.patch.object(*target, **settings))
+
+        # Backward passes run in the calling thread, where they can be observed, and which needs no device of its own.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if not torch.cuda.is_available():
             stack.enter_context(device_guard())
         for name, answer in TORCH_CUDA.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
-        # Where it says yes, torch.compile asks the driver for streams.
-        stack.enter_context(mock.patch.object(torch.accelerator, "is_available", return_value=False))
+            patch(torch.cuda, name, answer)
+        # If it is True, torch.compile asks the driver for streams.
+        patch(torch.accelerator, "is_available", return_value=False)
         # PyTorch joins the kernels of many tensors for certain classes only; on a GPU these would be plain tensors.
-        classes = [*_foreach_utils._foreach_supported_types, FakeTensor]
-        stack.enter_context(mock.patch.object(_foreach_utils, "_foreach_supported_types", classes))
-        stack.enter_context(mock.patch.object(nn.Module, "_apply", replace_tensors))
-        stack.enter_context(mock.patch.object(attention, "fused_attention", fake_fused_attention))
-        stack.enter_context(mock.patch.object(host_reads, "fetch", cuda.fetch))
-        stack.enter_context(mock.patch.object(Trainer, "_reduce_and_log_stats", reduce_real_numbers))
+        patch(_foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, FakeTensor])
+        patch(nn.Module, "_apply", replace_tensors)
+        patch(attention, "fused_attention", fake_fused_attention)
+        patch(host_reads, "fetch", cuda.fetch)
+        patch(Trainer, "_reduce_and_log_stats", reduce_real_numbers)
         stack.enter_context(mode)
         stack.enter_context(CudaRules(cuda))
-        # A constant made inside the mode keeps its value, so that fairseq's tests of it need no device.
-        stack.enter_context(mock.patch.object(host_reads, "NOT_READ_YET", torch.tensor(0.0)))
+        # A constant made inside the mode keeps its value, so fairseq can test it without a device.
+        patch(host_reads, "NOT_READ_YET", torch.tensor(0.0))
         yield cuda
 
 
 def check_fused_attention(
     backend: attention.Backend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> None:
-    """Raise :class:`CudaRuleError` where PyTorch's fused attention would refuse its arguments, or copy the mask first.
+    """Raise :class:`CudaRuleError` if PyTorch's fused attention would refuse its arguments, or copy the mask first.
 
     The rules of PyTorch 2.6 to 2.13 for devices of compute capability 8.0 and above
     (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, ``attention.cu``, ``mem_eff_attention/kernel_forward.h``):
 
     - query, key and value are [B,H,T,d] of one dtype and one head width, with ``stride(-1) == 1``;
-    - ``flash`` takes float16 and bfloat16, heads of up to 256, and no mask;
-    - ``efficient`` takes float32 as well; d is a multiple of 8 (of 4 in float32);
+    - ``flash`` takes float16 and bfloat16, head widths up to 256, and no mask;
+    - ``efficient`` also takes float32; d is a multiple of 8 (of 4 in float32);
     - a mask has the dtype of the query, ``stride(-1) == 1``, and can be expanded to [B,H,T,T]. Its other strides are
       multiples of 8 elements; otherwise PyTorch pads, that is copies, the mask at every call;
-    - a mask may require a gradient with ``efficient`` alone, which then writes a gradient of [B,H,T,T].
+    - a mask may require a gradient only with ``efficient``, which then writes a gradient of [B,H,T,T].
     """
-    operands = {"query": query, "key": key, "value": value}
-    for name, tensor in operands.items():
+    for name, tensor in {"query": query, "key": key, "value": value}.items():
         require(tensor.ndim == 4, f"{name} has {tensor.ndim} dimensions, not 4")
         require(tensor.stride(-1) == 1, f"{name}.stride(-1) is {tensor.stride(-1)}, not 1")
         require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query is {query.dtype}")
@@ -217,23 +214,23 @@ def require(condition: bool, message: str) -> None:
 def fake_fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backend: attention.Backend
 ) -> Tensor:
-    """:func:`amos_fairseq.functional.attention.fused_attention` by the operator that CUDA's dispatcher would choose."""
+    """Run :func:`amos_fairseq.functional.attention.fused_attention` by the operator that CUDA's dispatcher would choose."""
     if backend == "math":
-        return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, dropout)[0]
+        return aten._scaled_dot_product_attention_math(query, key, value, mask, dropout)[0]
     check_fused_attention(backend, query, key, value, mask)
     if backend == "flash":
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout)[0]
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout)[0]
     if mask is not None:
         mask = mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
     needs_grad = torch.is_grad_enabled()
-    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, needs_grad, dropout)[0]
+    return aten._scaled_dot_product_efficient_attention(query, key, value, mask, needs_grad, dropout)[0]
 
 
 def replace_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """In place of ``nn.Module._apply``, behind ``to``, ``half`` and ``cuda``: PyTorch cannot change a FakeTensor in place.
+    """Replace ``nn.Module._apply`` (used by ``to``, ``half``, ``cuda``): PyTorch cannot change a FakeTensor in place.
 
-    Every parameter and buffer is replaced by a converted one. A tensor that several modules share stays shared, and keeps
-    the attributes that were set on it.
+    Every parameter and buffer is replaced by a converted one. A tensor that several modules share stays shared and keeps the
+    attributes that were set on it.
     """
     converted: dict[Tensor, Tensor] = {}
 
@@ -242,11 +239,11 @@ def replace_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor], recu
             return None
         if tensor not in converted:
             with torch.no_grad():
-                made = convert(tensor)
+                new = convert(tensor)
             if isinstance(tensor, nn.Parameter):
-                made = nn.Parameter(made, tensor.requires_grad)
-                vars(made).update({name: mark for name, mark in vars(tensor).items() if not hasattr(made, name)})
-            converted[tensor] = made
+                new = nn.Parameter(new, tensor.requires_grad)
+                vars(new).update({name: mark for name, mark in vars(tensor).items() if not hasattr(new, name)})
+            converted[tensor] = new
         return converted[tensor]
 
     for part in module.modules() if recurse else [module]:
@@ -256,7 +253,7 @@ def replace_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor], recu
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """For what would only reach the driver."""
+    """Do nothing; for functions that only call the driver."""
 
 
 # Results of the torch.cuda functions that this package, fairseq and PyTorch's optimizers call, as on a machine with one GPU.
@@ -270,25 +267,21 @@ TORCH_CUDA: dict[str, Any] = {
     "is_current_stream_capturing": lambda: False,
     "max_memory_allocated": lambda device=None: 0,
     "get_rng_state": lambda device=None: torch.empty(16, dtype=torch.uint8),
-    "set_rng_state": _nothing,
-    "manual_seed": _nothing,
-    "manual_seed_all": _nothing,
-    "empty_cache": _nothing,
-    "synchronize": _nothing,
-    "reset_peak_memory_stats": _nothing,
+    **dict.fromkeys(("set_rng_state", "manual_seed", "manual_seed_all"), _nothing),
+    **dict.fromkeys(("empty_cache", "synchronize", "reset_peak_memory_stats"), _nothing),
 }
 
 
 @contextlib.contextmanager
 def device_guard() -> Iterator[None]:
-    """Let the autograd engine work on device "cuda" of a machine without a GPU."""
+    """Let the autograd engine use device "cuda" on a machine without a GPU."""
     library = load_guard()
     library.begin_fake_cuda()
     try:
         with (
-            # Where torch.cuda says that there is a GPU, the first FakeTensor makes a real tensor on it,
+            # If torch.cuda reports a GPU, the first FakeTensor creates a real tensor on it,
             mock.patch.object(fake_tensor, "init_gpu_context", _nothing),
-            # and torch.tensor(..., device="cuda") a real copy.
+            # and torch.tensor(..., device="cuda") makes a real copy.
             mock.patch.object(FakeTensorMode, "avoid_device_init", True),
         ):
             yield
@@ -320,7 +313,7 @@ def load_guard() -> ctypes.CDLL:
 
 
 def compile_guard(library: str) -> None:
-    """Write the shared library to the path ``library``; :class:`UserError` where that fails."""
+    """Write the shared library to the path ``library``; raise :class:`UserError` if that fails."""
     installed = Path(torch.__file__).parent
     compiler = os.environ.get("CXX", "g++").split()
     command = [

@@ -1,15 +1,17 @@
-"""The same pretraining from parts of Hugging Face's ``transformers``, as users of that library write it.
+"""The same pretraining step built from Hugging Face's ``transformers``, as users of that library write it.
 
-``transformers`` has no ELECTRA pretraining, only the two networks. Two ways to put them together:
+``transformers`` has no ELECTRA pretraining, only the two networks. They are combined in two ways:
 
-- best: the MLM head reads the masked positions alone; both encoders run PyTorch's fused attention (sdpa), which the
-  library offers for BERT, and before version 5 not for ELECTRA: the layers are the same, so BERT's encoder takes the place
-  of ELECTRA's.
-- naive: the classes as they come, attention step by step (eager), logits of the whole vocabulary at every token.
+- best: the MLM head is applied to the masked positions only, and both encoders use PyTorch's fused attention (sdpa). Before
+  version 5 the library offers sdpa for BERT but not for ELECTRA; the layers are the same, so BERT's encoder replaces
+  ELECTRA's.
+- naive: the classes as they are, with eager attention and logits of the whole vocabulary at every token.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, D width of a network, V rows of the vocabulary.
+Shapes: B sequences, T tokens, M masked positions per sequence, D hidden size of a network, V padded vocabulary size.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,68 +21,74 @@ from torch import Tensor, nn
 from transformers import BertConfig, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from amos_fairseq.models.configuration import generator_config, transformer_config
-from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.bench.fairseq_step import moments_of, tensors_of
+from amos_fairseq.bench.settings import Setup
+from amos_fairseq.models.configuration import encoder_shape
+from amos_fairseq.models.electra_config import generator_shape
+from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.optim.grouped_adam import first, parse_betas
+
+INPUTS = ("tokens", "masked_tokens", "masked_positions")
 
 
 class HuggingFaceObjective(nn.Module):
-    """Masked language modelling, and detection of what a generator replaced where there is a discriminator.
+    """Masked language modeling, plus replaced token detection if there is a discriminator.
 
     Args:
-        guesser: the generator, or BERT itself.
-        discriminator: reads the guesser's embeddings; None for BERT's objective.
+        masked_lm: the generator, or BERT itself.
+        discriminator: shares the embeddings of ``masked_lm``; None for BERT's objective.
         detection_weight: lambda.
-        naive: which of the two ways.
+        naive: which of the two ways, see the module.
     """
 
     def __init__(
         self,
-        guesser: ElectraForMaskedLM,
+        masked_lm: ElectraForMaskedLM,
         discriminator: ElectraForPreTraining | None,
         detection_weight: float,
         naive: bool,
     ):
         super().__init__()
-        self.guesser, self.discriminator = guesser, discriminator
+        self.masked_lm, self.discriminator = masked_lm, discriminator
         self.detection_weight = detection_weight
         self.naive = naive
-        networks = [guesser] if discriminator is None else [guesser, discriminator]
+        networks = [masked_lm] if discriminator is None else [masked_lm, discriminator]
         if discriminator is not None:
-            guesser.electra.embeddings = discriminator.electra.embeddings
-            guesser.tie_weights()
+            masked_lm.electra.embeddings = discriminator.electra.embeddings
+            masked_lm.tie_weights()
         if not naive:
             for network in networks:
                 network.electra.encoder = with_fused_attention(network)
 
     def forward(self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor) -> Tensor:
-        """mean over masked positions of the MLM loss + lambda * mean over tokens of the detection loss (a scalar).
+        """Return mean MLM loss over masked positions + lambda * mean detection loss over tokens (a scalar).
 
-        Every block is full and every slot used, as in made-up text.
+        Every block is full and every masked slot is used, as in synthetic text.
 
         Args:
             tokens, masked_tokens: [B,T] int64.
             masked_positions: [B,M] int64.
         """
-        logits = self.guess(masked_tokens, masked_positions).flatten(0, 1).float()  # [B*M,V]
+        logits = self.predict_masked(masked_tokens, masked_positions).flatten(0, 1).float()  # [B*M,V]
         loss = F.cross_entropy(logits, tokens.gather(1, masked_positions).flatten())
         if self.discriminator is None:
             return loss
         corrupted = tokens.scatter(1, masked_positions, self.sample(logits.detach()).view_as(masked_positions))
-        detected = self.discriminator.discriminator_predictions(self.read(self.discriminator, corrupted))  # [B,T]
+        detected = self.discriminator.discriminator_predictions(self.encode(self.discriminator, corrupted))  # [B,T]
         replaced = corrupted.ne(tokens).float()
         return loss + self.detection_weight * F.binary_cross_entropy_with_logits(detected.float(), replaced)
 
-    def guess(self, masked_tokens: Tensor, masked_positions: Tensor) -> Tensor:
-        """Logits at the masked positions: [B,M,V]."""
+    def predict_masked(self, masked_tokens: Tensor, masked_positions: Tensor) -> Tensor:
+        """Return the logits at the masked positions: [B,M,V]."""
         if self.naive:
-            logits = self.guesser(masked_tokens).logits  # [B,T,V]
+            logits = self.masked_lm(masked_tokens).logits  # [B,T,V]
             return logits.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, logits.size(-1)))
-        states = self.read(self.guesser, masked_tokens)
+        states = self.encode(self.masked_lm, masked_tokens)
         states = states.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, states.size(-1)))  # [B,M,D]
-        return self.guesser.generator_lm_head(self.guesser.generator_predictions(states))
+        return self.masked_lm.generator_lm_head(self.masked_lm.generator_predictions(states))
 
-    def read(self, network: nn.Module, tokens: Tensor) -> Tensor:
-        """Last states of a network: [B,T] -> [B,T,D]."""
+    def encode(self, network: nn.Module, tokens: Tensor) -> Tensor:
+        """Return the last hidden states of a network: [B,T] -> [B,T,D]."""
         electra = network.electra
         if self.naive:
             return electra(tokens)[0]
@@ -90,28 +98,31 @@ class HuggingFaceObjective(nn.Module):
         return electra.encoder(states)[0]  # no mask: nothing is padded
 
     def sample(self, logits: Tensor) -> Tensor:
-        """A row drawn from each softmax: [N,V] float32 -> [N] int64."""
+        """Sample a token from each softmax: [N,V] float32 -> [N] int64."""
         return torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
 
 
 def with_fused_attention(network: nn.Module) -> BertEncoder:
-    """BERT's encoder with sdpa and the weights of the network's own."""
+    """Return BERT's encoder with sdpa and the weights of the network's own encoder."""
     settings = {name: value for name, value in network.config.to_dict().items() if name != "model_type"}
     encoder = BertEncoder(BertConfig(**settings, attn_implementation="sdpa"))
     encoder.load_state_dict(network.electra.encoder.state_dict())
     return encoder
 
 
-def build_objective(cfg: DictConfig, num_rows: int, pad: int, naive: bool) -> HuggingFaceObjective:
-    """Networks of the sizes of ``cfg``, an ``electra`` or ``mlm`` recipe; ``num_rows`` V and ``pad`` of its embeddings."""
-    eps_and_rows = {"layer_norm_eps": cfg.model.layer_norm_eps, "vocab_size": num_rows, "pad_token_id": pad}
-    main = network_config(transformer_config(cfg.model), **eps_and_rows)
+def build_objective(cfg: DictConfig, vocabulary_size: int, pad: int, naive: bool) -> HuggingFaceObjective:
+    """Build networks of the sizes of ``cfg``, an ``electra`` or ``mlm`` recipe.
+
+    Args:
+        vocabulary_size: V, padded.
+        pad: index of the padding token.
+    """
+    common = {"layer_norm_eps": cfg.model.layer_norm_eps, "vocab_size": vocabulary_size, "pad_token_id": pad}
+    main = network_config(encoder_shape(cfg.model), **common)
     if cfg.criterion._name == "mlm":
         return HuggingFaceObjective(ElectraForMaskedLM(main), None, 0.0, naive)
-    guesser = ElectraForMaskedLM(
-        network_config(generator_config(cfg.model, cfg.model.generator_layers), **eps_and_rows)
-    )
-    return HuggingFaceObjective(guesser, ElectraForPreTraining(main), cfg.criterion.discriminator_loss_weight, naive)
+    generator = ElectraForMaskedLM(network_config(generator_shape(cfg.model, cfg.model.generator_layers), **common))
+    return HuggingFaceObjective(generator, ElectraForPreTraining(main), cfg.criterion.discriminator_loss_weight, naive)
 
 
 def network_config(shape: TransformerConfig, **settings: Any) -> ElectraConfig:
@@ -124,7 +135,54 @@ def network_config(shape: TransformerConfig, **settings: Any) -> ElectraConfig:
         max_position_embeddings=shape.max_positions,
         hidden_dropout_prob=shape.dropout,
         attention_probs_dropout_prob=shape.attention_dropout,
-        type_vocab_size=max(shape.num_token_types, 1),  # the library has at least one
+        type_vocab_size=max(shape.num_token_types, 1),  # the library needs at least one
         attn_implementation="eager",
         **settings,
     )
+
+
+class HuggingFaceStep:
+    """A training step with float32 weights, autocast for 16-bit precisions, fused AdamW and clipping."""
+
+    def __init__(self, setup: Setup, module: nn.Module, name: str, description: str):
+        self.name, self.description = name, description
+        self.module = module.to(setup.device).train()
+        self.device, self.dtype = setup.device, setup.dtype
+        self.clip_norm = setup.cfg.optimization.clip_norm
+        self.optimizer = fused_adamw(module, setup.cfg)
+        self.scaler = torch.amp.GradScaler(setup.device.type, enabled=setup.precision == "fp16")
+
+    def step(self, batch: dict[str, Any]) -> None:
+        """Run forward, backward, clipping and optimizer; see :class:`Contestant`."""
+        inputs = {name: batch["net_input"][name].to(self.device, non_blocking=True) for name in INPUTS}
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            loss = self.module(**inputs)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        if self.clip_norm > 0:
+            nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        loss.item()  # the loss is logged, as in our step
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def state(self) -> Iterator[Tensor]:
+        """Yield everything that is held between two steps."""
+        yield from tensors_of(self.module)
+        yield from moments_of(self.optimizer)
+
+
+def fused_adamw(module: nn.Module, cfg: DictConfig) -> torch.optim.AdamW:
+    """Build the recipe's optimizer with weight decay for matrices but not vectors, as in the library's examples."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": cfg.optimizer.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    lr, betas = first(cfg.optimization.lr), parse_betas(cfg.optimizer.adam_betas)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=cfg.optimizer.adam_eps, fused=True)

@@ -1,4 +1,4 @@
-"""What this machine is, and how fast it multiplies matrices and moves bytes."""
+"""Description of this machine, its matrix product rate and its memory bandwidth."""
 
 import os
 import platform
@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from amos_fairseq.bench.timing import sustained_seconds
+from amos_fairseq.bench.measurement import sustained_seconds
 from amos_fairseq.versions import version_of
 
-# Edges of square products: the peak is the fastest of them, as the best size differs between machines.
+# Sizes of the square products: the peak is the fastest of them, because the best size differs between machines.
 MATMUL_EDGES = {"cpu": (1024, 2048, 4096), "cuda": (4096, 8192, 16384)}
-COPIED_BYTES = {"cpu": 2**28, "cuda": 2**31}  # far beyond every cache
-SECONDS = {"cpu": 1.0, "cuda": 2.0}  # for each size and for the copy; a GPU meets its power limit within the first half
+COPIED_BYTES = {"cpu": 2**28, "cuda": 2**31}  # much larger than every cache
+SECONDS = {"cpu": 1.0, "cuda": 2.0}  # for each size and for the copy; a GPU reaches its power limit in the first half
 PACKAGES = ("amos_fairseq", "torch", "fairseq-fixed", "transformers", "numpy")
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, edges: tuple[int, ...] | None = None) -> float:
-    """FLOP/s of the fastest square matrix product, a multiplication and an addition being two.
+    """Return the FLOP/s of the fastest square matrix product; a multiplication and an addition are two operations.
 
-    This is what a training step could reach: the sustained median of products of random normal numbers. A product draws
-    more power the more bits change between its operands, and a GPU at its power limit lowers its clock: an H200,
-    measured with another program, multiplied matrices of 8192 x 8192 in bf16 at 894 TFLOP/s if they were zeros and at 788 if
-    they were random. Numbers in
-    [0, 1) share their sign and most of their exponents. Short bursts end before the clock falls, and the best of many is
-    a rate that a training step cannot sustain. float32 is PyTorch's default float32 (no TF32 unless the caller allowed it).
+    This rate is an upper bound for a training step: the sustained median of products of random normal values. A product
+    draws more power the more bits change between its operands, and a GPU at its power limit lowers its clock: an H200,
+    measured with another program, multiplied 8192 x 8192 matrices in bf16 at 894 TFLOP/s if they were zeros and at 788 if
+    they were random. Values in [0, 1) share their sign and most of their exponents. Short bursts end before the clock
+    falls, and the best of many bursts is a rate that a training step cannot sustain. float32 is PyTorch's default float32
+    (no TF32 unless the caller allowed it).
     """
     return max(2 * edge**3 / matmul_seconds(edge, device, dtype) for edge in edges or MATMUL_EDGES[device.type])
 
@@ -37,9 +37,9 @@ def matmul_seconds(edge: int, device: torch.device, dtype: torch.dtype) -> float
 
 
 def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
-    """Bytes/s read and written by the copy of ``size`` bytes (a multiple of 8), both counted; the sustained median.
+    """Return the sustained bytes/s of a copy of ``size`` bytes (a multiple of 8), counting both reads and writes.
 
-    The bytes are random for the same reason as the numbers of :func:`matmul_peak`.
+    The bytes are random for the same reason as the values of :func:`matmul_peak`.
     """
     source = torch.empty((size or COPIED_BYTES[device.type]) // 8, dtype=torch.int64, device=device).random_()
     target = torch.empty_like(source)
@@ -47,28 +47,28 @@ def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Hardware, for the report."""
-    described = {
-        "processor": processor_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.machine()}",
-        "gpu": None,
-    }
+    """Return the hardware for the report."""
+    gpu = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        described["gpu"] = {
+        gpu = {
             "name": properties.name,
             "memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
-    return described
+    return {
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "gpu": gpu,
+    }
 
 
 def processor_name() -> str:
-    """The model as Linux names it; the architecture elsewhere."""
+    """Return the processor model as Linux reports it, or the architecture on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -78,6 +78,6 @@ def processor_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that a step runs through."""
+    """Return the versions of Python and of the packages that a step uses."""
     found = {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
     return found | {"torch": torch.__version__}  # with the build, such as +cu130

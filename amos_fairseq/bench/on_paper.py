@@ -1,14 +1,14 @@
-"""Predict the time of a training step on a GPU from what the step launches, moves and computes; no GPU is needed.
+"""Predict the time of a training step on a GPU from the kernels that it launches, their bytes and their FLOPs, without a GPU.
 
 The real step (model, criterion, backward pass, clipping, optimizer) runs on FakeTensors (:mod:`amos_fairseq.bench.fake_cuda`).
-Every operator that would start a kernel is counted, as one kernel, with its bytes and FLOPs. Its predicted time is
+Every operator that would start a kernel counts as one kernel. Its predicted time is
 
     matrix product   max(FLOPs / product rate, bytes / bandwidth)
     fused attention  FLOPs / attention rate + bytes of the mask, of its gradient and of scratch memory / bandwidth
     anything else    bytes / bandwidth
 
 and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, and for a host
-that launches kernels faster than the device runs them. It is there to be compared with a measurement, part by part.
+that launches kernels faster than the device runs them. It is meant to be compared with a measurement, part by part.
 """
 
 import contextlib
@@ -27,22 +27,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from amos_fairseq.bench import profile
+from amos_fairseq.bench import step_profile
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
-from amos_fairseq.bench.made_up_text import random_blocks
-from amos_fairseq.bench.session import micro_batch_size
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.bench.synthetic_text import random_batch
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.flops.training import training_flops
-from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 aten = torch.ops.aten
 
-# Seconds. The shortest kernels of a Hopper or Ampere GPU take 2 to 3 microseconds, whatever they do (assumption).
+# Seconds. The shortest kernels of a Hopper or Ampere GPU take 2 to 3 microseconds (assumption).
 SHORTEST_KERNEL = 2.5e-6
-# Share of the peak of a large square product that the products of an encoder reach: with 768 terms a sum, a tile spends
-# about a fifth of its time on its first loads and on writing its result (assumption).
+# Fraction of the peak of a large square product that the products of an encoder reach: with an inner size of 768, a tile
+# spends about a fifth of its time on its first loads and on writing its result (assumption).
 PRODUCT_SHARE = 0.8
 
 
@@ -62,57 +60,46 @@ class Device:
     bandwidth: float
 
 
+def peaks(half: float, single: float) -> dict[torch.dtype, float]:
+    """Scale peaks of a data sheet by the share that an H200 reaches: 788 (bf16, 8192^3, random; another program) of 989."""
+    return {torch.bfloat16: half * 788 / 989, torch.float16: half * 788 / 989, torch.float32: single * 788 / 989}
+
+
 # Memory-efficient attention on an A100, head width 64: forward 164 TFLOP/s (float16, 64 x 1,024 tokens, 16 heads, 1,669
 # microseconds), backward 72 (bfloat16, 8 x 512 tokens, 64 heads, dropout 0.3, 1.2 ms); both without a mask, from the
 # tables of https://github.com/facebookresearch/xformers/pull/587. FLOPs of a backward pass are 2.5 times the forward's.
 EFFICIENT_ON_A100 = (164e12, 72e12)
-# The kernel uses no instruction that is newer than the A100. An H200 is taken to run it faster in proportion to its tensor
-# cores' clocks (assumption): 132 multiprocessors at 1.83 GHz in place of 108 at 1.41 GHz. These are the clocks of the data
-# sheets' bfloat16 peaks: 989 = 132 x 4,096 x 1.83 and 312 = 108 x 2,048 x 1.41 GFLOP/s.
+# The kernel uses no instruction that is newer than the A100. An H200 is assumed to run it faster in proportion to the clocks
+# of its tensor cores: 132 multiprocessors at 1.83 GHz instead of 108 at 1.41 GHz. These are the clocks of the data sheets'
+# bfloat16 peaks: 989 = 132 x 4,096 x 1.83 and 312 = 108 x 2,048 x 1.41 GFLOP/s.
 FROM_A100_TO_H200 = (132 * 1.83) / (108 * 1.41)
-# FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6.
+EFFICIENT_ON_H200 = (EFFICIENT_ON_A100[0] * FROM_A100_TO_H200, EFFICIENT_ON_A100[1] * FROM_A100_TO_H200)
+# FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6. The Triton kernels of this
+# package compute the same products, plus the bias and its gradient, on tiles of 64 x 64, and are assumed to reach these rates.
 FLASH_2_ON_H100 = (282e12, 198e12)
 FLASH_2_ON_A100 = (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200)
-# This package's kernels in Triton do the same products, with the bias and its gradient besides, on tiles of 64 x 64; they are
-# taken to reach the same rates (assumption).
 
 DEVICES = {
     "h200": Device(
         "H200",
-        # bfloat16: a product of 8,192^3 random numbers, measured on an H200 with another program. float32 without TF32: 67
-        # by the data sheet, times the same share of the data sheet's 989.
-        peak={torch.bfloat16: 788e12, torch.float16: 788e12, torch.float32: 67e12 * 788 / 989},
-        attention={
-            "flash": FLASH_2_ON_H100,
-            "triton": FLASH_2_ON_H100,
-            "efficient": (EFFICIENT_ON_A100[0] * FROM_A100_TO_H200, EFFICIENT_ON_A100[1] * FROM_A100_TO_H200),
-        },
+        peaks(989e12, 67e12),  # data sheet; float32 without TF32
+        {"flash": FLASH_2_ON_H100, "triton": FLASH_2_ON_H100, "efficient": EFFICIENT_ON_H200},
         bandwidth=4.3e12,  # a copy on the device, measured on an H200 with another program
     ),
     "a100": Device(
         "A100 80GB",
-        # 312 and 19.5 by the data sheet, times the share of the data sheet's 989 that was measured on an H200.
-        peak={
-            torch.bfloat16: 312e12 * 788 / 989,
-            torch.float16: 312e12 * 788 / 989,
-            torch.float32: 19.5e12 * 788 / 989,
-        },
-        attention={
-            "flash": FLASH_2_ON_A100,
-            "triton": FLASH_2_ON_A100,
-            "efficient": EFFICIENT_ON_A100,
-        },
-        # 2.039 TB/s by the data sheet, times the share of the data sheet's 4.8 that was measured on an H200.
-        bandwidth=2.039e12 * 4.3 / 4.8,
+        peaks(312e12, 19.5e12),  # data sheet
+        {"flash": FLASH_2_ON_A100, "triton": FLASH_2_ON_A100, "efficient": EFFICIENT_ON_A100},
+        bandwidth=2.039e12 * 4.3 / 4.8,  # data sheet, times the measured share of the data sheet's 4.8 on an H200
     ),
 }
 
-# Rows of the table: a part of the measured profile is one row, or two: its matrix products, and the rest.
+# A part of the measured profile is one row of the table, or two: its matrix products, and everything else.
 PRODUCTS, REST = "matrix products", "the rest"
-SPLIT_PARTS = (profile.ATTENTION, profile.FFN, profile.OUTPUT)
+SPLIT_PARTS = (step_profile.ATTENTION, step_profile.FFN, step_profile.OUTPUT)
 TABLE_ORDER = tuple(
     row
-    for part in profile.PARTS
+    for part in step_profile.PARTS
     for row in ((f"{part}: {PRODUCTS}", f"{part}: {REST}") if part in SPLIT_PARTS else (part,))
 )
 
@@ -121,7 +108,7 @@ def row_of(part: str, is_product: bool) -> str:
     return f"{part}: {PRODUCTS if is_product else REST}" if part in SPLIT_PARTS else part
 
 
-# By name, because the operators of this package exist only where Triton was imported.
+# By name, because this package's operators exist only where Triton was imported.
 FUSED_ATTENTION = {
     "aten::_scaled_dot_product_flash_attention": ("flash", 0),
     "aten::_scaled_dot_product_flash_attention_backward": ("flash", 1),
@@ -130,7 +117,7 @@ FUSED_ATTENTION = {
     "amos_fairseq::attention": ("triton", 0),
     "amos_fairseq::attention_backward": ("triton", 1),
 }
-# FLOPs by arguments and result; PyTorch's table, which operators join later, does not know products of a matrix and a vector.
+# FLOPs by arguments and result. PyTorch's table, which operators extend later, has no matrix-vector products.
 FLOPS = ChainMap({aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}, flop_registry)
 # Operators that only allocate.
 ALLOCATE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
@@ -140,19 +127,17 @@ OVERWRITE = {
     aten._foreach_copy_, aten._foreach_zero_,
 }  # fmt: skip
 # Operators that read as much of their first argument as they return.
-PICK = {aten.embedding, aten.gather, aten.index_select, aten.index}
-# Operators that change as much of their first argument as they are given values.
-SCATTER = {
-    aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_, aten.index_add_, aten.index_copy_,
-}  # fmt: skip
-ACCUMULATE = {aten.scatter_add_, aten.index_add_}  # of these, the ones that read what they change
+GATHER = {aten.embedding, aten.gather, aten.index_select, aten.index}
+# Operators that change as much of their first argument as they are given values; the second set also reads it.
+ACCUMULATE = {aten.scatter_add_, aten.index_add_}
+SCATTER = {aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.index_copy_, *ACCUMULATE}
 # Operators of this package that read given blocks of rows of the logits [K,n,V], their first argument.
 READ_BLOCKS = {"amos_fairseq::pick_rows", "amos_fairseq::summarize_blocks"}
 
 
 @dataclass
 class Cost:
-    """What a part launches, moves and computes, and the seconds predicted for it."""
+    """Kernels, bytes and FLOPs of a part, and the seconds predicted for it."""
 
     launches: int = 0
     bytes: float = 0
@@ -167,10 +152,10 @@ class Cost:
 
 
 class Trace(TorchDispatchMode):
-    """Add up the costs of every operator by row of the table, in forward and backward passes.
+    """Sum the costs of all operators by row of the table, in forward and backward passes.
 
-    The part of an operator is that of the innermost module or range it runs in, also where a layer is computed again in the
-    backward pass; elsewhere in a backward pass it is that of the operator which made the node of autograd.
+    An operator belongs to the part of the innermost module or range in which it runs, also when a layer is recomputed in the
+    backward pass. Other operators of a backward pass belong to the part of the operator that created the autograd node.
 
     Attributes:
         costs: by row of the table.
@@ -183,11 +168,11 @@ class Trace(TorchDispatchMode):
         self.costs: dict[str, Cost] = defaultdict(Cost)
         self.operators: dict[tuple[str, str], Cost] = defaultdict(Cost)
         self._ranges: list[str] = []
-        self._made_in: dict[int, str] = {}
+        self._part_of_node: dict[int, str] = {}
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """In place of ``record_function``."""
+        """Replacement for ``record_function``."""
         self._ranges.append(name)
         try:
             yield
@@ -196,7 +181,7 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function.namespace == "prim":  # which device a tensor is on: asked many times, and no work
+        if function.namespace == "prim":  # queries of a tensor's device: frequent, and no work
             return function(*args, **kwargs)
         part = self._current_part()
         result = function(*args, **kwargs)
@@ -206,12 +191,13 @@ class Trace(TorchDispatchMode):
 
     def _current_part(self) -> str:
         node = torch._C._current_autograd_node()
-        is_in_module = any(name.startswith(profile.PREFIX) for name in self._ranges)
+        is_in_module = any(name.startswith(step_profile.PREFIX) for name in self._ranges)
         if node is not None and not is_in_module:
-            return self._made_in.get(node._sequence_nr(), profile.OTHER)
-        part = next((part for part in map(part_of_range, reversed(self._ranges)) if part is not None), profile.OTHER)
+            return self._part_of_node.get(node._sequence_nr(), step_profile.OTHER)
+        parts = (part_of_range(name) for name in reversed(self._ranges))
+        part = next((part for part in parts if part is not None), step_profile.OTHER)
         # The first operator dispatched after a node was created is the one that the node belongs to.
-        self._made_in.setdefault(torch._C._autograd._get_sequence_nr() - 1, part)
+        self._part_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, part)
         return part
 
     def _add(self, part: str, function: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -236,62 +222,62 @@ class Trace(TorchDispatchMode):
 
 
 def part_of_range(name: str) -> str | None:
-    """The part of the profile that a module's mark or a range of fairseq's trainer belongs to."""
-    if name.startswith(profile.PREFIX):
-        return name.removeprefix(profile.PREFIX)
-    # What the trainer does in the range "backward" outside of autograd is copying gradients to the float32 masters.
-    return profile.OPTIMIZER if name == "backward" else profile.PART_OF_FAIRSEQ.get(name)
+    """Return the part of the profile for a module's mark or a range of fairseq's trainer."""
+    if name.startswith(step_profile.PREFIX):
+        return name.removeprefix(step_profile.PREFIX)
+    # In the range "backward", outside of autograd, the trainer copies gradients to the float32 master weights.
+    return step_profile.OPTIMIZER if name == "backward" else step_profile.PART_OF_FAIRSEQ.get(name)
 
 
 def starts_kernel(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
-    """Whether a CUDA device would do anything: no view, no allocation, nothing on the CPU."""
+    """Return whether a CUDA device would do any work: false for views, allocations and work on the CPU."""
     if function.overloadpacket in ALLOCATE:
         return False
-    made = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
-    given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
-    if not any(tensor.device.type == "cuda" for tensor in made + given):
+    results = [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    inputs = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not any(tensor.device.type == "cuda" for tensor in results + inputs):
         return False
     if function._schema.is_mutable:
         return True
-    storages = {tensor.untyped_storage()._cdata for tensor in given}
-    return not made or any(tensor.untyped_storage()._cdata not in storages for tensor in made)
+    storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return not results or any(tensor.untyped_storage()._cdata not in storages for tensor in results)
 
 
 def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Bytes that a kernel has to read and write at least; what is broadcast is read once.
+    """Return the bytes that a kernel has to read and write at least; a broadcast tensor is read once.
 
-    The batch's copy to the device counts as a copy on the device.
+    The copy of the batch to the device counts as a copy on the device.
     """
     packet = function.overloadpacket
     arguments = {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)} | kwargs
-    made = sum(map(num_bytes, tensors_of(result)))
+    returned = total_bytes(result)
     if packet is aten.index_fill_:
         target, dimension, index = args[:3]
         return num_bytes(index) + num_bytes(target) // target.size(dimension) * index.numel()
     if packet in SCATTER:
         others = tensors_of([value for name, value in arguments.items() if name != "self"])
-        indices = sum(map(num_bytes, (tensor for tensor in others if not tensor.is_floating_point())))
-        values = sum(map(num_bytes, (tensor for tensor in others if tensor.is_floating_point())))
+        indices = sum(num_bytes(tensor) for tensor in others if not tensor.is_floating_point())
+        values = sum(num_bytes(tensor) for tensor in others if tensor.is_floating_point())
         return indices + (3 if packet in ACCUMULATE else 2) * values
     if packet._qualified_op_name in READ_BLOCKS:
-        from amos_fairseq.functional.cuda.logits import BLOCK_ROWS  # needs Triton, which is there where the operator is
+        from amos_fairseq.functional.cuda.logits import BLOCK_ROWS  # needs Triton, as the operator does
 
         logits, *others = tensors_of(args)
         read = arguments["blocks"].numel() * BLOCK_ROWS * len(logits) * logits.element_size()
-        return read + sum(map(num_bytes, others)) + made
-    if packet in PICK:
-        return 2 * made + sum(map(num_bytes, tensors_of(args[1:])))
+        return read + sum(map(num_bytes, others)) + returned
+    if packet in GATHER:
+        return 2 * returned + total_bytes(args[1:])
     written_names = [a.name for a in function._schema.arguments if a.is_write and a.name in arguments]
     if packet is aten._fused_adamw_ and arguments.get("grad_scale") is None:
-        written_names.remove("grads")  # it writes the unscaled gradients back where it unscales them
+        written_names.remove("grads")  # written only when the operator unscales the gradients
     unread = {"out"} | ({"self"} if packet in OVERWRITE else set())
-    read = sum(map(num_bytes, tensors_of([value for name, value in arguments.items() if name not in unread])))
+    read = total_bytes([value for name, value in arguments.items() if name not in unread])
     if not written_names:
-        return read + made
+        return read + returned
     written = tensors_of([arguments[name] for name in written_names])
     changed = {tensor.untyped_storage()._cdata for tensor in written}
-    also_made = (tensor for tensor in tensors_of(result) if tensor.untyped_storage()._cdata not in changed)
-    return read + sum(map(num_bytes, [*written, *also_made]))
+    new = (tensor for tensor in tensors_of(result) if tensor.untyped_storage()._cdata not in changed)
+    return read + sum(map(num_bytes, [*written, *new]))
 
 
 def tensors_of(nest: Any) -> list[Tensor]:
@@ -299,45 +285,47 @@ def tensors_of(nest: Any) -> list[Tensor]:
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """What is expanded, with a stride of 0, counts once."""
+    """Return the bytes of a tensor; expanded dimensions (stride 0) count once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
     return math.prod(sizes) * tensor.element_size()
 
 
-def extra_bytes(packet: Any, args: Any, result: Any) -> int:
-    """What a kernel moves beyond the published one of its rate: a mask and its gradient; of Triton's backward pass the scratch.
+def total_bytes(nest: Any) -> int:
+    return sum(map(num_bytes, tensors_of(nest)))
 
-    Its sums of dq are counted as written once. A program adds to 128 KB of them (T = 512, d = 64) while it runs, and the
-    programs of 132 multiprocessors stay in an L2 cache of 50 MB. Besides, it reads output and gradient for dO . O, and at
-    given positions writes and reads dS.
+
+def extra_bytes(packet: Any, args: Any, result: Any) -> int:
+    """Return the bytes that a fused kernel moves beyond those included in its published rate.
+
+    These are a mask and its gradient, and the scratch memory of Triton's backward pass. Its sums of dq count as written once:
+    a program adds to 128 KB of them (T = 512, d = 64) while it runs, and the programs of 132 multiprocessors stay in an L2
+    cache of 50 MB. It also reads output and gradient for dO . O, and at given positions writes and reads dS.
     """
     if packet._qualified_op_name == "amos_fairseq::attention_backward":
         grad, heads, bias, _, _, positions, out = args[:7]
         B, T, _, H, _ = heads.shape
         scores = 0 if bias is None or positions is None else 2 * 4 * B * H * positions.size(1) * T
         return 4 * grad.numel() + num_bytes(grad) + num_bytes(out) + scores
+    masks: tuple = ()
     if packet is aten._scaled_dot_product_efficient_attention:
         masks = args[3:4]
     elif packet is aten._scaled_dot_product_efficient_attention_backward:
         masks = (args[4], result[3])
-    else:
-        masks = ()
     return sum(num_bytes(mask) for mask in masks if isinstance(mask, Tensor))
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step on paper.
+    """The predicted costs of a step.
 
     Attributes:
         costs: by row of the table.
-        tokens: of the micro-batch.
-        model_flops: of the plain definitions, forward and backward.
+        tokens: number of tokens in the micro-batch.
+        model_flops: forward and backward pass of the reference implementation.
     """
 
     setup: Setup
     device: Device
-    batch_size: int
     tokens: int
     model_flops: float
     costs: dict[str, Cost] = field(default_factory=dict)
@@ -358,34 +346,22 @@ def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) 
         with unset_fake_temporarily():
             setup = prepare(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
-            batch_size = micro_batch_size(setup)
-            batch = full_batch(task, batch_size)
+            batch = random_batch(task, setup.batch_size)
         trace = trace_step(FairseqStep(setup, task, "ours", ""), cuda, batch, device)
-    per_token = training_flops(setup.cfg, setup.vocabulary_size).per_token
-    return Prediction(
-        setup,
-        device,
-        batch_size,
-        batch["ntokens"],
-        per_token * batch["ntokens"],
-        dict(trace.costs),
-    )
-
-
-def full_batch(task: TextPretrainingTask, batch_size: int) -> dict[str, Any]:
-    blocks = random_blocks(task, batch_size)
-    return blocks.collater([blocks[index] for index in range(batch_size)])
+    tokens = batch["ntokens"]
+    model_flops = training_flops(setup.cfg, setup.vocabulary_size).per_token * tokens
+    return Prediction(setup, device, tokens, model_flops, dict(trace.costs))
 
 
 def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device: Device) -> Trace:
-    """One update after a first one, which makes the optimizer's moments."""
+    """Trace one update after a first one, which creates the optimizer's moments."""
     step.step(cuda.fake(batch))
     trace = Trace(device)
     with (
         mock.patch.object(torch.autograd.profiler, "record_function", trace.range),
-        mock.patch.object(profile, "record_function", trace.range),
-        profile.marked_parts(step),
-        profile.as_written(),
+        mock.patch.object(step_profile, "record_function", trace.range),
+        step_profile.marked_parts(step),
+        step_profile.as_written(),
         trace,
     ):
         step.step(cuda.fake(batch))
@@ -393,26 +369,24 @@ def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device:
 
 
 def as_text(prediction: Prediction) -> str:
-    """A table of parts, and the total."""
-    setup, total = prediction.setup, prediction.total
+    """Return a table of parts, and the total."""
+    setup, total, peak = prediction.setup, prediction.total, prediction.device.peak[prediction.setup.dtype]
     rows = [
         f"{name:<52}{cost.launches:>9,}{cost.bytes / 1e9:>9.1f}{cost.flops / 1e12:>9.2f}{cost.seconds * 1e3:>9.1f}"
         for name in TABLE_ORDER
         if (cost := prediction.costs.get(name))
     ]
-    tokens_per_second = prediction.tokens / total.seconds
-    share = prediction.model_flops / total.seconds / prediction.device.peak[setup.dtype]
     return "\n".join(
         [
             f"predicted, not measured: {setup.cfg.criterion._name} on one {prediction.device.name}, {setup.precision}, "
-            f"{prediction.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens, layers as written",
+            f"{setup.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens, layers as written",
             "",
             f"{'part':<52}{'kernels':>9}{'GB':>9}{'TFLOP':>9}{'ms':>9}",
             *rows,
             "",
             f"total {total.seconds * 1e3:.1f} ms, {total.launches:,} kernels, {total.bytes / 1e9:.0f} GB, "
             f"{total.flops / 1e12:.1f} TFLOP",
-            f"{tokens_per_second:,.0f} tokens/s; model FLOPs are {share:.0%} of the peak of "
-            f"{prediction.device.peak[setup.dtype] / 1e12:.0f} TFLOP/s",
+            f"{prediction.tokens / total.seconds:,.0f} tokens/s; model FLOPs are "
+            f"{prediction.model_flops / total.seconds / peak:.0%} of the peak of {peak / 1e12:.0f} TFLOP/s",
         ]
     )

@@ -1,9 +1,9 @@
-"""Pieces of the step by themselves, fast and by definition, beside what the machine needs at least.
+"""Time of single pieces of the step, fast and reference implementation, beside the minimum that the machine needs.
 
-Shapes: B sequences, T tokens, M masked positions a sequence, N = B M, K depths, H heads, D width of the encoder, E of the
-token embeddings, V rows of the vocabulary. FLOPs count a multiplication and an addition as two; a backward pass has twice
+Shapes: B sequences, T tokens, M masked positions per sequence, N = B M, K depths, H heads, D hidden size of the encoder, E of
+the token embeddings, V padded vocabulary size. FLOPs count a multiplication and an addition as two; a backward pass has twice
 the products of its forward pass. Bytes are those of inputs, weights, results and their gradients, each as often as a step
-cannot do without.
+has to read or write it at least.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from fairseq import models, optim
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from amos_fairseq.bench.measurement import Batch, Progress, best_seconds
 from amos_fairseq.bench.report import PieceTime
 from amos_fairseq.bench.settings import Setup
-from amos_fairseq.bench.timing import Batch, Progress, best_seconds
-from amos_fairseq.functional.cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import output_layer
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
@@ -29,13 +29,13 @@ from amos_fairseq.optim.grouped_adam import first, parse_betas
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 WAYS = ("fast", "reference")
-SAMPLED_POSITIONS = 512  # the logits of more would not lie in a processor's caches, nor do those of a chunk
+SAMPLED_POSITIONS = 512  # the logits of more do not fit into a processor's caches; neither do those of a chunk
 SECONDS = 0.5  # for the repetitions of each
 
 
 @dataclass(frozen=True)
 class Piece:
-    """``ways``: for each of :data:`WAYS` a call that does the work once."""
+    """A piece of the step; ``ways`` has a call that runs it once for each of :data:`WAYS`."""
 
     name: str
     sizes: str
@@ -47,23 +47,17 @@ class Piece:
 def time_piece(
     piece: Piece, device: torch.device, peak: float, bandwidth: float, progress: Progress, seconds: float = SECONDS
 ) -> PieceTime:
-    """The fastest repetition of each way; ``peak`` in FLOP/s, ``bandwidth`` in bytes/s."""
+    """Time the fastest repetition of each implementation; ``peak`` in FLOP/s, ``bandwidth`` in bytes/s."""
     progress(f"piece: {piece.name}")
-    return PieceTime(
-        name=piece.name,
-        sizes=piece.sizes,
-        flops=piece.flops,
-        bytes=piece.bytes,
-        floor=max(piece.flops / peak, piece.bytes / bandwidth),
-        seconds={way: best_seconds(piece.ways[way], device, seconds) for way in WAYS},
-    )
+    floor = max(piece.flops / peak, piece.bytes / bandwidth)
+    times = {way: best_seconds(piece.ways[way], device, seconds) for way in WAYS}
+    return PieceTime(piece.name, piece.sizes, piece.flops, piece.bytes, floor, times)
 
 
 def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterator[Piece]:
-    """Of one step of the recipe, built when their turn comes: the next may need the memory of the one before."""
+    """Yield the pieces of the recipe's step, each built when it is needed, so that they do not share the memory."""
     num_sequences, num_masked = batch["net_input"]["masked_positions"].shape
-    rows = PaddedVocabulary.of(task.source_dictionary)
-    layer = MadeUpOutputLayer.of(setup, rows, num_sequences, num_masked)
+    layer = SyntheticOutputLayer.of(setup, EmbeddingRows.of(task.source_dictionary), num_sequences, num_masked)
     yield attention(setup, num_sequences)
     yield output_layer_alone(layer)
     if setup.cfg.criterion._name != "mlm":
@@ -74,9 +68,8 @@ def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterato
 
 
 def attention(setup: Setup, num_sequences: int) -> Piece:
-    """Self-attention of a layer of the main encoder, projections included, with the bias that the encoder gives it."""
-    shape, length = transformer_config(setup.cfg.model), setup.cfg.task.tokens_per_sample
-    ways = {way: attention_step(setup, way, num_sequences) for way in WAYS}
+    """Self-attention of one layer of the main encoder, with its projections and the bias that the encoder passes."""
+    shape, length = encoder_shape(setup.cfg.model), setup.cfg.task.tokens_per_sample
     width, heads, size = shape.width, shape.num_heads, setup.dtype.itemsize
     products = 8 * num_sequences * length * width**2 + 4 * num_sequences * length**2 * width
     bias = 0 if shape.position_scheme == "none" else heads * length**2
@@ -85,13 +78,13 @@ def attention(setup: Setup, num_sequences: int) -> Piece:
         f"B={num_sequences} T={length} H={heads} D={width}",
         flops=3 * products,
         bytes=size * (4 * num_sequences * length * width + 3 * 4 * width**2 + 3 * bias),
-        ways=ways,
+        ways={way: attention_step(setup, way, num_sequences) for way in WAYS},
     )
 
 
 def attention_step(setup: Setup, way: str, num_sequences: int) -> Callable[[], None]:
-    """Forward and backward of the first layer's attention, with the arguments that the encoder calls it with."""
-    shape = dataclasses.replace(transformer_config(setup.cfg.model), num_layers=1, kernels=way)
+    """Return the forward and backward pass of the first layer's attention, with the arguments that the encoder passes."""
+    shape = dataclasses.replace(encoder_shape(setup.cfg.model), num_layers=1, kernels=way)
     encoder = TransformerEncoder(shape).to(setup.device, setup.dtype).train()
     module = encoder.layers[0].attention
     arguments: list[object] = []
@@ -106,26 +99,26 @@ def attention_step(setup: Setup, way: str, num_sequences: int) -> Callable[[], N
     leaves += module.parameters()
 
     def step() -> None:
-        mixed = module(*positional, **named)
-        differentiate(mixed, leaves, mixed.detach())
+        attended = module(*positional, **named)
+        differentiate(attended, leaves, attended.detach())
 
     return step
 
 
 def differentiate(result: Tensor, leaves: Sequence[Tensor], gradient: Tensor | None = None) -> None:
-    """Every gradient of ``leaves``, added to none: those of a step are made anew, too."""
+    """Compute the gradients of ``leaves`` without accumulation; a training step allocates them again, too."""
     result.backward(gradient)
     for leaf in leaves:
         leaf.grad = None
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
-    """The same numbers, with a gradient of its own where there was one."""
+    """Return the same values as a leaf that requires a gradient if ``tensor`` does."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 @dataclass(frozen=True)
-class MadeUpOutputLayer:
+class SyntheticOutputLayer:
     """hidden: K leaves [B,M,E]; gamma: [B,M,K] float32, a leaf; originals: [B,M] int64."""
 
     hidden: list[Tensor]
@@ -134,28 +127,24 @@ class MadeUpOutputLayer:
     rows: OutputLayerWeights
 
     @classmethod
-    def of(cls, setup: Setup, rows: PaddedVocabulary, num_sequences: int, num_masked: int) -> "MadeUpOutputLayer":
+    def of(cls, setup: Setup, rows: EmbeddingRows, num_sequences: int, num_masked: int) -> "SyntheticOutputLayer":
         model, device, dtype = setup.cfg.model, setup.device, setup.dtype
         depths = model.generator_depths.split(",") if setup.cfg.criterion._name == "amos" else [""]
-        width, places = embedding_width(model), (num_sequences, num_masked)
+        width, shape = embedding_width(model), (num_sequences, num_masked)
 
-        def leaf(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        def leaf(*shape: int) -> Tensor:
             return torch.randn(*shape, device=device).mul_(model.init_std).to(dtype).requires_grad_()
 
-        output_rows = OutputLayerWeights(
-            leaf(rows.num_rows, width),
-            leaf(1, rows.num_rows),
-            rows.never_sampled_mask().to(device),
-            rows.never_sampled_indices().to(device),
-        )
-        gamma = torch.full((*places, len(depths)), 1 / len(depths), device=device).requires_grad_()
-        originals = torch.randint(rows.num_tokens, places, device=device)
-        return cls([leaf(*places, width) for _ in depths], gamma, originals, output_rows)
+        embedding, biases = leaf(rows.num_rows, width), leaf(1, rows.num_rows)
+        output_rows = OutputRows(embedding, biases, rows.unsampled().to(device), rows.unsampled_indices().to(device))
+        gamma = torch.full((*shape, len(depths)), 1 / len(depths), device=device).requires_grad_()
+        originals = torch.randint(rows.num_tokens, shape, device=device)
+        return cls([leaf(*shape, width) for _ in depths], gamma, originals, output_rows)
 
     @property
     def sizes(self) -> str:
-        num_rows, width = self.rows.embedding.shape
-        return f"K={len(self.hidden)} N={self.originals.numel()} E={width} V={num_rows}"
+        vocabulary_size, width = self.rows.embedding.shape
+        return f"K={len(self.hidden)} N={self.originals.numel()} E={width} V={vocabulary_size}"
 
     @property
     def product(self) -> int:
@@ -172,7 +161,7 @@ class MadeUpOutputLayer:
         return [*self.hidden, self.gamma, self.rows.embedding, self.rows.biases]
 
 
-def output_layer_alone(layer: MadeUpOutputLayer) -> Piece:
+def output_layer_alone(layer: SyntheticOutputLayer) -> Piece:
     """Cross entropy of every depth, forward and backward."""
     embedding, biases = layer.rows.embedding, layer.rows.biases
 
@@ -188,45 +177,35 @@ def output_layer_alone(layer: MadeUpOutputLayer) -> Piece:
     return Piece("output layer", layer.sizes, 3 * layer.product, layer.traffic, {"fast": fast, "reference": reference})
 
 
-def sampling(layer: MadeUpOutputLayer) -> Piece:
-    """A token for each of some positions from logits that are there: from the exponentials that the cross entropy needs
-    anyway, or with Gumbel noise for every row."""
+def sampling(layer: SyntheticOutputLayer) -> Piece:
+    """Sample a token for each of some positions from given logits: from the exponentials of the cross entropy (fast), or
+    with Gumbel noise for every logit (reference)."""
     num_positions = min(layer.originals.numel(), SAMPLED_POSITIONS)
     logits = torch.randn(num_positions, len(layer.rows.embedding), device=layer.gamma.device)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    sampler, places = ReplacementSampler(), slice(0, num_positions)
-    return Piece(
-        "sampling",
-        f"N={num_positions} V={logits.size(1)}",
-        flops=0,
-        bytes=logits.nbytes,
-        ways={
-            "fast": lambda: sampler(logits[None], weights[None], places),
-            "reference": lambda: gumbel_max(logits, gumbel_noise(logits)),
-        },
-    )
+    sampler, chunk = Replacements(), slice(0, num_positions)
+    ways = {
+        "fast": lambda: sampler(logits[None], weights[None], chunk),
+        "reference": lambda: gumbel_max(logits, gumbel_noise(logits)),
+    }
+    return Piece("sampling", f"N={num_positions} V={logits.size(1)}", 0, logits.nbytes, ways)
 
 
-def mixture(setup: Setup, layer: MadeUpOutputLayer) -> Piece:
-    """AMOS: cross entropy of every depth, a sample of their mixture, and Gumbel-Softmax's gradient to the mixture."""
+def mixture(setup: Setup, layer: SyntheticOutputLayer) -> Piece:
+    """AMOS: cross entropy of every depth, a sample from their mixture, and the Gumbel-Softmax gradient of the mixture."""
     model = setup.cfg.model
     adversary = Adversary(model.gumbel_temperature, model.adversarial_mlm_multiplier, model.gumbel_entries)
 
-    def step(guess: Callable) -> None:
-        guesses = guess(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
-        differentiate(guesses.nll.sum() + guesses.adversarial_term.float().sum(), layer.leaves)
+    def step(predict: Callable) -> None:
+        prediction = predict(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
+        differentiate(prediction.nll.sum() + prediction.residual.float().sum(), layer.leaves)
 
-    return Piece(
-        "output layer, mixture, its gradient",
-        layer.sizes,
-        flops=3 * layer.product,
-        bytes=layer.traffic,
-        ways={"fast": lambda: step(predict_chunked), "reference": lambda: step(predict_reference)},
-    )
+    ways = {"fast": lambda: step(guess_in_chunks), "reference": lambda: step(guess_by_definition)}
+    return Piece("output layer, mixture, its gradient", layer.sizes, 3 * layer.product, layer.traffic, ways)
 
 
 def optimizer(setup: Setup, task: TextPretrainingTask) -> Piece:
-    """The recipe's optimizer on float32 weights, against AdamW in a loop over the parameters."""
+    """The recipe's optimizer on float32 weights (fast), and AdamW in a loop over the parameters (reference)."""
     cfg = setup.cfg
     model = models.build_model(cfg.model, task).to(setup.device)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -242,10 +221,5 @@ def optimizer(setup: Setup, task: TextPretrainingTask) -> Piece:
         for copy, parameter in zip(group["params"], parameters, strict=True):
             copy.grad = parameter.grad
     number = sum(parameter.numel() for parameter in parameters)
-    return Piece(
-        "optimizer",
-        f"{number:,} parameters",
-        flops=0,
-        bytes=4 * 7 * number,  # read weight, gradient and two moments; write weight and moments
-        ways={"fast": ours.step, "reference": loop.step},
-    )
+    traffic = 4 * 7 * number  # read weight, gradient and two moments; write weight and moments
+    return Piece("optimizer", f"{number:,} parameters", 0, traffic, {"fast": ours.step, "reference": loop.step})

@@ -1,35 +1,36 @@
-"""Everything that a run of ``amos bench`` found, as plain values."""
+"""The results of ``amos bench`` as JSON values and as a page of Markdown."""
 
 import dataclasses
 import datetime
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from amos_fairseq.bench.made_up_text import MadeUpText
+from amos_fairseq.bench.measurement import Spread, speed_ratio, tokens_per_second
 from amos_fairseq.bench.settings import BenchSettings, Setup
-from amos_fairseq.bench.timing import Spread, speed_ratio, tokens_per_second
+from amos_fairseq.bench.synthetic_text import SyntheticText
 
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant.
+    """Results of a contestant.
 
     Attributes:
-        unequal_work: empty where its work equals ours, else how it differs.
+        unequal_work: how its work differs from ours; empty if it does not.
         seconds: of each measured step.
-        flops_per_token: forward and backward, today's convention of ``amos flops``, for the plain definitions of the
-            model: what a kernel computes twice counts once.
-        held_bytes: weights, gradients, master weights and moments, which stay between steps.
-        peak_bytes: the most during a step, these included; None where compiled code on a CPU hides its tensors.
+        flops_per_token: forward and backward pass, counted like ``amos flops`` (convention "today") on the reference
+            implementation: operations that a kernel repeats count once.
+        held_bytes: weights, gradients, master weights and moments, which are held between steps.
+        peak_bytes: maximum during a step, including ``held_bytes``; None if unknown (compiled code on a CPU).
     """
 
     name: str
     description: str
     is_ours: bool
     unequal_work: str
-    num_parameters: int
+    parameters: int
     seconds: list[float]
     tokens_per_step: int
     flops_per_token: float
@@ -47,11 +48,11 @@ class Row:
 
 @dataclass(frozen=True)
 class PieceTime:
-    """A piece of the step by itself.
+    """Time of a piece of the step.
 
     Attributes:
-        seconds: by way of computing it.
-        flops, bytes: at least to be computed, and to be read and written.
+        seconds: by implementation.
+        flops, bytes: minimum to compute, and to read and write.
         floor: seconds that the machine needs for the slower of both at its measured peaks.
     """
 
@@ -65,15 +66,14 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class Report:
-    """See :func:`as_json` for the meaning of each."""
+    """All results of a run; :meth:`as_json` names them."""
 
     settings: BenchSettings
     setup: Setup
     rows: list[Row]
-    refusals: dict[str, str]
-    text: MadeUpText
-    batch_size: int
-    num_rows: int
+    not_compiled: dict[str, str]
+    text: SyntheticText
+    vocabulary_rows: int
     parts: dict[str, float]
     pieces: list[PieceTime]
     matmul_peak: float
@@ -84,39 +84,44 @@ class Report:
 
     @property
     def best_of_ours(self) -> Row:
-        """Ours as it comes, or compiled."""
+        """The faster of our rows, plain or compiled."""
         return max((row for row in self.rows if row.is_ours), key=lambda row: row.tokens_per_second.median)
 
     def ratio(self, row: Row) -> Spread | None:
-        """How many times as fast our best is, step by step; None for our own rows."""
+        """Return how many times as fast our best row is, step by step; None for our own rows."""
         return None if row.is_ours else speed_ratio(self.best_of_ours.seconds, row.seconds)
 
     def fraction_of_peak(self, row: Row) -> float:
         return row.flops_per_second / self.matmul_peak
 
     @property
+    def loader_processes(self) -> int:
+        """Number of loader processes that keep up with our best row: the ratio of tokens/s, rounded up."""
+        return max(1, -int(-self.best_of_ours.tokens_per_second.median // self.text.loaded_tokens_per_second))
+
+    @property
     def name(self) -> str:
-        """Of its files: date, recipe, length, precision, device."""
-        recipe = self.settings.config.rstrip("/").split("/")[-1].removesuffix(".yaml").removesuffix(".pt")
-        length = self.setup.cfg.task.tokens_per_sample
-        return f"{self.time:%Y-%m-%d_%H%M%S}_{recipe}_T{length}_{self.setup.precision}_{self.setup.device.type}"
+        """File name: date, recipe, length, precision, device."""
+        recipe, setup = self.settings.recipe_name, self.setup
+        length = setup.cfg.task.tokens_per_sample
+        return f"{self.time:%Y-%m-%d_%H%M%S}_{recipe}_T{length}_{setup.precision}_{setup.device.type}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; bytes, seconds, FLOP/s and tokens/s without prefixes."""
+        """Return plain values; bytes, seconds, FLOP/s and tokens/s without prefixes."""
         return {
             "time": self.time.isoformat(timespec="seconds"),
             "settings": dataclasses.asdict(self.settings),
             "work": {
                 "objective": self.setup.cfg.criterion._name,
-                "sequences": self.batch_size,
+                "sequences": self.setup.batch_size,
                 "tokens_per_sequence": self.setup.cfg.task.tokens_per_sample,
                 "masked_positions": self.text.masked_per_batch,
-                "vocabulary_rows": self.num_rows,
+                "vocabulary_rows": self.vocabulary_rows,
                 "precision": self.setup.precision,
                 "device": self.setup.device.type,
             },
             "contestants": [self._row_as_json(row) for row in self.rows],
-            "not_compiled": self.refusals,
+            "not_compiled": self.not_compiled,
             "matmul_peak": self.matmul_peak,
             "memory_bandwidth": self.bandwidth,
             "parts": self.parts,
@@ -131,25 +136,112 @@ class Report:
             "config": OmegaConf.to_container(self.setup.cfg, enum_to_str=True),
         }
 
-    @property
-    def loader_processes(self) -> int:
-        """Loader processes that keep up with our best: its tokens/s over those of one, rounded up."""
-        return max(1, -int(-self.best_of_ours.tokens_per_second.median // self.text.loaded_tokens_per_second))
-
     def _row_as_json(self, row: Row) -> dict[str, Any]:
-        ratio = self.ratio(row)
-        return {
-            "name": row.name,
-            "description": row.description,
-            "is_ours": row.is_ours,
-            "unequal_work": row.unequal_work,
-            "parameters": row.num_parameters,
-            "seconds": row.seconds,
-            "tokens_per_second": row.tokens_per_second.as_json(),
-            "flops_per_token": row.flops_per_token,
+        ratio, values = self.ratio(row), dataclasses.asdict(row)
+        del values["tokens_per_step"]
+        return values | {
+            "tokens_per_second": dataclasses.asdict(row.tokens_per_second),
             "flops_per_second": row.flops_per_second,
             "fraction_of_peak": self.fraction_of_peak(row),
-            "held_bytes": row.held_bytes,
-            "peak_bytes": row.peak_bytes,
-            "ours_is_faster_by": ratio and ratio.as_json(),
+            "ours_is_faster_by": ratio and dataclasses.asdict(ratio),
         }
+
+
+HOW_TO_READ = """\
+The rows take turns step by step, after the warm-up; a step is forward, backward, clipping, optimizer and statistics of one
+micro-batch. The ratio compares our best row with the row, step by step: median (minimum to maximum). Model FLOP/s count the
+matrix products of the reference implementation; the peak is the fastest square product of this machine in the same precision
+and run. Memory: what is held between steps, and the maximum during a step; on a CPU the bytes of tensors, on a GPU PyTorch's
+own count.
+"""
+CONTEST_HEAD = (
+    "", "tokens/s", "smallest to largest", "ours is faster by", "model TFLOP/s", "of peak", "memory held", "at peak",
+    "parameters",
+)  # fmt: skip
+
+
+def as_markdown(report: Report) -> str:
+    """Return a page: title, contest, parts, data, pieces, machine and the whole configuration."""
+    settings, setup, machine = report.settings, report.setup, report.machine | report.versions
+    limits = {
+        "matrix peak": f"{report.matmul_peak / 1e12:.3g} TFLOP/s in {setup.precision}, sustained, random normal values",
+        "memory bandwidth": f"{report.bandwidth / 1e9:.3g} GB/s, sustained",
+    }
+    sections = [
+        f"# {settings.config}, {setup.precision}, {setup.device.type}, {report.time:%Y-%m-%d}",
+        f"{setup.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens, {report.text.masked_per_batch} masked "
+        f"positions, {report.vocabulary_rows:,} vocabulary rows, {len(report.rows[0].seconds)} steps a row after "
+        f"{settings.warmup} of warm-up.",
+        table(CONTEST_HEAD, (contest_cells(report, row) for row in report.rows)),
+        *(f"`{row.name}`: {row.unequal_work}." for row in report.rows if row.unequal_work),
+        *(f"`{name}` is not in the contest: {reason}" for name, reason in report.not_compiled.items()),
+        HOW_TO_READ.strip(),
+        "## Where our step spends its time",
+        table(("part", "share"), ((name, f"{share:.1%}") for name, share in report.parts.items())),
+        data_line(report),
+        *pieces_section(report.pieces),
+        "## Machine and versions",
+        table(("", ""), ((name, plain(value)) for name, value in (limits | machine).items())),
+        "## Configuration",
+        f"```yaml\n{OmegaConf.to_yaml(setup.cfg).strip()}\n```",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def contest_cells(report: Report, row: Row) -> Sequence[str]:
+    speed, ratio = row.tokens_per_second, report.ratio(row)
+    return (
+        f"`{row.name}` {row.description}",
+        f"{speed.median:,.0f}",
+        f"{speed.min:,.0f} to {speed.max:,.0f}",
+        "" if ratio is None else f"{ratio.median:.2f} ({ratio.min:.2f} to {ratio.max:.2f})",
+        f"{row.flops_per_second / 1e12:.3g}",
+        f"{report.fraction_of_peak(row):.1%}",
+        mebibytes(row.held_bytes),
+        mebibytes(row.peak_bytes),
+        f"{row.parameters:,}",
+    )
+
+
+def data_line(report: Report) -> str:
+    text = report.text
+    work, end = ("reads and masks", ".") if text.reads_corpus else ("masks", " (reading the corpus not counted).")
+    return (
+        f"Batches are prepared in parallel with the step: one loader process {work} {text.loaded_tokens_per_second:,.0f} "
+        f"tokens/s, so {report.loader_processes} of them keep up{end}"
+    )
+
+
+def pieces_section(pieces: Sequence[PieceTime]) -> Iterable[str]:
+    if not pieces:
+        return
+    ways = list(pieces[0].seconds)
+    head = ("piece", "sizes", "GFLOP", "MiB", "floor, ms", *(f"{way}, ms" for way in ways))
+    yield "## Pieces by themselves"
+    yield table(head, (piece_cells(piece, ways) for piece in pieces))
+    yield (
+        "Forward and backward pass if there is one; the fastest of several repetitions. The floor is the slower of FLOPs over "
+        "the measured matrix peak and bytes over the measured bandwidth: inputs, weights, results and their gradients once."
+    )
+
+
+def piece_cells(piece: PieceTime, ways: Sequence[str]) -> Sequence[str]:
+    times = (f"{1e3 * piece.seconds[way]:.3g} ({piece.seconds[way] / piece.floor:.1f}x)" for way in ways)
+    work = (f"{piece.flops / 1e9:.3g}", f"{piece.bytes / 2**20:.3g}", f"{1e3 * piece.floor:.3g}")
+    return piece.name, piece.sizes, *work, *times
+
+
+def plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return "none" if value is None else str(value)
+
+
+def mebibytes(number: int | None) -> str:
+    return "not seen" if number is None else f"{number / 2**20:,.0f} MiB"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a Markdown table, the first column left-aligned and the others right-aligned."""
+    align = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, align, *rows))

@@ -1,4 +1,4 @@
-"""What ``amos bench`` is asked for, and the configuration that it measures."""
+"""Settings of ``amos bench`` and the configuration that it measures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.compat.precision import choose_precision
+from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.source import read_configuration
+from amos_fairseq.flops.recipe import read_configuration
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# A step is one micro-batch on one device, so these are no setting of the measurement.
-NOT_MEASURED = ("optimization.update_freq", "distributed_training.distributed_world_size")
+# A measured step is one micro-batch on one device, so these settings cannot be chosen.
+FIXED = ("optimization.update_freq", "distributed_training.distributed_world_size")
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,16 @@ class BenchSettings:
     """The flags of ``amos bench``.
 
     Attributes:
-        config: as :func:`read_configuration` takes it.
-        overrides: ``KEY=VALUE``.
-        peers: names of :data:`amos_fairseq.bench.peers.PEERS`, in the order of the table.
-        precision: a key of :data:`DTYPES`; None is the recipe's own.
+        config: source of the configuration, see :func:`read_configuration`.
+        overrides: ``KEY=VALUE`` settings.
+        peers: names from :data:`amos_fairseq.bench.contest.PEERS`, in the order of the table.
+        precision: a key of :data:`DTYPES`; None takes the recipe's.
         steps, warmup: measured and unmeasured steps of each contestant.
-        threads: of a CPU; None leaves PyTorch's choice.
-        device: ``cpu`` or ``cuda``; None is a GPU where there is one.
-        vocabulary_size: entries of the dictionary; None reads ``task.data``, or the checkpoint.
-        compile: measure every contestant once more under ``torch.compile``.
-        pieces: measure attention, output layer, sampling and optimizer each by itself as well.
+        threads: number of CPU threads; None takes PyTorch's default.
+        device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
+        vocabulary_size: number of dictionary entries; None takes that of ``task.data`` or of the checkpoint.
+        compile: also measure every contestant under ``torch.compile``.
+        pieces: also time attention, output layer, sampling and optimizer separately.
     """
 
     config: str
@@ -44,14 +45,19 @@ class BenchSettings:
     compile: bool = False
     pieces: bool = False
 
+    @property
+    def recipe_name(self) -> str:
+        """Name of the configuration without folder and suffix, for file names."""
+        return self.config.rstrip("/").split("/")[-1].removesuffix(".yaml").removesuffix(".pt")
+
 
 @dataclass(frozen=True)
 class Setup:
-    """A configuration ready to be measured.
+    """A configuration that is ready to be measured.
 
     Attributes:
-        cfg: with one micro-batch an update, one rank, the chosen precision and device.
-        vocabulary_size: None reads ``task.data``.
+        cfg: configuration with one micro-batch per update, one rank, and the chosen precision and device.
+        vocabulary_size: number of dictionary entries; None reads the dictionary of ``task.data``.
         precision: a key of :data:`DTYPES`.
     """
 
@@ -64,28 +70,37 @@ class Setup:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
 
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences in a micro-batch."""
+        dataset, length = self.cfg.dataset, self.cfg.task.tokens_per_sample
+        return blocks_per_batch(length, dataset.max_tokens, dataset.batch_size, self.cfg.model.max_positions)
+
     def with_model(self, **settings: str | bool) -> "Setup":
-        """The same with other settings of the model."""
+        """Return a copy with other model settings."""
         cfg = self.cfg.copy()
         cfg.model.update(settings)
         return Setup(cfg, self.vocabulary_size, self.device, self.precision)
 
 
 def prepare(settings: BenchSettings, default_vocabulary: int) -> Setup:
-    """Read the configuration and fit it to the machine; ``default_vocabulary`` serves a recipe without data.
+    """Read the configuration and adapt it to this machine.
+
+    Args:
+        default_vocabulary: vocabulary size of a recipe without data, unless ``settings`` give one.
 
     Raises:
-        UserError: a number that measures nothing, a device or number format that is not there, no pretraining recipe.
+        UserError: a value is out of range, the device or precision is not available, or the task is not pretraining.
     """
-    check_numbers(settings)
+    check_values(settings)
     device = choose_device(settings.device)
     cfg, saved_size = read_configuration(settings.config, settings.overrides)
     if cfg.task._name != "text_pretraining":
-        raise UserError(f"the task {cfg.task._name} is no pretraining: amos bench measures steps of text_pretraining")
+        raise UserError(f"the task is {cfg.task._name}: amos bench measures pretraining steps (text_pretraining)")
     cfg.optimization.update_freq = [1]
     cfg.distributed_training.distributed_world_size = 1
     cfg.common.cpu = device.type == "cpu"
-    precision = settings.precision or own_precision(cfg)
+    precision = settings.precision or recipe_precision(cfg)
     cfg.common.bf16, cfg.common.fp16, cfg.common.amp = precision == "bf16", precision == "fp16", False
     choose_precision(cfg, has_gpu=device.type == "cuda")
     size = settings.vocabulary_size if settings.vocabulary_size is not None else saved_size
@@ -96,28 +111,26 @@ def prepare(settings: BenchSettings, default_vocabulary: int) -> Setup:
     return Setup(cfg, size, device, precision)
 
 
-def check_numbers(settings: BenchSettings) -> None:
-    """Raise :class:`UserError` for what cannot be measured."""
-    for name, least in (("steps", 1), ("warmup", 0), ("threads", 1)):
-        number = getattr(settings, name)
-        if number is not None and number < least:
-            raise UserError(f"--{name} {number} must be at least {least}")
-    for name in NOT_MEASURED:
+def check_values(settings: BenchSettings) -> None:
+    """Raise :class:`UserError` for values out of range and for overrides of :data:`FIXED` settings."""
+    for name, minimum in (("steps", 1), ("warmup", 0), ("threads", 1)):
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise UserError(f"--{name} {value} must be at least {minimum}")
+    for name in FIXED:
         if any(override.lstrip("+").startswith(f"{name}=") for override in settings.overrides):
-            raise UserError(
-                f"--set {name}=... has no meaning here: a step is one micro-batch on one device; leave it out"
-            )
+            raise UserError(f"--set {name}=... has no effect: a step is one micro-batch on one device; remove it")
 
 
 def choose_device(name: str | None) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise UserError("--device cuda: PyTorch finds no GPU here; leave the flag out or give --device cpu")
+        raise UserError("--device cuda: PyTorch finds no GPU here; remove the flag or give --device cpu")
     return torch.device(name or ("cuda" if has_gpu else "cpu"))
 
 
-def own_precision(cfg: DictConfig) -> str:
-    """What the recipe trains in; :class:`UserError` for ``common.amp``, which is measured as fp16 or not at all."""
+def recipe_precision(cfg: DictConfig) -> str:
+    """Return the precision that the recipe trains in; raise :class:`UserError` for ``common.amp``."""
     if cfg.common.amp:
-        raise UserError("common.amp=true has no bench: give --precision float32, bf16 or fp16")
+        raise UserError("common.amp=true cannot be measured: give --precision float32, bf16 or fp16")
     return "bf16" if cfg.common.bf16 else "fp16" if cfg.common.fp16 else "float32"

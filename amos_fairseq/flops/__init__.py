@@ -1,1 +1,1 @@
-"""What a training run costs in floating point operations, counted on the model and criterion that would be trained."""
+"""Floating point operations of a training run, counted on the model and criterion that would be trained."""

@@ -1,4 +1,4 @@
-"""Count the operations on tensors that hold no numbers, by kind and by module."""
+"""Count operations on meta tensors, by kind and by module."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 aten = torch.ops.aten
 
-# Operations per element of the result, for operators that are several operations in one; an exp or a random number is one
-# operation like an addition (thesis section 5.2.2).
+# Operations per element of the result, for operators that combine several; an exp or a random number is one operation like
+# an addition (thesis section 5.2.2).
 ELEMENTWISE = {
     aten.gelu: 5,  # x / sqrt 2, erf, + 1, * x, / 2
     aten._softmax: 5,  # maximum, subtract, exp, sum, divide
@@ -20,11 +20,11 @@ ELEMENTWISE = {
     aten.native_layer_norm: 7,  # sum, subtract, square, sum, divide, scale, shift
     aten.binary_cross_entropy_with_logits: 6,  # (1 - target) x + log(1 + exp(-x))
     aten.log_sigmoid_forward: 4,  # minimum with 0, - log(1 + exp(-|x|))
-    aten.bernoulli_: 2,  # a random number, a comparison; dropout's division and product are operators of their own
+    aten.bernoulli_: 2,  # a random number, a comparison; dropout's division and product are separate operators
     aten.exponential_: 3,  # a random number, its logarithm, a scale
 }
-ONE_PER_ENTRY = (aten.cumsum, aten.scatter_add, aten.index_add, aten.topk)  # of what goes in, like the reductions
-LOGSUMEXP = 4  # per entry that goes in: maximum, subtract, exp, sum
+ONE_PER_INPUT = (aten.cumsum, aten.scatter_add, aten.index_add, aten.topk)  # per input element, like the reductions
+LOGSUMEXP = 4  # per input element: maximum, subtract, exp, sum
 NO_ARITHMETIC = (aten.clone, aten._to_copy, aten.copy_)  # PyTorch tags them as pointwise
 
 
@@ -33,9 +33,9 @@ class Operations(NamedTuple):
 
     Attributes:
         matmul: products of matrices and vectors.
-        look_up: what embeddings would cost as products with one-hot vectors, 2 V E a token.
-        elementwise: everything else that is arithmetic: activations, residuals, softmax, LayerNorm, dropout, losses; not the
-            bias of a linear layer, which PyTorch adds within the product (1 in 2 D operations).
+        look_up: cost of embedding look-ups as products with one-hot vectors, 2 V E per token.
+        elementwise: all other arithmetic: activations, residuals, softmax, LayerNorm, dropout, losses; not the bias of a
+            linear layer, which PyTorch adds within the product (1 in 2 D operations).
     """
 
     matmul: float = 0
@@ -48,11 +48,11 @@ class Operations(NamedTuple):
 
 
 def count(call: Callable[[], Any]) -> dict[str, Operations]:
-    """The operations of ``call``, which runs twice: to see which operators it uses, and to count them.
+    """Count the operations of ``call``, which runs twice: to find its operators, and to count them.
 
     Returns:
-        those of every module that ran, named as PyTorch's counter does (``AmosModel.discriminator``), with what ran inside
-        it; and of everything as ``Global``.
+        The operations of every module that ran, including those inside it, under the name that PyTorch's counter uses
+        (``AmosModel.discriminator``); and all operations as ``Global``.
     """
     with _UsedOperators() as used:
         call()
@@ -62,14 +62,14 @@ def count(call: Callable[[], Any]) -> dict[str, Operations]:
 
 
 def count_matmuls(call: Callable[[], Any]) -> int:
-    """Operations in products of matrices and vectors, those of a backward pass included if ``call`` runs one."""
+    """Count the operations in products of matrices and vectors, including those of a backward pass."""
     with FlopCounterMode(display=False, custom_mapping=MATMULS) as counter:
         call()
     return counter.get_total_flops()
 
 
 class _UsedOperators(TorchDispatchMode):
-    """Which operators run, with the tags that PyTorch gives them: tables of all operators are no public part of it."""
+    """Record the operators that run, with PyTorch's tags: tables of all operators are not part of its public API."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,10 @@ class _UsedOperators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def formulas(self) -> dict[Any, Callable]:
-        """Operator -> its operations from the shapes of its arguments and result; PyTorch's counter knows most products."""
+        """Map an operator to a function from the shapes of its arguments and result to its operations.
+
+        PyTorch's counter has formulas for most products.
+        """
         found = {operator: _elementwise_formula(operator, tags) for operator, tags in self.tags.items()}
         counted = {
             operator: formula for operator, formula in found.items() if formula and operator not in flop_registry
@@ -89,15 +92,15 @@ class _UsedOperators(TorchDispatchMode):
 
 
 def _elementwise_formula(operator: Any, tags: set[torch.Tag]) -> Callable | None:
-    """None for what only makes, moves or picks numbers."""
+    """Return None for an operator that only creates, moves or selects values."""
     if operator in NO_ARITHMETIC:
         return None
     if operator in ELEMENTWISE:
         return _per_result(ELEMENTWISE[operator])
     if operator is aten.logsumexp:
-        return _per_entry(LOGSUMEXP)
-    if torch.Tag.reduction in tags or operator in ONE_PER_ENTRY:
-        return _per_entry(1)
+        return _per_input(LOGSUMEXP)
+    if torch.Tag.reduction in tags or operator in ONE_PER_INPUT:
+        return _per_input(1)
     return _per_result(1) if torch.Tag.pointwise in tags else None
 
 
@@ -108,9 +111,9 @@ def _per_result(operations: int) -> Callable:
     return formula
 
 
-def _per_entry(operations: int) -> Callable:
-    def formula(entry_shape: torch.Size, *arguments: Any, **keywords: Any) -> int:
-        return operations * math.prod(entry_shape)
+def _per_input(operations: int) -> Callable:
+    def formula(input_shape: torch.Size, *arguments: Any, **keywords: Any) -> int:
+        return operations * math.prod(input_shape)
 
     return formula
 
@@ -123,7 +126,7 @@ def _matrix_vector(matrix_shape: torch.Size, vector_shape: torch.Size, **keyword
     return 2 * math.prod(matrix_shape)
 
 
-MATMULS = {aten.mv: _matrix_vector}  # beside those that PyTorch's counter knows
+MATMULS = {aten.mv: _matrix_vector}  # missing in PyTorch's counter
 
 
 def _by_kind(of_operators: dict[Any, int]) -> Operations:

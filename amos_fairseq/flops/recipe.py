@@ -1,5 +1,8 @@
-"""A composed configuration as task, model, criterion and batch of their real sizes, on the meta device: no memory, no data."""
+"""Read a configuration, and build its task, model, criterion and batch in real sizes on the meta device, without data."""
 
+import argparse
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,12 +10,17 @@ from typing import Any
 import torch
 from fairseq import models, utils
 from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
 from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
+from amos_fairseq.interop.checkpoint import check_is_ours, checkpoint_file, read_state
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask, check_settings
 
@@ -21,12 +29,12 @@ DEVICE = torch.device("meta")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one update of a configuration is.
+    """One update of a configuration.
 
     Attributes:
         model: in training mode, on the meta device like ``criterion`` and ``batch``.
         batch: one micro-batch of full blocks.
-        batch_size: its number of sequences.
+        batch_size: number of sequences in it.
         batches_per_update: micro-batches of all ranks in an update.
         max_update: planned updates.
     """
@@ -40,12 +48,64 @@ class Recipe:
     max_update: int
 
     @property
-    def sequences_per_update(self) -> int:
-        return self.batch_size * self.batches_per_update
-
-    @property
     def tokens_per_update(self) -> int:
-        return self.sequences_per_update * self.task.cfg.tokens_per_sample
+        return self.batch_size * self.batches_per_update * self.task.cfg.tokens_per_sample
+
+
+def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, int | None]:
+    """Read a configuration and, of a checkpoint, the size of its vocabulary.
+
+    Args:
+        source: a recipe's name, the path of a YAML, a checkpoint, or the SAVE_DIR of a run.
+        overrides: ``KEY=VALUE`` settings, such as ``model.dropout=0.2``.
+
+    Raises:
+        UserError: the source does not exist or is damaged, or an override names an unknown setting.
+    """
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        return compose_file(path, overrides), None
+    if path.suffix == ".pt" or path.is_dir():
+        return read_checkpoint_configuration(checkpoint_file(path), overrides)
+    return compose_recipe(source, overrides=overrides), None
+
+
+def compose_file(file: Path, overrides: Sequence[str]) -> DictConfig:
+    """Compose a YAML from any folder; the defaults of a packaged recipe are relative to the folder of all recipes."""
+    file = file.absolute()
+    config_dir = RECIPES if file.is_relative_to(RECIPES) else file.parent
+    return compose_recipe(str(file.relative_to(config_dir).with_suffix("")), overrides, config_dir)
+
+
+def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int]:
+    """Read the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings."""
+    state = read_state(file)
+    settings = dict(state["cfg"])
+    model = settings["model"]
+    check_is_ours(file, model if isinstance(model, argparse.Namespace) else OmegaConf.create(model))
+    if isinstance(model, argparse.Namespace):
+        settings["model"] = vars(model)
+    if "embed_tokens.weight" not in state["model"]:
+        raise UserError(f"{file} has no token embeddings: give an unmodified pretraining checkpoint")
+    try:
+        cfg = OmegaConf.create(settings)
+        add_defaults(cfg)
+        add_types(cfg)
+        OmegaConf.set_struct(cfg, True)
+        cfg.merge_with_dotlist(list(overrides))
+    except OmegaConfBaseException as error:
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
+        raise UserError(f"{file}: {reason}; its settings can be changed with --set KEY=VALUE") from error
+    return cfg, state["model"]["embed_tokens.weight"].size(0)
+
+
+def add_types(cfg: DictConfig) -> None:
+    """Type fairseq's own groups (optimization, dataset, ...), as :func:`add_defaults` does for the others."""
+    for field in dataclasses.fields(FairseqConfig):
+        if dataclasses.is_dataclass(field.type) and field.name in cfg:
+            schema = OmegaConf.structured(field.type)
+            OmegaConf.set_struct(schema, False)  # keep settings that another version of fairseq has saved
+            cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])
 
 
 def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
@@ -53,21 +113,22 @@ def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
-        vocabulary_size: entries of the dictionary, special symbols and ``<mask>`` included; None reads ``task.data``.
+        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
+            ``task.data``.
 
     Raises:
-        UserError: the settings describe no pretraining run, or one without an end or with a cost per update that changes.
+        UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
     if cfg.task._name != "text_pretraining":
-        raise UserError(f"the task {cfg.task._name} is no pretraining: FLOPs are counted for text_pretraining")
+        raise UserError(f"the task is {cfg.task._name}: FLOPs are counted for pretraining (text_pretraining)")
     if cfg.optimization.max_update < 1:
         raise UserError(
             f"optimization.max_update={cfg.optimization.max_update} sets no end: give the number of planned updates"
         )
     task = build_task(cfg.task, vocabulary_size)
     with DEVICE:
-        # Counted are the products of the definitions, not those that a faster way computes twice or leaves out, nor those
-        # that are computed again to save memory.
+        # Count the products of the reference implementation, not those that a faster one repeats or skips, nor those that
+        # are recomputed to save memory.
         plain = {"kernels": "reference", "activation_checkpointing": False}
         model = models.build_model(OmegaConf.merge(cfg.model, plain), task).train()
         criterion = task.build_criterion(cfg.criterion).train()
@@ -86,20 +147,20 @@ def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
 
 
 def build_task(cfg: DictConfig, vocabulary_size: int | None) -> TextPretrainingTask:
-    """The task of the corpus ``task.data``, or of a made-up vocabulary."""
+    """Build the task with the corpus ``task.data``, or with a synthetic vocabulary."""
     if vocabulary_size is None:
         return TextPretrainingTask.setup_task(cfg)
     check_settings(cfg)
-    # No corpus: nobody opens these files.
+    # There is no corpus; these files are never opened.
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
-    return TextPretrainingTask(cfg, vocabulary, made_up_dictionary(vocabulary_size))
+    return TextPretrainingTask(cfg, vocabulary, synthetic_dictionary(vocabulary_size))
 
 
-def made_up_dictionary(size: int) -> Dictionary:
-    """``size`` entries, special symbols and ``<mask>`` included; the pieces have counts, as those of a corpus.
+def synthetic_dictionary(size: int) -> Dictionary:
+    """Build a dictionary of ``size`` entries, special symbols and ``<mask>`` included; pieces have counts as in a corpus.
 
     Raises:
-        UserError: there is no room for a piece.
+        UserError: ``size`` leaves no room for a piece.
     """
     dictionary = Dictionary()
     num_pieces = size - len(dictionary) - 1
@@ -112,17 +173,17 @@ def made_up_dictionary(size: int) -> Dictionary:
 
 
 def full_batch(task: TextPretrainingTask, batch_size: int) -> dict[str, Any]:
-    """One micro-batch as the task's own dataset makes it, every block full, on the meta device."""
+    """Return a micro-batch of full blocks, made by the task's own dataset, on the meta device."""
     special = set(task.special_ids)
     piece = next(index for index in range(len(task.dictionary)) if index not in special)
     block = torch.full((task.cfg.tokens_per_sample - 1,), piece)
-    blocks = task.mask_blocks([block], training=True, source="a made-up block")
+    blocks = task.mask_blocks([block], training=True, source="a synthetic block")
     batch = blocks.collater([blocks[0]] * batch_size)
     return utils.apply_to_sample(lambda tensor: tensor.to(DEVICE), batch)
 
 
 def update_freq(cfg: DictConfig) -> int:
-    """Micro-batches that a rank accumulates in an update; :class:`UserError` where that changes with the epoch."""
+    """Return the micro-batches of a rank per update; raise :class:`UserError` if the number changes with the epoch."""
     numbers = set(cfg.optimization.update_freq)
     if len(numbers) != 1:
         raise UserError(

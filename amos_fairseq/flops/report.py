@@ -1,5 +1,6 @@
-"""Everything that ``amos flops`` says about a configuration."""
+"""The results of ``amos flops`` for a configuration."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,30 +13,30 @@ from amos_fairseq.flops.operations import Operations, count
 from amos_fairseq.flops.recipe import DEVICE, Recipe, build_recipe
 from amos_fairseq.flops.training import TrainingFlops, by_autograd, by_thesis, forward_of_batch
 
-# What the model does itself: products with the tied token embeddings, sampling.
+# Operations of the model itself: products with the tied token embeddings, sampling.
 OWN_WORK = "output layer, sampling"
 LOSS = "loss, statistics"
 
 
 @dataclass(frozen=True)
 class Report:
-    """Floating point operations of training and of reading a text.
+    """Floating point operations of training and inference.
 
     Attributes:
         objective: name of the criterion.
-        num_rows: of the token embeddings: entries of the dictionary, rounded up.
+        vocabulary_rows: padded vocabulary size (rows of the token embeddings).
         tokens_per_sequence: length of a training block.
         batch_size: sequences of a micro-batch.
         batches_per_update: micro-batches of all ranks.
         modules: forward pass per token, by part of the model.
         today, thesis: training by either convention.
-        inference_length: tokens of the text that the encoder reads.
-        inference: forward pass of the kept encoder alone; today's convention counts its ``matmul``, the thesis all. None
-            where no encoder is kept (TwoTower).
+        inference_length: number of tokens that the encoder processes.
+        inference: forward pass of the final encoder alone; today's convention counts its ``matmul``, the thesis all. None if
+            no encoder remains after training (TwoTower).
     """
 
     objective: str
-    num_rows: int
+    vocabulary_rows: int
     tokens_per_sequence: int
     batch_size: int
     batches_per_update: int
@@ -47,14 +48,14 @@ class Report:
 
     @property
     def forward(self) -> Operations:
-        """All modules together, per token."""
-        return Operations(*(sum(kind) for kind in zip(*self.modules.values(), strict=True)))
+        """The sum of all modules, per token."""
+        return total(self.modules.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, for ``--json``."""
+        """Return plain values for ``--json``."""
         return {
             "objective": self.objective,
-            "embedding_rows": self.num_rows,
+            "embedding_rows": self.vocabulary_rows,
             "tokens_per_sequence": self.tokens_per_sequence,
             "sequences_per_update": self.batch_size * self.batches_per_update,
             "max_update": self.today.max_update,
@@ -72,21 +73,21 @@ def report_flops(cfg: DictConfig, vocabulary_size: int | None, inference_length:
     """Count training and inference.
 
     Args:
-        cfg, vocabulary_size: those of :func:`training_flops`.
-        inference_length: tokens of the text; None takes the 128 of thesis Table 5.3, or what the model can read.
+        cfg, vocabulary_size: see :func:`training_flops`.
+        inference_length: number of tokens; None takes the 128 of thesis Table 5.3, or the maximum length of the model.
 
     Raises:
-        UserError: as :func:`training_flops`; or the model reads no text of that length.
+        UserError: see :func:`training_flops`; or the length is outside of the model's range.
     """
     recipe = build_recipe(cfg, vocabulary_size)
     longest = recipe.model.max_positions()
     length = min(128, longest) if inference_length is None else inference_length
     if not 1 <= length <= longest:
-        raise UserError(f"--length {length}: the model reads 1 to {longest} tokens (model.max_positions)")
+        raise UserError(f"--length {length}: the model takes 1 to {longest} tokens (model.max_positions)")
     forward = forward_of_batch(recipe)
     return Report(
         objective=cfg.criterion._name,
-        num_rows=recipe.model.embed_tokens.num_embeddings,
+        vocabulary_rows=recipe.model.embed_tokens.num_embeddings,
         tokens_per_sequence=cfg.task.tokens_per_sample,
         batch_size=recipe.batch_size,
         batches_per_update=recipe.batches_per_update,
@@ -94,37 +95,40 @@ def report_flops(cfg: DictConfig, vocabulary_size: int | None, inference_length:
         today=by_autograd(recipe),
         thesis=by_thesis(recipe, forward["Global"]),
         inference_length=length,
-        inference=reading(recipe.model, length),
+        inference=inference_operations(recipe.model, length),
     )
 
 
 def modules_per_token(recipe: Recipe, forward: dict[str, Operations]) -> dict[str, Operations]:
-    """The parts of the model in its own order, then what it does outside of them, then the criterion."""
+    """Return the parts of the model in its own order, then its work outside of them, then the criterion."""
     root = type(recipe.model).__name__
     modules = {name: of_child(forward, f"{root}.{name}", child) for name, child in recipe.model.named_children()}
-    modules[OWN_WORK] = minus(forward[root], modules.values())
-    modules[LOSS] = minus(forward["Global"], [forward[root]])
+    modules[OWN_WORK] = minus(forward[root], total(modules.values()))
+    modules[LOSS] = minus(forward["Global"], forward[root])
     num_tokens = recipe.batch["net_input"]["tokens"].numel()
-    per_token = {name: Operations(*(part / num_tokens for part in of)) for name, of in modules.items()}
+    per_token = {name: Operations(*(kind / num_tokens for kind in of)) for name, of in modules.items()}
     return {name: operations for name, operations in per_token.items() if operations.total}
 
 
 def of_child(forward: dict[str, Operations], name: str, child: nn.Module) -> Operations:
-    """A part of the model; a list of modules is never called itself, its members are."""
+    """Return the operations of a part of the model; those of a list of modules are the sum of its members."""
     if not isinstance(child, nn.ModuleList):
         return forward.get(name, Operations())
-    members = [forward.get(f"{name}.{member}", Operations()) for member, _ in child.named_children()]
-    return Operations(*(sum(kind) for kind in zip(Operations(), *members, strict=True)))
+    return total(forward.get(f"{name}.{member}", Operations()) for member, _ in child.named_children())
 
 
-def minus(whole: Operations, parts: Any) -> Operations:
-    return Operations(*(kind - sum(rest) for kind, *rest in zip(whole, *parts, strict=True)))
+def total(parts: Iterable[Operations]) -> Operations:
+    return Operations(*(sum(kind) for kind in zip(Operations(), *parts, strict=True)))
 
 
-def reading(model: nn.Module, length: int) -> Operations | None:
-    """The forward pass of the encoder to keep, over one text of ``length`` tokens; None if there is no such encoder."""
+def minus(whole: Operations, part: Operations) -> Operations:
+    return Operations(*(one - other for one, other in zip(whole, part, strict=True)))
+
+
+def inference_operations(model: nn.Module, length: int) -> Operations | None:
+    """Count the forward pass of the final encoder over one sequence of ``length`` tokens; None if there is no encoder."""
     try:
-        model.encoder  # noqa: B018  (a property that refuses)
+        model.encoder  # noqa: B018  (a property that may raise)
     except UserError:
         return None
     tokens = torch.full((1, length), model.vocabulary.end, device=DEVICE)

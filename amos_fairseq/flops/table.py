@@ -14,7 +14,7 @@ def print_report(name: str, report: Report) -> None:
     update = f"{report.batch_size} sequences x {report.batches_per_update} batches"
     console.print(
         f"{name} ({report.objective}): {report.today.max_update:,} updates of {update} of {report.tokens_per_sequence} "
-        f"tokens; token embeddings of {report.num_rows:,} entries",
+        f"tokens; {report.vocabulary_rows:,} rows of token embeddings",
         soft_wrap=True,
     )
     console.print(_module_table(report))

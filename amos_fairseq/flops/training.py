@@ -1,4 +1,4 @@
-"""What a training run costs, by the two conventions in use."""
+"""The cost of a training run by two conventions."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ class TrainingFlops:
     """Floating point operations of training; a multiplication and an addition are two.
 
     Attributes:
-        per_update: of all micro-batches and ranks of one update.
+        per_update: all micro-batches and ranks of one update.
         tokens_per_update: tokens of its blocks, ``<s>`` included.
         max_update: planned updates.
     """
@@ -31,40 +31,41 @@ class TrainingFlops:
 
     @property
     def total(self) -> int:
-        """Of all planned updates."""
+        """Operations of all planned updates."""
         return self.per_update * self.max_update
 
 
 def training_flops(
     cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today"
 ) -> TrainingFlops:
-    """Count one update on the model and criterion that ``cfg`` describes; blocks are taken as full.
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks.
 
     - ``today``: the matrix products of forward and backward pass, as autograd runs them. The backward pass has twice those
       of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator).
-    - ``thesis`` (section 5.2.2): the backward pass costs what the forward pass costs, embeddings are looked up by products
+    - ``thesis`` (section 5.2.2): the backward pass costs as much as the forward pass, embeddings are looked up by products
       with one-hot vectors, and element-wise operations count.
 
     Neither counts the optimizer's step.
 
-    At a vocabulary of 30,522 the thesis' convention gives these totals, and those of reading 128 tokens, beside Table 5.3:
+    With a vocabulary of 30,522 the thesis' convention gives these totals and costs of encoding 128 tokens; Table 5.3 prints:
 
         mlm_small      1.415e18  3.65e9   printed 1.4e18  3.7e9  (BERT-Small)
         mlm_base       6.396e19  2.84e10          6.4e19  2.9e10 (BERT-Base)
         electra_small  1.331e18  3.65e9           1.4e18  3.7e9
         electra_base   6.525e19  2.84e10          6.4e19  2.9e10
 
-    Departures: the table's reading has a dense classifier on every token (2 D^2 each, 0.5 %), here the encoder reads
-    alone. ELECTRA computes the logits to sample from apart from those of its loss, 3 % in small and 2 % in base; without
-    them ELECTRA-Small is 1.29e18, by hand over the sizes of Table 5.1 too: the table gives it what BERT-Small costs.
+    Departures: the table's inference includes a dense classifier on every token (2 D^2 each, 0.5 %), here it is the encoder
+    alone. ELECTRA computes the logits to sample from separately from those of its loss, 3 % in small and 2 % in base; without
+    them ELECTRA-Small is 1.29e18, also by hand with the sizes of Table 5.1: the table gives it the cost of BERT-Small.
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
-        vocabulary_size: entries of the dictionary, special symbols and ``<mask>`` included; None reads ``task.data``.
+        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
+            ``task.data``.
         convention: one of the above.
 
     Raises:
-        UserError: the settings describe no pretraining run, or one without an end or with a cost per update that changes.
+        UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
     recipe = build_recipe(cfg, vocabulary_size)
     if convention == "thesis":
@@ -73,7 +74,7 @@ def training_flops(
 
 
 def by_autograd(recipe: Recipe) -> TrainingFlops:
-    """Today's convention: counts the products of a whole training step."""
+    """Count by today's convention: the products of a whole training step."""
 
     def train_step() -> None:
         loss, _, _ = recipe.criterion(recipe.model, recipe.batch)
@@ -83,12 +84,12 @@ def by_autograd(recipe: Recipe) -> TrainingFlops:
 
 
 def by_thesis(recipe: Recipe, forward: Operations) -> TrainingFlops:
-    """The convention of section 5.2.2, from the forward pass of one micro-batch."""
+    """Count by the convention of section 5.2.2, from the forward pass of one micro-batch."""
     return _of_updates(recipe, 2 * forward.total)
 
 
 def forward_of_batch(recipe: Recipe) -> dict[str, Operations]:
-    """The forward pass of one micro-batch, loss included, by module: see :func:`count`."""
+    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count`."""
     return count(lambda: recipe.criterion(recipe.model, recipe.batch))
 
 

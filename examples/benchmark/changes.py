@@ -1,9 +1,9 @@
-"""What each fast path is worth: our step with all of them, and with one after the other replaced by its definition.
+"""The gain of each fast path: our step with all of them, and with each one replaced by its reference implementation.
 
     python examples/benchmark/changes.py electra_small --precision float32 --set dataset.batch_size=16
 
-One model takes all steps, in turns (all, without A, without B, ..., all, ...), on made-up text; prints a Markdown table of the
-medians of the ratios within each round.
+One model runs all steps in turns (all, without A, without B, ..., all, ...) on synthetic text. Prints a Markdown table of the
+median ratios within the rounds.
 """
 
 import argparse
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.made_up_text import make_up_text
-from amos_fairseq.bench.session import micro_batch_size, print_progress
+from amos_fairseq.bench.measurement import alternate, print_progress, speed_ratio
 from amos_fairseq.bench.settings import DTYPES, BenchSettings, prepare
-from amos_fairseq.bench.timing import alternate, speed_ratio
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
+from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.functional import output_layer
@@ -37,7 +36,7 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 
 @contextlib.contextmanager
 def attention(model: nn.Module) -> Iterator[None]:
-    """softmax(q k^T + bias) v by PyTorch's products, its dropout by PyTorch."""
+    """Compute softmax(q k^T + bias) v with PyTorch's products and dropout."""
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
     fast = [layer.attend for layer in layers]
     for layer in layers:
@@ -84,7 +83,7 @@ CHANGES: tuple[Callable[[nn.Module], contextlib.AbstractContextManager], ...] = 
 
 
 class Without:
-    """Steps of ``step`` while ``change`` is undone; None undoes nothing."""
+    """Run ``step`` with one fast path replaced by ``change``; None replaces nothing."""
 
     def __init__(self, step: FairseqStep, change: Callable[[nn.Module], contextlib.AbstractContextManager] | None):
         self.of, self.change = step, change
@@ -101,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("recipe", help="a recipe of examples/pretraining/config, or the path of a YAML")
-    parser.add_argument("--precision", choices=DTYPES, default="float32", help="number format of the step")
+    parser.add_argument("--precision", choices=DTYPES, default="float32", help="precision of the step")
     parser.add_argument("--steps", type=int, default=15, help="measured rounds")
     parser.add_argument(
         "--set", dest="overrides", nargs="+", default=[], metavar="KEY=VALUE", help="settings to change"
@@ -116,7 +115,7 @@ def main() -> None:
     )
     setup = prepare(settings, DEFAULT_VOCABULARY)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    text = make_up_text(task, micro_batch_size(setup))
+    text = make_synthetic_text(task, setup.batch_size)
     step = FairseqStep(setup, task, "all", "")
     contestants = [Without(step, change) for change in (None, *CHANGES)]
     alternate(contestants, text.batches, 2, setup.device, print_progress)  # not measured
@@ -128,7 +127,7 @@ def main() -> None:
     for contestant, seconds in zip(contestants[1:], others, strict=True):
         ratio = speed_ratio(everything, seconds)
         print(f"| {contestant.name} | {1e3 * statistics.median(seconds):,.0f} | ", end="")
-        print(f"{ratio.median:.3f} ({ratio.least:.2f} to {ratio.most:.2f}) |")
+        print(f"{ratio.median:.3f} ({ratio.min:.2f} to {ratio.max:.2f}) |")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # bash examples/benchmark/cpu.sh [OUT_DIR] [FLAGS OF AMOS BENCH]
 #
-# ELECTRA-small and AMOS-small on a CPU, float32 and bf16, sequences of 128 tokens, beside Hugging Face's ELECTRA and the plain
-# definitions in the same run. Nothing else should run meanwhile.
-# OUT_DIR: where the dated pages go (default: examples/benchmark/results). Setting, with its default:
-#   SEQUENCES=16   of a step; the recipes have 128
+# Measure ELECTRA-small and AMOS-small on a CPU in float32 and bf16, with sequences of 128 tokens, beside Hugging Face's
+# ELECTRA and the reference implementation in the same run. Run nothing else meanwhile.
+# OUT_DIR: folder of the dated pages (default: examples/benchmark/results). Setting, with its default:
+#   SEQUENCES=16   sequences in a step; the recipes have 128
 set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -15,7 +15,7 @@ case "${1:-}" in
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
         exit
         ;;
-    -*) fail "$1 stands where OUT_DIR belongs: see --help" ;;
+    -*) fail "$1 is in the place of OUT_DIR: see --help" ;;
 esac
 OUT="${1:-$HERE/results}"
 SEQUENCES="${SEQUENCES:-16}"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # bash examples/benchmark/ranks.sh [OUT_DIR] [CONFIG] [FLAGS]
 #
-# What two ranks on a CPU exchange in an update, and how much of it the backward pass hides: a page of Markdown, and a trace
-# for each rank and number of micro-batches (open it in ui.perfetto.dev). A minute or two; nothing else should run meanwhile.
-# OUT_DIR: where they go (default: ranks_out). CONFIG: default amos_small. FLAGS: those of amos_fairseq.cli.bench_ranks.
+# Trace the gradient exchange of two ranks on a CPU, and how much of it the backward pass hides: a page of Markdown, and a
+# trace for each rank and number of micro-batches (open it in ui.perfetto.dev). It takes a minute or two; run nothing else
+# meanwhile.
+# OUT_DIR: output folder (default: ranks_out). CONFIG: default amos_small. FLAGS: flags of amos_fairseq.cli.ranks.
 # Settings, with their defaults:
 #   RANKS=2   processes on this machine, one thread each
 set -euo pipefail
@@ -16,15 +17,15 @@ case "${1:-}" in
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
         exit
         ;;
-    -*) fail "$1 stands where OUT_DIR belongs: see --help" ;;
+    -*) fail "$1 is in the place of OUT_DIR: see --help" ;;
 esac
-case "${2:-}" in -*) fail "$2 stands where CONFIG belongs: see --help" ;; esac
+case "${2:-}" in -*) fail "$2 is in the place of CONFIG: see --help" ;; esac
 OUT="${1:-ranks_out}"
 CONFIG="${2:-amos_small}"
 shift "$(($# < 2 ? $# : 2))"
 prepare_environment
 
-# The profiler's own announcements stay out; a GPU that is there is not asked.
+# No messages of the profiler; no GPU.
 export KINETO_LOG_LEVEL=6 CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1
 exec python -m torch.distributed.run --standalone --nproc-per-node "${RANKS:-2}" -m amos_fairseq.cli.bench_ranks "$CONFIG" \
     --set dataset.batch_size=4 --out "$OUT" "$@"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How much of its speed a GPU keeps when many of them share an update: computed from sizes and bandwidths, not measured.
+"""Throughput per GPU when many GPUs share an update, computed from sizes and bandwidths, not measured.
 
     python examples/benchmark/scaling.py amos_base amos_large
 
-An update is ``update_freq`` micro-batches; gradients are exchanged during the backward pass of the last one, bucket by
-bucket. A bucket starts when its gradients are there and the bucket before it is through; the update waits for what is not
-through at the end of the backward pass. Left out: the optimizer's step, which costs the same on one GPU, loader processes,
-and ranks that wait for a slower one.
+An update has ``update_freq`` micro-batches; gradients are exchanged during the backward pass of the last one, bucket by
+bucket. A bucket starts when its gradients are complete and the previous bucket has finished; the update waits for the buckets
+that are unfinished at the end of the backward pass. Not included: the optimizer's step, which costs the same on one GPU,
+loader processes, and ranks that wait for a slower one.
 """
 
 import argparse
@@ -16,39 +16,39 @@ from dataclasses import dataclass
 
 from amos_fairseq.errors import report_user_errors
 
-# The GPU. Source: NVIDIA A100 Tensor Core GPU datasheet, dense bf16.
+# FLOP/s of the GPU. Source: NVIDIA A100 Tensor Core GPU datasheet, dense bf16.
 PEAK_FLOPS = 312e12
-# Of the peak, reached by a step: the first milestone of this package; nothing here was measured on an A100.
+# Fraction of the peak that a step reaches: the first milestone of this package; nothing was measured on an A100.
 FRACTION_OF_PEAK = 0.4
 # Bytes/s on the bus of a ring of eight A100 SXM, of 300e9 in one direction by the datasheet. Source: nccl-tests issue 149
-# ("~200 GB/s"); the definition of bus bandwidth is that of nccl-tests' PERFORMANCE.md.
+# ("~200 GB/s"); bus bandwidth is defined in nccl-tests' PERFORMANCE.md.
 NODE_BANDWIDTH = 200e9
-# Bytes/s of one GPU between nodes: an HDR InfiniBand card of 200 Gb/s for each GPU (DGX A100), of which 85 % arrive: in
+# Bytes/s of one GPU between nodes: an HDR InfiniBand card of 200 Gb/s for each GPU (DGX A100), 85 % of it: in
 # nccl-tests issue 119, 24 A100 with half as many cards reached 84.8 of 100 GB/s on average.
 LINK_BANDWIDTH = 0.85 * 25e9
 # Seconds of a step of the ring, inside a node and between nodes. Assumed.
 NODE_LATENCY, LINK_LATENCY = 2e-6, 5e-6
-# Multiprocessors of 108 that an exchange takes from the backward pass while it runs. Assumed.
+# Fraction of the 108 multiprocessors that an exchange takes from the backward pass. Assumed.
 BUSY_WITH_EXCHANGE = 24 / 108
 # The backward pass of a product is two products.
 BACKWARD_SHARE = 2 / 3
-# Of DistributedDataParallel (--bucket-cap-mb 25), in bytes.
+# Bytes of a bucket of DistributedDataParallel (--bucket-cap-mb 25).
 BUCKET_CAP = 25 * 2**20
-# What travels of a bucket when it holds sums of micro-batches, which are exchanged in float32: compat/master_weights.py.
+# Bytes exchanged for a bucket of micro-batch sums (float32), relative to one of gradients: compat/master_gradients.py.
 SUM_OVER_GRADIENT = 2
-# Beside the gradients: statistics of the host and of the device, gradient norms, the signal to stop.
+# Exchanges besides the gradients: statistics of the host and of the device, gradient norms, the signal to stop.
 SMALL_EXCHANGES = 4
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an update of a recipe computes and exchanges.
+    """Computation and exchange of an update.
 
     Attributes:
         tokens_per_sequence: length of a block.
-        flops_per_token: forward and backward pass, today's convention of ``amos flops``.
-        gradient_bytes: of all parameters, 2 bytes each in bf16.
-        embedding_bytes: of the token embeddings, whose gradient is complete when the backward pass ends.
+        flops_per_token: forward and backward pass, convention "today" of ``amos flops``.
+        gradient_bytes: gradients of all parameters, 2 bytes each in bf16.
+        embedding_bytes: gradient of the token embeddings, which is complete when the backward pass ends.
     """
 
     tokens_per_sequence: int
@@ -57,18 +57,18 @@ class Work:
     embedding_bytes: int
 
     def micro_batch_seconds(self, batch_size: int) -> float:
-        """Forward and backward pass of ``batch_size`` sequences on one GPU."""
+        """Return the seconds of the forward and backward pass of ``batch_size`` sequences on one GPU."""
         return batch_size * self.tokens_per_sequence * self.flops_per_token / (FRACTION_OF_PEAK * PEAK_FLOPS)
 
     def buckets(self) -> list[int]:
-        """Bytes of each, in the order of their exchange; the token embeddings close the last one."""
+        """Return the bytes of each bucket in the order of their exchange; the last one ends with the token embeddings."""
         full, rest = divmod(self.gradient_bytes - self.embedding_bytes, BUCKET_CAP)
         return [BUCKET_CAP] * full + [rest + self.embedding_bytes]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of GPUs, each GPU with a card of its own to the other nodes."""
+    """Nodes of GPUs; each GPU has its own network card."""
 
     num_nodes: int
     gpus_per_node: int
@@ -78,7 +78,7 @@ class Cluster:
         return self.num_nodes * self.gpus_per_node
 
     def all_reduce_seconds(self, size: int) -> float:
-        """A sum of ``size`` bytes in three parts, one after the other.
+        """Return the seconds of a sum of ``size`` bytes in three consecutive parts.
 
         Each GPU of a node sums its share of the bytes, sums this share with its peers in the other nodes, and gets the
         shares of the others. A ring of n moves (n - 1)/n of the bytes in n - 1 steps to sum or to gather, twice that for
@@ -92,14 +92,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Update:
-    """Seconds of an update, and how they come about.
+    """Seconds of an update.
 
     Attributes:
-        compute: of all micro-batches on one GPU alone.
-        exchange: of the gradients, wherever it lies.
-        waiting: for gradients, after the last backward pass.
-        slowed: that the backward pass takes longer because of the exchange beside it.
-        small: exchanges of a few numbers.
+        compute: all micro-batches on one GPU alone.
+        exchange: exchange of the gradients, hidden or not.
+        waiting: time that the last backward pass waits for gradients.
+        slowed: time that the exchange adds to the backward pass.
+        small: small exchanges.
     """
 
     compute: float
@@ -115,7 +115,7 @@ class Update:
 
 
 def plan_update(work: Work, cluster: Cluster, batch_size: int, update_freq: int) -> Update:
-    """An update of ``update_freq`` micro-batches of ``batch_size`` sequences on every GPU."""
+    """Compute an update of ``update_freq`` micro-batches of ``batch_size`` sequences on every GPU."""
     micro_batch = work.micro_batch_seconds(batch_size)
     backward = BACKWARD_SHARE * micro_batch
     sizes = work.buckets() if cluster.num_gpus > 1 else []
@@ -133,21 +133,20 @@ def plan_update(work: Work, cluster: Cluster, batch_size: int, update_freq: int)
 
 
 def waiting_seconds(backward: float, sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """From the end of a backward pass to that of the last exchange; gradients come at an even rate of bytes."""
-    arrived, free_at = 0, 0.0
+    """Return the time from the end of a backward pass to the end of the last exchange; gradients come at an even rate."""
+    ready, free_at = 0, 0.0
     for size, duration in zip(sizes, seconds, strict=True):
-        arrived += size
-        free_at = max(free_at, backward * arrived / sum(sizes)) + duration
+        ready += size
+        free_at = max(free_at, backward * ready / sum(sizes)) + duration
     return max(0.0, free_at - backward)
 
 
 def work_of(recipe: str, vocabulary_size: int) -> Work:
-    """Sizes and FLOPs of a recipe's own model; raises ``UserError`` for one that there is not."""
-    from amos_fairseq.flops.recipe import build_recipe
-    from amos_fairseq.flops.source import read_configuration
+    """Return sizes and FLOPs of a recipe's model; raise ``UserError`` if there is no such recipe."""
+    from amos_fairseq.flops.recipe import build_recipe, read_configuration
     from amos_fairseq.flops.training import by_autograd
 
-    # One rank, whatever GPUs this machine has; data is not asked for.
+    # One rank, however many GPUs this machine has; no data is needed.
     cfg, _ = read_configuration(recipe, ["distributed_training.distributed_world_size=1"])
     built = build_recipe(cfg, vocabulary_size)
     trained = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
@@ -160,7 +159,7 @@ def work_of(recipe: str, vocabulary_size: int) -> Work:
 
 
 def table(recipe: str, work: Work, cluster: Cluster, batch_sizes: Sequence[int], freqs: Sequence[int]) -> Iterator[str]:
-    """Lines of Markdown."""
+    """Yield lines of Markdown."""
     last = work.buckets()[-1]
     yield (
         f"`{recipe}`: {work.gradient_bytes / 1e6:,.0f} MB of gradients in bf16, {len(work.buckets())} buckets, the last of "
@@ -173,8 +172,8 @@ def table(recipe: str, work: Work, cluster: Cluster, batch_sizes: Sequence[int],
         for freq in freqs:
             update = plan_update(work, cluster, batch_size, freq)
             lost = update.waiting + update.slowed + update.small
-            numbers = [f"{1e3 * part:.1f}" for part in (update.compute, update.exchange, lost)]
-            cells = [str(batch_size), str(freq), str(batch_size * freq * cluster.num_gpus), *numbers]
+            milliseconds = [f"{1e3 * part:.1f}" for part in (update.compute, update.exchange, lost)]
+            cells = [str(batch_size), str(freq), str(batch_size * freq * cluster.num_gpus), *milliseconds]
             yield f"| {' | '.join(cells)} | {update.efficiency:.1%} |"
 
 
@@ -190,8 +189,8 @@ def main(words: Sequence[str] | None = None) -> None:
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("recipes", nargs="*", default=["amos_base", "amos_large"], metavar="RECIPE", help="in bf16")
-    parser.add_argument("--nodes", type=positive, default=8, help="DGX A100 or their like")
-    parser.add_argument("--gpus-per-node", type=positive, default=8, help="A100 in each")
+    parser.add_argument("--nodes", type=positive, default=8, help="number of nodes like DGX A100")
+    parser.add_argument("--gpus-per-node", type=positive, default=8, help="A100 in each node")
     parser.add_argument(
         "--batch-size", type=positive, nargs="+", default=[8, 16, 32], help="sequences of a micro-batch"
     )

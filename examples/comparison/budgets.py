@@ -1,4 +1,4 @@
-"""Equal budgets, made into numbers of updates, and the points on the way at which checkpoints are kept."""
+"""Convert equal budgets to numbers of updates, and choose the updates at which checkpoints are saved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from omegaconf import DictConfig
 
 from amos_fairseq.errors import UserError
 
-# Thesis Table 5.3: "6.25 % trained" to the end.
+# Thesis Table 5.3: from "6.25 % trained" to the end.
 SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
-# All of them are multiples of a sixteenth.
+# All shares are multiples of a sixteenth.
 PARTS = 16
-MOST_UPDATES_BETWEEN_LINES = 50
+MAX_LOG_INTERVAL = 50
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What every entry may spend.
+    """The budget of each entry.
 
     Attributes:
-        kind: "updates"; "flops" of pretraining, counted as thesis 5.2.2 does; or "minutes" of pretraining here.
+        kind: "updates"; "flops" of pretraining, counted as in thesis 5.2.2; or "minutes" of pretraining on this machine.
     """
 
     kind: str
@@ -30,19 +30,40 @@ class Budget:
         return f"{self.amount:,.0f} {unit}" if self.amount < 1e6 else f"{self.amount:.3g} {unit}"
 
     def updates(self, flops_per_update: float, seconds_per_update: Callable[[], float]) -> float:
-        """Updates that the budget pays for; ``seconds_per_update`` is measured only where it is needed."""
+        """Return the updates that fit into the budget; ``seconds_per_update`` is measured only if needed."""
         if self.kind == "updates":
             return self.amount
         return self.amount / flops_per_update if self.kind == "flops" else self.amount * 60 / seconds_per_update()
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Floating point operations of one update.
+
+    Attributes:
+        thesis: thesis 5.2.2: backward as much as forward, dense embedding look-ups, element-wise operations.
+        matmuls: only matrix products, forward and backward.
+    """
+
+    thesis: float
+    matmuls: float
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> "Cost":
+        """Count on the real model, criterion and batch; raise ``UserError`` if the cost changes between updates."""
+        from amos_fairseq.flops.training import training_flops
+
+        thesis = training_flops(cfg, convention="thesis").per_update
+        return cls(float(thesis), float(training_flops(cfg).per_update))
+
+
 def share_name(share: float) -> str:
-    """Of a folder: "0.0625", "1"."""
+    """Return the folder name of a share: "0.0625", "1"."""
     return f"{share:g}"
 
 
 def parse_shares(text: str) -> list[float]:
-    """ "1,0.25" -> [0.25, 1.0]; raises :class:`UserError`."""
+    """Parse "1,0.25" to [0.25, 1.0]; raise :class:`UserError` for unknown shares."""
     known = {share_name(share): share for share in SHARES}
     try:
         chosen = {share_name(float(word)) for word in text.split(",")}
@@ -50,7 +71,7 @@ def parse_shares(text: str) -> list[float]:
         chosen = {text}
     if not chosen <= known.keys():
         raise UserError(
-            f"--fine-tune-at {text}: give shares of the budget out of {','.join(known)}, with commas between"
+            f"--fine-tune-at {text}: give shares of the budget out of {','.join(known)}, separated by commas"
         )
     return [share for name, share in known.items() if name in chosen]
 
@@ -59,16 +80,16 @@ def update_at(max_update: int, share: float) -> int:
     return max_update * round(share * PARTS) // PARTS
 
 
-def ends_epochs(max_update: int, updates_per_epoch: int) -> bool:
-    """Whether a kept checkpoint before the last would fall on the end of an epoch, where fairseq writes none by updates."""
+def has_checkpoint_at_epoch_end(max_update: int, updates_per_epoch: int) -> bool:
+    """Return whether a checkpoint of a share would be at the end of an epoch, where fairseq does not save by updates."""
     return any(update_at(max_update, share) % updates_per_epoch == 0 for share in SHARES[:-1])
 
 
-def whole_updates(budget: Budget, name: str, wanted: float, updates_per_epoch: int) -> int:
-    """The number of updates nearest to ``wanted`` that can be cut into sixteenths with a checkpoint at each.
+def divisible_updates(budget: Budget, name: str, wanted: float, updates_per_epoch: int) -> int:
+    """Return the number of updates nearest to ``wanted`` that is divisible into sixteenths with a checkpoint at each share.
 
     Raises:
-        UserError: there is none near, or the user's own number of updates is none.
+        UserError: no near number is possible, or the user's own number of updates is not.
     """
     nearest = max(1, round(wanted / PARTS))
     nearby = [
@@ -77,16 +98,16 @@ def whole_updates(budget: Budget, name: str, wanted: float, updates_per_epoch: i
         for parts in sorted({nearest - distance, nearest + distance})
         if parts > 0
     ]
-    possible = [number for number in nearby if not ends_epochs(number, updates_per_epoch)]
+    possible = [number for number in nearby if not has_checkpoint_at_epoch_end(number, updates_per_epoch)]
     if not possible:
         raise UserError(
-            f"{name}: an epoch of this text is {updates_per_epoch} updates, so that a checkpoint at one of "
-            f"{', '.join(f'{share:.2%}' for share in SHARES[:-1])} would fall on its end, where fairseq writes none: give "
-            "more text, or another dataset.batch_size with --set"
+            f"{name}: an epoch of this text is {updates_per_epoch} updates, so a checkpoint at one of "
+            f"{', '.join(f'{share:.2%}' for share in SHARES[:-1])} would be at its end, where fairseq saves none: give more "
+            "text, or another dataset.batch_size with --set"
         )
     if budget.kind == "updates" and possible[0] != wanted:
         raise UserError(
-            f"--budget-updates {wanted:,.0f} cannot be cut into sixteenths with a checkpoint at 1, 2, 4 and 8 of them (an "
+            f"--budget-updates {wanted:,.0f} cannot be divided into sixteenths with a checkpoint at 1, 2, 4 and 8 of them (an "
             f"epoch is {updates_per_epoch} updates): give {possible[0]}"
         )
     if wanted < PARTS / 2:
@@ -95,7 +116,7 @@ def whole_updates(budget: Budget, name: str, wanted: float, updates_per_epoch: i
 
 
 def schedule_settings(max_update: int, warmup_share: float) -> dict[str, int]:
-    """Hydra keys of a run of ``max_update`` updates: its schedule, and a checkpoint and a validation at every sixteenth."""
+    """Return the Hydra keys of the schedule, with a checkpoint and a validation at every sixteenth of ``max_update``."""
     part = max_update // PARTS
     return {
         "optimization.max_update": max_update,
@@ -103,15 +124,15 @@ def schedule_settings(max_update: int, warmup_share: float) -> dict[str, int]:
         "checkpoint.save_interval_updates": part,
         "checkpoint.keep_interval_updates": -1,
         "dataset.validate_interval_updates": part,
-        "common.log_interval": min(MOST_UPDATES_BETWEEN_LINES, max(1, part // 3)),
+        "common.log_interval": min(MAX_LOG_INTERVAL, max(1, part // 3)),
     }
 
 
 def updates_per_epoch(cfg: DictConfig) -> int:
-    """Whole updates of one process in an epoch of the training text (of its first shard).
+    """Return the complete updates of one process in an epoch of the training text (of its first shard).
 
     Raises:
-        UserError: the text is missing, was binarized otherwise, or is smaller than one update.
+        UserError: the text is missing, was binarized differently, or is smaller than one update.
     """
     from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 

@@ -1,4 +1,4 @@
-"""``bash examples/comparison/run.sh``: the flags, the piece of work of one call, its end."""
+"""``bash examples/comparison/run.sh``: flags and main program of a comparison."""
 
 import argparse
 import logging
@@ -7,14 +7,13 @@ from pathlib import Path
 
 from budgets import PARTS, Budget, parse_shares
 from entries import CONFIGS, parse_setting
-from pieces import piece_of
 
 from amos_fairseq.errors import UserError, report_user_errors
 
 DESCRIPTION = """\
-Pretrain a list of objectives with an equal budget, fine-tune each on GLUE tasks, and put scores, FLOPs and hours beside
-what the papers found: OUT/comparison.json, OUT/comparison.md, OUT/score_by_flops.png, OUT/score_by_hours.png. Stopped, or
-ended by --piece-minutes (exit status 75), the same command continues; 0 means that all is done.
+Pretrain several objectives with an equal budget, fine-tune each on GLUE tasks, and report scores, FLOPs and hours beside the
+papers' findings: OUT/comparison.json, OUT/comparison.md, OUT/score_by_flops.png, OUT/score_by_hours.png. After a stop, or
+the end of --piece-minutes (exit status 75), the same command continues; 0 means that everything is finished.
 """
 
 
@@ -25,49 +24,37 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     absent = {"default": argparse.SUPPRESS}
+    sizes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in ("entries", "paper"))
     add = parser.add_argument
-    add("data", metavar="DATA", help="what preprocess/pretraining/prepare.sh wrote; shards with colons between")
-    add("glue", metavar="GLUE", type=Path, help="what preprocess/glue/prepare.sh wrote with DATA/tokenizer")
-    add("out", metavar="OUT", type=Path, help="where everything goes; the same command continues")
-    add("--size", choices=sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in ("entries", "paper")),
-        default="tiny", help="of the models, with the settings of configs/SIZE.yaml")  # fmt: skip
+    add("data", metavar="DATA", help="output of preprocess/pretraining/prepare.sh; shards separated by colons")
+    add("glue", metavar="GLUE", type=Path, help="output of preprocess/glue/prepare.sh with DATA/tokenizer")
+    add("out", metavar="OUT", type=Path, help="output folder; the same command continues")
+    add("--size", choices=sizes, default="tiny", help="model size, with the settings of configs/SIZE.yaml")
     budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument(
-        "--budget-updates", type=float, metavar="N", **absent, help=f"for each entry, a multiple of {PARTS}"
-    )
-    budget.add_argument(
-        "--budget-flops", type=float, metavar="F", **absent, help="of pretraining, as thesis 5.2.2 counts"
-    )
-    budget.add_argument("--budget-minutes", type=float, metavar="M", **absent,
-        help="of pretraining on this machine: the number of updates follows from some that are timed")  # fmt: skip
-    add("--objectives", metavar="LIST", **absent, help="entries, with commas between (default: all)")
-    add("--entries", metavar="FILE", type=Path, default=CONFIGS / "entries.yaml", help="what can be compared")
-    add(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="a setting for every entry, such as common.seed=2",
-    )
-    add("--tasks", metavar="LIST", default="STS-B,MRPC,QNLI", help="GLUE tasks, with commas between, or ALL")
-    add("--seeds", metavar="N", type=int, default=3, help="of fine-tuning, 1 to N")
+    add_budget = budget.add_argument
+    add_budget("--budget-updates", type=float, metavar="N", **absent, help=f"for each entry, a multiple of {PARTS}")
+    add_budget("--budget-flops", type=float, metavar="F", **absent, help="of pretraining, counted as in thesis 5.2.2")
+    add_budget("--budget-minutes", type=float, metavar="M", **absent,
+        help="of pretraining on this machine; some updates are timed to compute the number of updates")  # fmt: skip
+    add("--objectives", metavar="LIST", **absent, help="entries, separated by commas (default: all)")
+    add("--entries", metavar="FILE", type=Path, default=CONFIGS / "entries.yaml", help="available entries")
+    add("--set", metavar="KEY=VALUE", action="append", default=[],
+        help="a setting for every entry, such as common.seed=2")  # fmt: skip
+    add("--tasks", metavar="LIST", default="STS-B,MRPC,QNLI", help="GLUE tasks, separated by commas, or ALL")
+    add("--seeds", metavar="N", type=int, default=3, help="seeds of fine-tuning, 1 to N")
     add("--fine-tune-at", metavar="LIST", default="0.0625,0.125,0.25,0.5,1", help="shares of the budget")
-    add("--recipe", metavar="NAME", **absent, help="of amos glue (default: fine_tuning in configs/SIZE.yaml)")
-    add("--lr", type=float, **absent, help="of amos glue for every task (default: fine_tuning in configs/SIZE.yaml)")
-    add("--parallel", metavar="N", type=int, default=1, help="fine-tunings at a time on the CPU")
-    add("--cpu", action="store_true", help="leave GPUs alone")
-    add(
-        "--piece-minutes",
-        metavar="M",
-        type=float,
-        default=0.0,
-        help="end after M minutes, with status 75; 0: at the end",
-    )
+    add("--recipe", metavar="NAME", **absent, help="recipe of amos glue (default: fine_tuning in configs/SIZE.yaml)")
+    add("--lr", type=float, **absent,
+        help="learning rate of amos glue for every task (default: fine_tuning in configs/SIZE.yaml)")  # fmt: skip
+    add("--parallel", metavar="N", type=int, default=1, help="simultaneous fine-tuning runs on the CPU")
+    add("--cpu", action="store_true", help="do not use GPUs")
+    add("--piece-minutes", metavar="M", type=float, default=0.0,
+        help="stop after M minutes with status 75; 0: no limit")  # fmt: skip
     return parser
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Options with checked values; raises :class:`UserError`, or exits with 2 for flags that do not exist."""
+    """Parse options and check their values; raise :class:`UserError`, or exit with 2 for unknown flags."""
     options = build_parser().parse_args(arguments)
     options.data = ":".join(str(Path(shard).resolve()) for shard in options.data.split(":"))
     for name in ("glue", "out", "entries"):
@@ -77,9 +64,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     positive = {"--budget": options.budget.amount, "--seeds": options.seeds, "--parallel": options.parallel}
     for flag, value in positive.items():
         if not 0 < value < float("inf"):
-            raise UserError(f"{flag} {value:g} makes no run: give a number above 0")
+            raise UserError(f"{flag} {value:g} is out of range: give a number above 0")
     if not 0 <= options.piece_minutes < float("inf"):
-        raise UserError(f"--piece-minutes {options.piece_minutes:g}: give minutes, or 0 for no end")
+        raise UserError(f"--piece-minutes {options.piece_minutes:g}: give minutes, or 0 for no limit")
     options.settings = dict(map(parse_setting, options.set))
     options.fine_tune_at = parse_shares(options.fine_tune_at)
     options.objectives = options.objectives.split(",") if hasattr(options, "objectives") else None
@@ -88,36 +75,37 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def parse_glue_tasks(text: str) -> tuple[str, ...]:
-    """In the order of AMOS Table 1; raises :class:`UserError`."""
-    from amos_fairseq.finetuning.glue.tasks import AVERAGED, parse_tasks
+    """Return the tasks in the order of AMOS Table 1; raise :class:`UserError`."""
+    from amos_fairseq.finetuning.glue_tasks import AVERAGED, parse_tasks
 
     chosen = parse_tasks(text)
     if not set(chosen) <= set(AVERAGED):
-        raise UserError(f"--tasks {text}: WNLI counts in no average: leave it out")
+        raise UserError(f"--tasks {text}: WNLI is not part of the average: remove it")
     return tuple(task for task in AVERAGED if task in chosen)
 
 
 @report_user_errors()
 def main(arguments: list[str] | None = None) -> int:
-    """0 when all is finished, 75 when a piece has ended, 130 after Ctrl-C, 1 for a mistake or a run that failed."""
-    # Importing fairseq sets the root logger to DEBUG; it tells of every dictionary that it opens, matplotlib of its fonts.
+    """Return 0 if all is finished, 75 at the time limit, 130 after Ctrl-C; exit with 1 after an error or a failed run."""
+    # Importing fairseq sets the root logger to DEBUG, at which it logs every dictionary, and matplotlib its fonts.
     logging.getLogger().setLevel(logging.WARNING)
     options = parse(arguments)
     options.tasks = parse_glue_tasks(options.tasks)
-    # Imported here: fairseq takes seconds that a mistyped flag need not wait.
+    # Imported here: fairseq takes seconds to import, and a wrong flag should be reported before.
     from comparison import Comparison
     from comparison_report import write_report
+    from runs import limited_runner
 
     from amos_fairseq.finetuning.benchmark import Stopped
 
-    with piece_of(options.piece_minutes) as piece:
+    with limited_runner(options.piece_minutes) as runner:
         comparison = Comparison(options)
         stopped = False
         try:
-            comparison.plan(piece)
+            comparison.plan(runner)
             comparison.claim()
-            comparison.pretrain(piece)
-            comparison.fine_tune(piece)
+            comparison.pretrain(runner)
+            comparison.fine_tune(runner)
         except Stopped:
             stopped = True
     if comparison.pretrainings:
@@ -126,10 +114,10 @@ def main(arguments: list[str] | None = None) -> int:
     for failure in comparison.failures:
         print(failure, file=sys.stderr)
     if comparison.failures:
-        raise UserError(f"runs that failed: {len(comparison.failures)}; the same command goes on with them")
+        raise UserError(f"failed runs: {len(comparison.failures)}; the same command tries them again")
     if stopped:
-        print(f"stopped; what is finished stays in {options.out}, and the same command continues", file=sys.stderr)
-    return piece.exit_code if stopped else 0
+        print(f"stopped; finished runs stay in {options.out}, and the same command continues", file=sys.stderr)
+    return runner.exit_code if stopped else 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
-"""A comparison from its plan to its tables: every entry gets the same budget, then the same fine-tunings."""
+"""A comparison from its plan to its tables: every entry gets the same budget, then the same fine-tuning runs."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from budgets import PARTS, Budget, schedule_settings, share_name, updates_per_epoch, whole_updates
-from costs import cost_of
+from budgets import PARTS, Budget, Cost, divisible_updates, schedule_settings, share_name, updates_per_epoch
 from entries import CONFIGS, Entry, check_shared, compose_entry, read_entries, read_preset, read_yaml
-from fine_tuning_runs import FineTuning
 from omegaconf import DictConfig
-from pieces import Piece
-from pretraining_runs import Pretraining, measure_seconds_per_update
+from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
@@ -24,13 +21,13 @@ PLAN_FILE = "plan.json"
 
 
 class Comparison:
-    """What one call is about, checked before anything is written.
+    """The work of one call, checked before anything is written.
 
     Args:
-        options: of the command, with absolute paths and parsed values (see compare.py).
+        options: options of the command, with absolute paths and parsed values (see compare.py).
 
     Raises:
-        UserError: anything of it cannot be used.
+        UserError: an option cannot be used.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -44,18 +41,19 @@ class Comparison:
         shortest = {entry.name: self._compose(entry, PARTS) for entry in self.entries}
         self.shared = check_shared(shortest)
         self.updates_per_epoch = updates_per_epoch(shortest[self.entries[0].name])
-        self.costs = {name: cost_of(cfg) for name, cfg in shortest.items()}
+        self.costs = {name: Cost.of(cfg) for name, cfg in shortest.items()}
         self._check_glue()
         self.pretrainings: list[Pretraining] = []
         self.failures: list[str] = []
 
     @property
     def fine_tuning_settings(self) -> dict[str, Any]:
-        """Flags of ``amos glue`` -> values; the user's win."""
+        """Flags of ``amos glue`` -> values; the user's flags override the preset."""
         given = {"recipe": self.options.recipe, "lr": self.options.lr}
-        if self.options.recipe:  # another recipe has rates of its own
-            return {name: value for name, value in given.items() if value is not None}
-        return self.preset.fine_tuning | {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.options.recipe:  # another recipe has its own learning rates
+            return given
+        return self.preset.fine_tuning | given
 
     @property
     def first_shard(self) -> Path:
@@ -70,7 +68,7 @@ class Comparison:
         return compose_entry(entry, self._settings(entry, max_update))
 
     def _check_glue(self) -> None:
-        """What ``amos glue`` would say only after the pretraining."""
+        """Make the checks of ``amos glue`` before pretraining."""
         glue, own = self.options.glue / "tokenizer", self.first_shard / "tokenizer"
         for task in self.options.tasks:
             read_glue_data(self.options.glue, task)
@@ -78,7 +76,7 @@ class Comparison:
             raise UserError(f"{self.options.glue} was not prepared with the tokenizer {own}: prepare it with that one")
 
     def claim(self) -> None:
-        """Make OUT the place of this budget and these settings; raises :class:`UserError` where it holds another's."""
+        """Reserve OUT for this budget and these settings; raise :class:`UserError` if it contains others."""
         setup = {
             "size": self.options.size,
             "budget": str(self.budget),
@@ -87,57 +85,57 @@ class Comparison:
         }
         claim_output_directory(self.out, NAME, setup)
 
-    def plan(self, piece: Piece) -> None:
-        """Fix the number of updates of every entry, and look at what is there already.
+    def plan(self, runner: Runner) -> None:
+        """Choose the number of updates of every entry, and check existing runs.
 
         Raises:
-            UserError: the budget cannot be divided, a folder holds a run of other settings, or an entry that was to be
-                timed does not train.
-            Stopped: the piece has ended while updates were timed.
+            UserError: the budget cannot be divided, a folder contains a run with other settings, or an entry fails when it is
+                timed.
+            Stopped: the runner was stopped while updates were timed.
         """
         for entry in self.entries:
-            wanted = self.budget.updates(self.costs[entry.name].thesis, lambda entry=entry: self._seconds(entry, piece))
-            max_update = whole_updates(self.budget, entry.name, wanted, self.updates_per_epoch)
-            save_dir = self.out / entry.name / "pretraining"
-            pretraining = Pretraining(
-                entry, self._compose(entry, max_update), self._settings(entry, max_update), save_dir, self.device
+            wanted = self.budget.updates(
+                self.costs[entry.name].thesis, lambda entry=entry: self._seconds(entry, runner)
             )
+            max_update = divisible_updates(self.budget, entry.name, wanted, self.updates_per_epoch)
+            cfg, settings = self._compose(entry, max_update), self._settings(entry, max_update)
+            pretraining = Pretraining(entry, cfg, settings, self.out / entry.name / "pretraining", self.device)
             pretraining.check()
             self.pretrainings.append(pretraining)
 
-    def _seconds(self, entry: Entry, piece: Piece) -> float:
-        """Seconds of an update, measured once and then kept: the length of a run must not change between pieces."""
+    def _seconds(self, entry: Entry, runner: Runner) -> float:
+        """Return the seconds of an update, measured once: the length of a run must not change between calls."""
         file = self.out / entry.name / PLAN_FILE
         self.claim()
         plan = read_json(file)
         if plan is None:
             settings, directory = self._settings(entry, PARTS), self.out / entry.name / "timing"
             try:
-                seconds = measure_seconds_per_update(entry, settings, directory, self.device, piece)
+                seconds = measure_seconds_per_update(entry, settings, directory, self.device, runner)
             except RunFailed as error:
                 raise UserError(f"{entry.name} does not train: {error} (log: {directory / LOG_FILE})") from error
             plan = {"seconds_per_update": seconds}
             write_json(file, plan)
         return float(plan["seconds_per_update"])
 
-    def pretrain(self, piece: Piece) -> None:
-        """All entries, one after another. Raises Stopped; one that fails does not end the others."""
+    def pretrain(self, runner: Runner) -> None:
+        """Pretrain all entries one after another; after a failure continue with the next. May raise Stopped."""
         for pretraining in self.pretrainings:
             if pretraining.finished:
                 pretraining.prune()
             else:
-                self._attempt(f"{pretraining.entry.name}: pretraining", pretraining.save_dir, pretraining, piece)
+                self._attempt(f"{pretraining.entry.name}: pretraining", pretraining.save_dir, pretraining, runner)
 
-    def fine_tune(self, piece: Piece) -> None:
-        """The ends of all budgets first, then what lies before them: the main table comes early. Raises Stopped."""
+    def fine_tune(self, runner: Runner) -> None:
+        """Fine-tune from the largest share to the smallest, so that the main table comes first. May raise Stopped."""
         for share in sorted(self.options.fine_tune_at, reverse=True):
             for pretraining in self.pretrainings:
                 fine_tuning = self.fine_tuning(pretraining, share)
                 if fine_tuning.checkpoint is not None and not fine_tuning.finished:
-                    self._attempt(fine_tuning.label, fine_tuning.directory, fine_tuning, piece)
+                    self._attempt(fine_tuning.label, fine_tuning.directory, fine_tuning, runner)
 
     def fine_tuning(self, pretraining: Pretraining, share: float) -> FineTuning:
-        """The fine-tunings of the checkpoint at a share of the budget, as far as it is there."""
+        """Return the fine-tuning runs of the checkpoint at a share of the budget, which may not exist yet."""
         name, point = pretraining.entry.name, share_name(share)
         flags = [str(part) for flag, value in self.fine_tuning_settings.items() for part in (f"--{flag}", value)]
         if self.device == "cpu":
@@ -147,8 +145,8 @@ class Comparison:
             self.out / name / "fine_tuning" / point, self.options.tasks, self.options.seeds, tuple(flags),
         )  # fmt: skip
 
-    def _attempt(self, label: str, directory: Path, runs: Pretraining | FineTuning, piece: Piece) -> None:
+    def _attempt(self, label: str, directory: Path, runs: Pretraining | FineTuning, runner: Runner) -> None:
         try:
-            runs.run(piece)
+            runs.run(runner)
         except RunFailed as error:
             self.failures.append(f"{label}: {error} (log: {directory / LOG_FILE})")

@@ -1,21 +1,27 @@
-"""``comparison.json``, ``comparison.md`` and the figures, from whatever is finished."""
+"""``comparison.json``, ``comparison.md`` and two figures, made from the finished runs."""
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from budgets import share_name
 from comparison import NAME, Comparison
-from comparison_figures import draw_all
-from comparison_results import entry_results, findings_beside_ours, ordering
-from comparison_tables import all_tables
-from pretraining_runs import threads
+from comparison_results import compare_findings, entry_results, ordering
+from runs import num_threads
 
+from amos_fairseq.cli.plot_panels import RUN_COLOURS, RUN_MARKERS, plt, save
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.runs import write_json
+from amos_fairseq.finetuning.glue_table import column_name
+from amos_fairseq.finetuning.plan import write_json
+from amos_fairseq.finetuning.tables import MISSING, Table, number
+
+END = share_name(1.0)
+STYLES = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
 
 
 def write_report(comparison: Comparison) -> list[Path]:
-    """Write and print them; returns their paths."""
+    """Write all files, print the tables, and return the paths."""
     content = content_of(comparison)
     summary = comparison.out / f"{NAME}.json"
     write_json(summary, content)
@@ -29,7 +35,7 @@ def write_report(comparison: Comparison) -> list[Path]:
 
 
 def content_of(comparison: Comparison) -> dict[str, Any]:
-    """Of ``comparison.json``: setup, entries with their points, the order found, the papers' findings beside it."""
+    """Return the content of ``comparison.json``: setup, entries with their points, ordering, the papers' findings."""
     options = comparison.options
     entries = {}
     for pretraining in comparison.pretrainings:
@@ -50,21 +56,21 @@ def content_of(comparison: Comparison) -> dict[str, Any]:
         },
         "entries": entries,
         "ordering": ordering(entries),
-        "findings": findings_beside_ours(comparison.paper["findings"], entries),
+        "findings": compare_findings(comparison.paper["findings"], entries),
         "notes": [*setting_notes(comparison, device), *dict.fromkeys(data_notes(comparison))],
     }
 
 
 def device_name(device: str) -> str:
     if device == "cpu":
-        return f"CPU, number of threads: {threads()}"
+        return f"CPU, number of threads: {num_threads()}"
     import torch
 
     return torch.cuda.get_device_name(0)
 
 
 def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
-    """How the numbers came about."""
+    """Yield notes about the settings behind the numbers."""
     shared, options = comparison.shared, comparison.options
     width = shared["model.embedding_dim"] or shared["model.encoder_embed_dim"]
     yield (
@@ -74,8 +80,8 @@ def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
         f"{shared['model.relative_position_scheme']}; seed {shared['common.seed']}"
     )
     yield (
-        "FLOPs: thesis 5.2.2 (backward = forward, dense look-ups, element-wise operations); matmul FLOPs: matrix products "
-        "of forward and backward alone"
+        "FLOPs: thesis 5.2.2 (backward = forward, dense look-ups, element-wise operations); matmul FLOPs: only matrix products "
+        "of forward and backward pass"
     )
     yield f"hours: on {device}, validation and saving included; tokens/s: median over the logged intervals"
     flags = ", ".join(f"{name} {value}" for name, value in comparison.fine_tuning_settings.items())
@@ -88,14 +94,161 @@ def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
         listed = ", ".join(f"{label} {activation}" for label, activation in heads.items())
         yield f"the classification head's activation is that of each paper: {listed}"
     yield (
-        "one pretraining an entry: another seed of pretraining alone can move a small task by 2 to 5 points (AMOS "
-        "Appendix E)"
+        "one pretraining run per entry: another seed of pretraining alone can change a small task by 2 to 5 points "
+        "(AMOS Appendix E)"
     )
 
 
 def data_notes(comparison: Comparison) -> Iterator[str]:
-    """What ``amos glue`` says about training sets that are not the official ones."""
+    """Yield the notes of ``amos glue`` about training sets that are not the official ones."""
     for pretraining in comparison.pretrainings:
         for share in comparison.options.fine_tune_at:
             for result in comparison.fine_tuning(pretraining, share).results:
                 yield from result.notes
+
+
+def scientific(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2e}".replace("e+", "e")
+
+
+def hours(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def all_tables(content: dict[str, Any]) -> list[Table]:
+    """Return the tables of ``comparison.md`` that are not empty."""
+    tables = [scores_table(content)]
+    if content["setup"]["fine_tune_at"] != [float(END)]:
+        tables.append(curve_table(content))
+    return tables + ([findings_table(content)] if content["findings"] else [])
+
+
+def scores_table(content: dict[str, Any]) -> Table:
+    """Return one row for each entry, best first, those without scores last."""
+    entries, tasks = content["entries"], content["setup"]["tasks"]
+    best_first = ordering(entries)
+    rows = [score_row(entries[name], tasks) for name in [*best_first, *(n for n in entries if n not in best_first)]]
+    columns = ["", "updates", "tokens", "FLOPs", "matmul FLOPs", "hours", "tokens/s"]
+    columns += [column_name(task) for task in tasks] + [f"AVG of {len(tasks)}"]
+    return Table(f"Equal budget: {content['setup']['budget']} of pretraining each", columns, rows, content["notes"])
+
+
+def score_row(entry: dict[str, Any], tasks: list[str]) -> list[str]:
+    point = entry["points"].get(END)
+    scores = point["scores"] if point else None
+    label = entry["label"] if point else f"{entry['label']} ({entry['updates_so_far']:,} updates so far)"
+    speed = entry["tokens_per_second"]
+    cost = [scientific(entry["max_update"] * entry[f"flops_per_update_{kind}"]) for kind in ("thesis", "matmuls")]
+    cells = [label, f"{entry['max_update']:,}", scientific(entry["tokens"]), *cost, hours(point and point["hours"])]
+    cells.append(f"{speed:,.0f}" if speed else MISSING)
+    return cells + [task_cell(scores, task) for task in tasks] + [average_cell(point)]
+
+
+def task_cell(scores: dict[str, Any] | None, task: str) -> str:
+    found = scores["tasks"].get(task) if scores else None
+    return number(found["median"], found["deviation"]) if found else MISSING
+
+
+def average_cell(point: dict[str, Any] | None) -> str:
+    """Return a dash until every task has all its seeds: averages of different tasks cannot be compared."""
+    if not (point and point["complete"]):
+        return MISSING
+    return number(point["scores"]["average"]["value"], point["scores"]["average"]["deviation"])
+
+
+def curve_table(content: dict[str, Any]) -> Table:
+    """Return the average at every share of the budget."""
+    shares = [share_name(share) for share in content["setup"]["fine_tune_at"]]
+    entries = content["entries"].values()
+    rows = [[entry["label"], *(average_cell(entry["points"].get(share)) for share in shares)] for entry in entries]
+    columns = ["", *(f"{float(share):.4g} of the budget" for share in shares)]
+    note = "before the end the learning rate is still high, as for the shares of thesis Table 5.3"
+    return Table("Average during pretraining", columns, rows, [note])
+
+
+def findings_table(content: dict[str, Any]) -> Table:
+    labels = {name: entry["label"] for name, entry in content["entries"].items()}
+    rows = [
+        [
+            f"{labels[found['better']]} above {labels[found['worse']]}",
+            f"{found['points']:+g} ({found['measure']}; {found['source']})",
+            f"{found['our_points']:+.1f}"
+            + (f" ± {found['our_spread']:.1f}" if found["our_spread"] is not None else ""),
+            found["ours"],
+        ]
+        for found in content["findings"]
+    ]
+    note = (
+        "ours: the difference of the averages above; ± the root of the sum of both squared deviations, over seeds of "
+        "fine-tuning only; a difference within it is not evidence"
+    )
+    return Table("The papers' findings and ours", ["", "paper, points", "ours, points", "ours"], rows, [note])
+
+
+def draw_all(content: dict[str, Any], paper: dict[str, Any], directory: Path) -> list[Path]:
+    """Write ``score_by_flops`` (thesis Figure 5.1) and ``score_by_hours`` (AMOS Figure 6) as PNG and SVG."""
+    curves = {
+        name: {key: curve(entry, key) for key in ("flops_thesis", "hours")}
+        for name, entry in content["entries"].items()
+    }
+    if not any(of_entry["flops_thesis"] for of_entry in curves.values()):
+        return []
+    written = []
+    with plt.rc_context(STYLES):
+        for name, figure in (
+            ("score_by_flops", flops_figure(content, curves, paper["flops_curve"])),
+            ("score_by_hours", hours_figure(content, curves, paper["hours_statement"])),
+        ):
+            written += [Path(save(figure, str(directory / f"{name}.{kind}"))) for kind in ("png", "svg")]
+            plt.close(figure)
+    return written
+
+
+def curve(entry: dict[str, Any], key: str) -> list[tuple[float, float, float]]:
+    """Return (cost, average, deviation) of the shares with complete scores, in order; the deviation of one seed is 0."""
+    points = [point for point in entry["points"].values() if point["complete"] and point[key] is not None]
+    averages = [point["scores"]["average"] for point in points]
+    return [
+        (point[key], average["value"], average["deviation"] or 0.0)
+        for point, average in zip(points, averages, strict=True)
+    ]
+
+
+def draw_curves(ax: Any, content: dict[str, Any], curves: dict[str, dict[str, list]], key: str) -> None:
+    """Draw one line for each entry; the bars are one standard deviation over the seeds of fine-tuning."""
+    for index, (name, of_entry) in enumerate(curves.items()):
+        if of_entry[key]:
+            costs, scores, deviations = zip(*of_entry[key], strict=True)
+            ax.errorbar(
+                costs, scores, yerr=deviations, label=content["entries"][name]["label"], capsize=2, linewidth=1.2,
+                color=RUN_COLOURS[index % len(RUN_COLOURS)], marker=RUN_MARKERS[index % len(RUN_MARKERS)], markersize=5,
+            )  # fmt: skip
+    ax.grid(alpha=0.25, linewidth=0.6)
+    tasks = content["setup"]["tasks"]
+    ax.set_ylabel(f"{'average of ' if len(tasks) > 1 else ''}{', '.join(tasks)} (%)")
+
+
+def flops_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], paper: dict[str, Any]) -> Any:
+    figure, (ours, theirs) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    draw_curves(ours, content, curves, "flops_thesis")
+    ours.set(title=f"Here: {content['setup']['size']} models, {content['setup']['budget']} each", xscale="log")
+    for index, (name, points) in enumerate(paper["series"].items()):
+        costs, scores = zip(*points, strict=True)
+        theirs.plot(costs, scores, label=name, color=RUN_COLOURS[index % len(RUN_COLOURS)],
+            marker=RUN_MARKERS[index % len(RUN_MARKERS)], markersize=5, linewidth=1.2)  # fmt: skip
+    theirs.set(title=f"The paper: {paper['source']}, as in Figure 5.1", xscale="log", ylabel="GLUE score, dev (%)")
+    theirs.grid(alpha=0.25, linewidth=0.6)
+    for ax in (ours, theirs):
+        ax.set_xlabel("pretraining FLOPs (thesis 5.2.2)")
+        ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def hours_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], statement: str) -> Any:
+    figure, ax = plt.subplots(figsize=(7, 5), layout="constrained")
+    draw_curves(ax, content, curves, "hours")
+    ax.set(xlabel=f"hours of pretraining ({content['setup']['device']})", xlim=(0, None))
+    ax.set_title(f"Here: {content['setup']['size']} models, {content['setup']['budget']} each")
+    ax.legend(frameon=False, fontsize=8)
+    figure.supxlabel("\n".join(textwrap.wrap(f"The paper: {statement}", 100)), fontsize=8)
+    return figure

@@ -1,18 +1,23 @@
-"""What a comparison has found so far: every entry's cost and scores at every share of its budget, and the papers' findings."""
+"""Results of a comparison as plain values: cost and scores of every entry at every share, and the papers' findings."""
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
-from budgets import SHARES, share_name, update_at
-from costs import Cost
-from fine_tuning_runs import FineTuning, scores_of
-from pretraining_runs import Pretraining
+from budgets import SHARES, Cost, share_name, update_at
+from runs import FineTuning, Pretraining
+
+from amos_fairseq.finetuning.glue_table import average
+from amos_fairseq.finetuning.glue_tasks import AVERAGED
+from amos_fairseq.finetuning.results import Result
+from amos_fairseq.finetuning.statistics import TaskSummary, spread, summarize
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 
 
 def entry_results(pretraining: Pretraining, cost: Cost, fine_tunings: dict[float, FineTuning]) -> dict[str, Any]:
-    """One row: plain values, None for what is not there yet.
+    """Return the values of one entry; None for those that do not exist yet.
 
     Args:
         fine_tunings: share of the budget -> runs.
@@ -49,22 +54,50 @@ def entry_results(pretraining: Pretraining, cost: Cost, fine_tunings: dict[float
     }
 
 
-def last_average(entry: dict[str, Any], share: str) -> dict[str, Any] | None:
-    """The average at a share whose fine-tunings are complete."""
+def scores_of(results: Sequence[Result]) -> dict[str, Any] | None:
+    """Return median and deviation of every task, and of the average; None without results.
+
+    The average is the mean of the tasks' medians, as in the papers. Its deviation is that of the average of each seed, over
+    the seeds that every task has.
+    """
+    if not results:
+        return None
+    summaries = {task: summary for task, summary in summarize(results).items() if task in AVERAGED}
+    by_task = {task: _scores_by_seed(results, summary) for task, summary in summaries.items()}
+    seeds = set.intersection(*(set(by_seed) for by_seed in by_task.values()))
+    averages = [statistics.fmean(by_seed[seed] for by_seed in by_task.values()) for seed in sorted(seeds)]
+    _, mean = average({task: summary.main.median for task, summary in summaries.items()})
+    deviation = spread(averages).deviation if averages else None
+    return {
+        "tasks": {
+            task: summary.main.as_dict() | {"score": summary.best.main_score, "seeds": by_task[task]}
+            for task, summary in summaries.items()
+        },
+        "average": {"value": mean, "deviation": deviation, "count": len(averages)},
+    }
+
+
+def _scores_by_seed(results: Sequence[Result], summary: TaskSummary) -> dict[int, float]:
+    own = [result for result in results if result.task == summary.task and result.point == summary.point]
+    return {result.seed: result.main for result in own}
+
+
+def complete_average(entry: dict[str, Any], share: str) -> dict[str, Any] | None:
+    """Return the average at a share; None if its fine-tuning runs are not complete."""
     point = entry["points"].get(share)
     return point["scores"]["average"] if point and point["complete"] else None
 
 
-def findings_beside_ours(findings: list[dict[str, Any]], entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each finding of a paper whose two sides were both compared, with our difference at the end of the budget.
+def compare_findings(findings: list[dict[str, Any]], entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the papers' findings whose two sides were both compared, with our difference at the end of the budget.
 
-    Ours agrees or disagrees where the difference of the averages is larger than its spread, the root of the sum of both
-    squared deviations over the seeds of fine-tuning; otherwise it says nothing.
+    We agree or disagree if the difference of the averages is larger than its spread, the root of the sum of both squared
+    deviations over the seeds of fine-tuning; otherwise the result is undecided.
     """
     compared = []
     for finding in findings:
         sides = [entries.get(finding[side]) for side in ("better", "worse")]
-        averages = [last_average(entry, share_name(1.0)) if entry else None for entry in sides]
+        averages = [complete_average(entry, share_name(1.0)) if entry else None for entry in sides]
         if all(averages):
             compared.append(finding | _verdict(*averages))
     return compared
@@ -73,15 +106,15 @@ def findings_beside_ours(findings: list[dict[str, Any]], entries: dict[str, dict
 def _verdict(better: dict[str, Any], worse: dict[str, Any]) -> dict[str, Any]:
     difference = better["value"] - worse["value"]
     deviations = [better["deviation"], worse["deviation"]]
-    spread = math.hypot(*deviations) if None not in deviations else None
-    if spread is not None and abs(difference) <= spread:
+    our_spread = math.hypot(*deviations) if None not in deviations else None
+    if our_spread is not None and abs(difference) <= our_spread:
         verdict = UNDECIDED
     else:
         verdict = AGREES if difference > 0 else DISAGREES
-    return {"our_points": difference, "our_spread": spread, "ours": verdict}
+    return {"our_points": difference, "our_spread": our_spread, "ours": verdict}
 
 
 def ordering(entries: dict[str, dict[str, Any]]) -> list[str]:
-    """Names by the average at the end of the budget, highest first; those without one are left out."""
-    scored = {name: last_average(entry, share_name(1.0)) for name, entry in entries.items()}
+    """Return names by the average at the end of the budget, highest first, without entries that have none."""
+    scored = {name: complete_average(entry, share_name(1.0)) for name, entry in entries.items()}
     return sorted((name for name, found in scored.items() if found), key=lambda name: -scored[name]["value"])

@@ -1,4 +1,4 @@
-"""What is compared: entries (a config and its own settings) under one preset, and that they differ in nothing else."""
+"""The compared entries (a config and its own settings) under one preset, and a check that nothing else differs."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from amos_fairseq.models.configuration import EncoderConfig
 CONFIGS = Path(__file__).resolve().parent / "configs"
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
-# What the objectives must have in common. The length of the schedule follows from the budget; mask_treatment and what a
-# model adds to EncoderConfig belong to the objective, and so does its paper's activation in a classification head.
+# Settings that all entries must share. The length of the schedule follows from the budget; mask_treatment and the settings that
+# a model adds to EncoderConfig belong to the objective, and so does its paper's activation in a classification head.
 SHARED = {
     "common": ("seed", "bf16", "fp16", "amp"),
     "task": ("tokens_per_sample", "sample_break_mode", "mask_prob", "data"),
@@ -32,13 +32,13 @@ SHARED = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the comparison.
+    """One entry of the comparison.
 
     Attributes:
-        name: of its folder.
-        label: in tables and figures.
+        name: name of its folder.
+        label: name in tables and figures.
         config: name of a YAML file of examples/pretraining/config.
-        settings: Hydra key -> value, which it sets beside the preset's.
+        settings: Hydra key -> value, in addition to the preset's.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Preset:
-    """What all entries share.
+    """Settings that all entries share.
 
     Attributes:
         settings: Hydra key -> value.
-        warmup_share: of all updates.
+        warmup_share: fraction of all updates.
         fine_tuning: flags of ``amos glue`` with their values.
     """
 
@@ -64,29 +64,31 @@ class Preset:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """A mapping; :class:`UserError` for anything else."""
+    """Read a mapping; raise :class:`UserError` for anything else."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): name a file of entries with --entries") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is no YAML ({error}): mend it") from error
+        raise UserError(f"{file} is not valid YAML ({error}): fix it") from error
     if not isinstance(content, dict):
-        raise UserError(f"{file} holds no names: write one 'NAME: {{config: ...}}' an entry, as {CONFIGS}/entries.yaml")
+        raise UserError(
+            f"{file} is not a mapping: write 'NAME: {{config: ...}}' for each entry, as in {CONFIGS}/entries.yaml"
+        )
     return content
 
 
 def read_preset(size: str, settings: dict[str, Any]) -> Preset:
-    """``settings`` are the user's, which win."""
+    """Read a preset; ``settings`` of the user override it."""
     content = read_yaml(CONFIGS / f"{size}.yaml")
     return Preset(size, content["settings"] | settings, content["warmup_share"], content["fine_tuning"])
 
 
 def read_entries(file: Path, size: str, names: list[str] | None) -> list[Entry]:
-    """The entries of a file, all or those of ``names`` in that order.
+    """Read the entries of a file, all or those of ``names`` in that order.
 
     Raises:
-        UserError: the file cannot be used, or has no entry of such a name.
+        UserError: the file is invalid, or has no entry of such a name.
     """
     content = read_yaml(file)
     for name in names or []:
@@ -97,7 +99,7 @@ def read_entries(file: Path, size: str, names: list[str] | None) -> list[Entry]:
 
 def _entry(file: Path, name: str, values: Any, size: str) -> Entry:
     if not NAME.fullmatch(name):
-        raise UserError(f"{file}: {name!r} is to name a folder: use letters, digits, '_', '-' and '.'")
+        raise UserError(f"{file}: {name!r} is not a valid folder name: use letters, digits, '_', '-' and '.'")
     try:
         known = {"config": str(values["config"]).format(size=size), "settings": dict(values.get("settings") or {})}
         unknown = values.keys() - known.keys() - {"label"}
@@ -111,33 +113,33 @@ def _entry(file: Path, name: str, values: Any, size: str) -> Entry:
 
 
 def hydra_overrides(settings: dict[str, Any]) -> list[str]:
-    """KEY=VALUE in Hydra's spelling; texts are quoted, since a path may hold spaces, commas and equals signs."""
-    return [f"{key}={_spelled(value)}" for key, value in settings.items()]
+    """Format KEY=VALUE for Hydra; strings are quoted, since a path may contain spaces, commas and equals signs."""
+    return [f"{key}={_hydra_value(value)}" for key, value in settings.items()]
 
 
-def _spelled(value: Any) -> str:
+def _hydra_value(value: Any) -> str:
     if isinstance(value, str):
-        # Hydra takes a backslash as one, but before a quotation mark.
+        # Hydra reads a backslash literally, except before a quotation mark.
         escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
         return f'"{escaped}"'
     if isinstance(value, list):
-        return f"[{','.join(map(_spelled, value))}]"
+        return f"[{','.join(map(_hydra_value, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """ "model.dropout=0.1" -> ("model.dropout", 0.1); raises :class:`UserError`."""
+    """Parse "model.dropout=0.1" to ("model.dropout", 0.1); raise :class:`UserError` for other formats."""
     key, equals, value = text.partition("=")
     if not (equals and re.fullmatch(r"\w+(\.\w+)+", key)):
         raise UserError(f"--set {text!r} is not KEY=VALUE with a KEY like model.dropout")
     try:
         return key, OmegaConf.to_container(OmegaConf.create({"value": yaml.safe_load(value)}))["value"]
     except yaml.YAMLError as error:
-        raise UserError(f"--set {text}: the value is no YAML") from error
+        raise UserError(f"--set {text}: the value is not valid YAML") from error
 
 
 def compose_entry(entry: Entry, settings: dict[str, Any]) -> DictConfig:
-    """What ``fairseq-hydra-train`` hands to fairseq for this entry, resolved; raises :class:`UserError`."""
+    """Compose the resolved configuration that ``fairseq-hydra-train`` uses for this entry; may raise :class:`UserError`."""
     try:
         return compose_recipe(entry.config, hydra_overrides(settings))
     except UserError as error:
@@ -145,7 +147,7 @@ def compose_entry(entry: Entry, settings: dict[str, Any]) -> DictConfig:
 
 
 def shared_settings(cfg: DictConfig) -> dict[str, Any]:
-    """ "group.key" -> value of everything that must not differ between entries."""
+    """Return "group.key" -> value of all settings that must not differ between entries."""
     values = {}
     for group, keys in SHARED.items():
         for key in keys if keys is not None else sorted(cfg[group]):
@@ -155,10 +157,10 @@ def shared_settings(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_shared(configs: dict[str, DictConfig]) -> dict[str, Any]:
-    """The settings that all entries share.
+    """Return the settings that all entries share.
 
     Raises:
-        UserError: two of them differ in one: their scores would say nothing about the objective.
+        UserError: two entries differ in one, so their scores would not compare the objectives.
     """
     first, *others = configs
     expected = shared_settings(configs[first])

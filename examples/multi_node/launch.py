@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The command that trains a YAML of examples/pretraining on several GPUs or nodes with the batch of the paper.
+"""Print the command that trains a YAML of examples/pretraining on several GPUs or nodes with the batch of the paper.
 
     python examples/multi_node/launch.py --config-name amos_base --data DATA --nodes 8 --gpus-per-node 8
 
-prints it; with --execute it takes this process's place. Global batch = GPUs x batch per GPU x update_freq: the YAML states
-it for one GPU, and update_freq becomes what keeps it. Words after ``--`` are further Hydra overrides.
+With --execute it replaces this process. Global batch = GPUs x batch per GPU x update_freq: the YAML states
+it for one GPU, and update_freq is chosen to preserve it. Arguments after ``--`` are further Hydra overrides.
 """
 
 import argparse
@@ -21,12 +21,12 @@ PORT = 29500
 
 
 class LaunchError(Exception):
-    """What is wrong and how to mend it, in one line."""
+    """An error and how to fix it, in one line."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """How a global batch is made: ``num_gpus * per_gpu * update_freq`` sequences in an update."""
+    """The parts of a global batch: ``num_gpus * per_gpu * update_freq`` sequences in an update."""
 
     num_gpus: int
     per_gpu: int
@@ -34,7 +34,7 @@ class Batch:
 
     @classmethod
     def keeping(cls, global_batch: int, num_gpus: int, per_gpu: int) -> "Batch":
-        """The update_freq that keeps ``global_batch``; :class:`LaunchError` where none does."""
+        """Choose the update_freq that preserves ``global_batch``; raise :class:`LaunchError` if there is none."""
         if min(global_batch, num_gpus, per_gpu) < 1:
             raise LaunchError("nodes, GPUs and batch sizes must be at least 1")
         update_freq, rest = divmod(global_batch, num_gpus * per_gpu)
@@ -48,7 +48,7 @@ class Batch:
 
 
 def batch_of(config_name: str) -> tuple[int, int]:
-    """(global batch, batch per GPU) in sequences, as a YAML states them for one GPU."""
+    """Return (global batch, batch per GPU) in sequences, as a YAML states them for one GPU."""
     path = CONFIG_DIRECTORY / f"{config_name}.yaml"
     if not path.is_file():
         names = ", ".join(sorted(path.stem for path in CONFIG_DIRECTORY.glob("*.yaml")))
@@ -58,7 +58,7 @@ def batch_of(config_name: str) -> tuple[int, int]:
 
 
 def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> list[str]:
-    """The words of the command that is to run on every node (torchrun) or once in a Slurm job (srun)."""
+    """Return the command to run on every node (torchrun) or once in a Slurm job (srun)."""
     hydra = ["--config-dir", str(CONFIG_DIRECTORY), "--config-name", args.config_name, f"task.data={args.data}"]
     hydra += [f"dataset.batch_size={batch.per_gpu}", f"optimization.update_freq=[{batch.update_freq}]"]
     hydra += [f"distributed_training.distributed_world_size={batch.num_gpus}"]
@@ -70,7 +70,7 @@ def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> l
     start += ["--ntasks-per-node", str(args.gpus_per_node)]
     # Since Slurm 22.05 srun does not read the job's --cpus-per-task: without it every rank would get one core.
     start += ["--cpus-per-task", str(args.cpus_per_task)]
-    start.append("--wait=120")  # ranks that hang because another one died are ended; those that still exit may do so
+    start.append("--wait=120")  # ends ranks that hang because another one died, not those that are exiting
     hydra.append(f"distributed_training.distributed_port={PORT}")
     return [*start, "python", "-m", "fairseq_cli.hydra_train", *hydra, *args.overrides]
 
@@ -83,13 +83,13 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="binarized corpus, visible to every node")
     parser.add_argument("--nodes", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=8, help="(%(default)s)")
-    parser.add_argument("--batch-size", type=int, help="sequences that a GPU holds at once (the YAML's)")
+    parser.add_argument("--batch-size", type=int, help="sequences per GPU and micro-batch (default: the YAML's)")
     parser.add_argument("--cpus-per-task", type=int, default=6, help="srun: CPU cores of a rank (%(default)s)")
     parser.add_argument("--launcher", choices=("torchrun", "srun"), default="torchrun", help="(%(default)s)")
     parser.add_argument(
         "--rendezvous", default=f"localhost:{PORT}", help="torchrun: first node's HOST:PORT (%(default)s)"
     )
-    parser.add_argument("--job", default="amos", help="torchrun: a name that the nodes of one run share (%(default)s)")
+    parser.add_argument("--job", default="amos", help="torchrun: run name, the same on all nodes (%(default)s)")
     parser.add_argument(
         "--execute", action="store_true", help="run the command; without it the command is only printed"
     )
@@ -103,7 +103,7 @@ def main(words: list[str]) -> None:
         global_batch, per_gpu = batch_of(args.config_name)
         batch = Batch.keeping(global_batch, args.nodes * args.gpus_per_node, args.batch_size or per_gpu)
         if args.launcher == "torchrun" and args.nodes > 1 and args.rendezvous.startswith("localhost"):
-            raise LaunchError("several nodes meet at one of them: give --rendezvous HOST:PORT, the same on all")
+            raise LaunchError("several nodes need a common address: give --rendezvous HOST:PORT, the same on all")
     except LaunchError as error:
         print(f"launch.py: error: {error}", file=sys.stderr)
         sys.exit(1)

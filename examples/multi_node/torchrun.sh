@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Several nodes without a scheduler: type the same line on every node, with the name of the first one. NOT RUN on GPUs here;
+# Several nodes without a scheduler: run the same line on every node, with the name of the first one. NOT RUN on GPUs here;
 # launch.py, which builds the command, is tested, and so is torchrun itself with two and four ranks on a CPU.
 #
 #   FIRST_NODE=node0 NODES=8 GPUS_PER_NODE=8 bash examples/multi_node/torchrun.sh amos_base DATA [KEY=VALUE...]
 #
-# The same line continues the run, also with another number of nodes: launch.py keeps the global batch.
+# The same line resumes the run, also with another number of nodes: launch.py preserves the global batch.
 set -euo pipefail
 config="${1:?usage: torchrun.sh CONFIG_NAME DATA [KEY=VALUE...]}"
 data="${2:?usage: torchrun.sh CONFIG_NAME DATA [KEY=VALUE...]}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$here/../.."                 # the YAMLs name the plugin and the save directory from the checkout
-# A signal to torchrun itself: it passes these on to its ranks and gives them time to save, instead of dying at once (USR1,
+# Signals to torchrun itself: it passes these on to its ranks and gives them time to save, instead of dying at once (USR1,
 # USR2) or killing them after 30 seconds. They are torchrun's --signals-to-handle and --shutdown-timeout as variables, which
 # versions of PyTorch without these options ignore.
 export PET_SIGNALS_TO_HANDLE="${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2}"

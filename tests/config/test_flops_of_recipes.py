@@ -54,13 +54,13 @@ def test_amos_is_its_formula_with_the_products_that_autograd_leaves_out() -> Non
     is no product: PyTorch multiplies numbers.
     """
     encoder, generator = layers(12, 256, 128), layers(8, 256, 128)
-    guesses = 3 * (mlm_head(20, 256, 256) + output_layer(20, 256))
+    predictions = 3 * (mlm_head(20, 256, 256) + output_layer(20, 256))
     detection = 2 * 128 * 256
     stopped = 2 * 2 * 128 * 256 * 768
     sampling = 2 * output_layer(20, 256)
     mixture = 3 * 2 * 20 * 256
     flops = training_flops(recipe("amos_small", "model.relative_position_scheme=none"), V)
-    expected = 3 * (encoder + generator + guesses + detection) - stopped + 2 * sampling + 2 * mixture
+    expected = 3 * (encoder + generator + predictions + detection) - stopped + 2 * sampling + 2 * mixture
     assert flops.per_update == 128 * expected
 
 

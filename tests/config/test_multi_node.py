@@ -63,7 +63,7 @@ def test_global_batch_is_kept(flags, global_batch, num_gpus, per_gpu, update_fre
             "8 GPUs x batch 48 does not divide the global batch of 2048 sequences: give --batch-size 32",
         ),
         (["--nodes", "0"], "nodes, GPUs and batch sizes must be at least 1"),
-        (["--nodes", "2"], "several nodes meet at one of them: give --rendezvous HOST:PORT"),
+        (["--nodes", "2"], "several nodes need a common address: give --rendezvous HOST:PORT"),
         (["--config-name", "amos_huge"], "there is no configuration amos_huge: choose one of amos_base, "),
     ],
 )

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from amos_fairseq.bench import machine
-from amos_fairseq.bench.profile import ATTENTION, FFN, OPTIMIZER, OUTPUT
-from amos_fairseq.bench.session import run_bench
+from amos_fairseq.bench.contest import run_bench
 from amos_fairseq.bench.settings import BenchSettings
+from amos_fairseq.bench.step_profile import ATTENTION, FFN, OPTIMIZER, OUTPUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

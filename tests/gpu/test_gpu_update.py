@@ -8,8 +8,8 @@ from fairseq import utils
 from fairseq.logging import metrics
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.flops.recipe import build_task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -23,7 +23,7 @@ def test_an_update_waits_for_its_statistics_alone(recipe: str, precision: str, e
         pytest.skip("this GPU has no bfloat16")
     setup = prepare(BenchSettings(recipe, ["dataset.batch_size=8"], precision=precision, device="cuda"), 2_000)
     task = build_task(setup.cfg.task, 2_000)
-    step, batches = FairseqStep(setup, task, "ours", ""), utils.move_to_cuda(make_up_text(task, 8).batches)
+    step, batches = FairseqStep(setup, task, "ours", ""), utils.move_to_cuda(make_synthetic_text(task, 8).batches)
     for batch in batches:  # moments, workspaces, and a loss scale that fits
         step.step(batch)
     before = step.trainer.get_num_updates()

@@ -93,6 +93,6 @@ def test_one_process_alone_is_refused(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("amos_fairseq: error: ranks exchange nothing here: start it with")
+    assert result.stderr.splitlines()[-1].startswith("amos_fairseq: error: there is only one rank: start several with")
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from small_teams import small_teams, teams_criterion
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amos_fairseq.bench.memory import LiveBytes
+from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.flops.recipe import build_recipe
 from amos_fairseq.models.amos import AmosConfig, AmosModel

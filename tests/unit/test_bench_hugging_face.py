@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.hugging_face import HuggingFaceObjective, build_objective
-from amos_fairseq.bench.hugging_face_step import INPUTS, HuggingFaceStep
-from amos_fairseq.bench.made_up_text import make_up_text
+from amos_fairseq.bench.hugging_face import INPUTS, HuggingFaceObjective, HuggingFaceStep, build_objective
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
 
@@ -33,8 +32,8 @@ def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Ten
 
 
 def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:
-    guesser = "transformer" if peer.discriminator is None else "generator"
-    peer.guesser.load_state_dict(to_hugging_face("electra", MASKED_LM, part(weights, guesser, "mlm_head")))
+    generator = "transformer" if peer.discriminator is None else "generator"
+    peer.masked_lm.load_state_dict(to_hugging_face("electra", MASKED_LM, part(weights, generator, "mlm_head")))
     if peer.discriminator is not None:
         discriminator = part(weights, "discriminator", "detection_head")
         peer.discriminator.load_state_dict(to_hugging_face("electra", PRETRAINING, discriminator))
@@ -46,7 +45,7 @@ def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkey
     setup = setup_of(recipe)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     ours = FairseqStep(setup, task, "ours", "")
-    model, batch = ours.module.train(), make_up_text(task, 3).batches[0]
+    model, batch = ours.module.train(), make_synthetic_text(task, 3).batches[0]
     outputs = []
     model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     loss, sample_size, _ = ours.criterion(model, batch)
@@ -63,7 +62,7 @@ def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkey
 
     torch.testing.assert_close(peer_loss, loss / sample_size, **CLOSE)
     # Shared by all of its readers, so it receives every gradient that there is.
-    theirs = peer.guesser.electra.embeddings.word_embeddings.weight.grad
+    theirs = peer.masked_lm.electra.embeddings.word_embeddings.weight.grad
     torch.testing.assert_close(theirs, model.embed_tokens.weight.grad, **CLOSE)
     assert theirs.abs().max() > 100 * CLOSE["atol"]
 
@@ -71,8 +70,8 @@ def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkey
 def test_the_networks_share_their_embeddings_and_output_layer() -> None:
     peer = build_objective(setup_of("electra_tiny").cfg, 640, 1, naive=False)
     embedding = peer.discriminator.electra.embeddings.word_embeddings.weight
-    assert peer.guesser.generator_lm_head.weight is embedding
-    assert peer.guesser.electra.embeddings is peer.discriminator.electra.embeddings
+    assert peer.masked_lm.generator_lm_head.weight is embedding
+    assert peer.masked_lm.electra.embeddings is peer.discriminator.electra.embeddings
 
 
 def test_attention_is_fused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +83,9 @@ def test_attention_is_fused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> N
         return fused(query, *args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-    for network in (peer.guesser, peer.discriminator):
+    for network in (peer.masked_lm, peer.discriminator):
         calls.clear()
-        peer.read(network, torch.full((2, 8), 5))
+        peer.encode(network, torch.full((2, 8), 5))
         assert len(calls) == len(network.electra.encoder.layer)
 
 
@@ -108,7 +107,7 @@ def test_a_step_learns_and_clips(precision: str) -> None:
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     torch.manual_seed(0)
     step = HuggingFaceStep(setup, build_objective(setup.cfg, 640, 1, naive=False), "hf", "")
-    batch = make_up_text(task, 3).batches[0]
+    batch = make_synthetic_text(task, 3).batches[0]
     inputs = {name: batch["net_input"][name] for name in INPUTS}
     before = step.module(**inputs)
     for _ in range(5):

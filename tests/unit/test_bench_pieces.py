@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.pieces import WAYS, Piece, all_pieces, time_piece
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.flops.operations import count_matmuls
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.modules import attention
@@ -16,7 +16,7 @@ def pieces_of(recipe: str, *overrides: str) -> tuple[Setup, dict[str, Piece]]:
     settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32")
     setup = prepare(settings, 600)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    pieces = all_pieces(setup, task, make_up_text(task, 2).batches[0])
+    pieces = all_pieces(setup, task, make_synthetic_text(task, 2).batches[0])
     return setup, {piece.name: piece for piece in pieces}
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from amos_fairseq.bench import profile
+from amos_fairseq.bench import step_profile as profile
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.modules.encoder import TransformerEncoder
 
@@ -75,7 +75,7 @@ def test_the_part_with_the_most_products_takes_the_most_time(part: str, settings
     vocabulary = 600 if part == profile.FFN else 20_000
     setup = prepare(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batch = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches[0]
+    step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
     step.step(batch)
     shares = profile.shares_of_parts(step, batch, torch.device("cpu"))
     assert sum(shares.values()) == pytest.approx(1)
@@ -105,7 +105,7 @@ def test_compiled_layers_and_those_that_are_computed_again_mark_every_part(
     setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"]), 600)
     setup = setup.with_model(activation_checkpointing=recomputes)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batch = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches[0]
+    step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
     for module in step.module.modules():
         if isinstance(module, TransformerEncoder):
             module.is_compiled = True

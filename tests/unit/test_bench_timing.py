@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from amos_fairseq.bench import machine, timing
-from amos_fairseq.bench.timing import Spread, alternate, best_seconds, speed_ratio, sustained_seconds, tokens_per_second
+from amos_fairseq.bench import machine, measurement
+from amos_fairseq.bench.measurement import (
+    Spread,
+    alternate,
+    best_seconds,
+    speed_ratio,
+    sustained_seconds,
+    tokens_per_second,
+)
 
 CPU = torch.device("cpu")
 
@@ -57,7 +64,7 @@ def test_the_best_of_as_many_repetitions_as_fit(
         call()
         return next(seconds)
 
-    monkeypatch.setattr(timing, "seconds_of", timed)
+    monkeypatch.setattr(measurement, "seconds_of", timed)
     assert best_seconds(lambda: calls.append(1), CPU, budget) == 1.0
     assert len(calls) == 1 + repetitions
 
@@ -66,15 +73,15 @@ class Clock:
     """A clock that only calls move: ``clock.takes(seconds)`` in place of work."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.synchronisations = 0.0, 0
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(timing, "wait_for", self.synchronise)
+        self.now, self.synchronizations = 0.0, 0
+        monkeypatch.setattr(measurement.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(measurement, "synchronize", self.synchronize)
 
     def takes(self, seconds: float) -> None:
         self.now += seconds
 
-    def synchronise(self, device: torch.device) -> None:
-        self.synchronisations += 1
+    def synchronize(self, device: torch.device) -> None:
+        self.synchronizations += 1
 
 
 def test_a_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +93,7 @@ def test_a_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(1)
         clock.takes(strange.get(len(calls), 1.0))
 
-    assert sustained_seconds(call, CPU, budget=10.0, least_bursts=6) == 1.0
+    assert sustained_seconds(call, CPU, budget=10.0, min_bursts=6) == 1.0
     assert len(calls) > 8
 
 
@@ -106,26 +113,26 @@ def test_the_first_half_of_a_sustained_time_does_not_count(monkeypatch: pytest.M
 
 
 def test_short_calls_are_timed_in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of 2**-10 s, and 2**-7 s for each synchronisation, which is eight calls' time: of a burst it is a part.
+    """Calls of 2**-10 s, and 2**-7 s for each synchronization, which is eight calls' time: of a burst it is a part.
 
-    Bursts grow to 32 calls, 2**-5 s and the two synchronisations around it, of which the clock sees the second.
+    Bursts grow to 32 calls, 2**-5 s and the two synchronizations around it, of which the clock sees the second.
     """
     clock = Clock(monkeypatch)
 
-    def synchronise(device: torch.device) -> None:
-        clock.synchronisations += 1
+    def synchronize(device: torch.device) -> None:
+        clock.synchronizations += 1
         clock.takes(2**-7)
 
-    monkeypatch.setattr(timing, "wait_for", synchronise)
+    monkeypatch.setattr(measurement, "synchronize", synchronize)
     calls: list[int] = []
 
     def call() -> None:
         calls.append(1)
         clock.takes(2**-10)
 
-    assert timing.BURST_SECONDS == 0.03 < 2**-5
+    assert measurement.BURST_SECONDS == 0.03 < 2**-5
     assert sustained_seconds(call, CPU, budget=1.0) == (32 * 2**-10 + 2**-7) / 32
-    assert clock.synchronisations < len(calls) / 10
+    assert clock.synchronizations < len(calls) / 10
 
 
 def test_a_budget_that_is_too_small_still_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> None:

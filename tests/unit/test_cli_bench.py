@@ -10,7 +10,7 @@ import torch
 
 from amos_fairseq.bench import machine
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.profile import PARTS
+from amos_fairseq.bench.step_profile import PARTS
 from amos_fairseq.cli.main import main
 from amos_fairseq.compat import compilation
 from amos_fairseq.composition import compose_recipe

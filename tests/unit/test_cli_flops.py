@@ -91,7 +91,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
         (["amos_nope"], "amos_nope.yaml is missing"),
         (["mlm_tiny", "--set", "model.encoder_layrs=3"], "encoder_layrs"),
         (["mlm_tiny", "--set", "task.data=/nowhere"], "/nowhere is not a directory"),
-        (["mlm_tiny", "--length", "65"], "--length 65: the model reads 1 to 64 tokens"),
+        (["mlm_tiny", "--length", "65"], "--length 65: the model takes 1 to 64 tokens"),
         (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
         (["mlm_tiny", "--set", "optimization.max_update=0"], "sets no end"),
         (["mlm_tiny", "--set", "optimization.max_update=abc"], "abc"),

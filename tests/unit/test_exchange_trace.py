@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.bench.exchange_trace import (
+from amos_fairseq.bench.rank_traces import (
     BACKWARD,
     EXCHANGE,
     NODE,

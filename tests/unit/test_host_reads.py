@@ -15,8 +15,8 @@ from torch.multiprocessing import spawn
 from waiting import READ, Waits
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.made_up_text import make_up_text
 from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.compat.host_reads import NOT_READ_YET, on_host
 from amos_fairseq.flops.recipe import build_task
 
@@ -33,7 +33,7 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
     setup.cfg.distributed_training.distributed_world_size = num_ranks
     task = build_task(setup.cfg.task, VOCABULARY)
-    step, batches = FairseqStep(setup, task, "ours", ""), make_up_text(task, 2).batches
+    step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
     step.step(batches[0])
     return step, batches
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from amos_fairseq.bench.memory import LiveBytes
+from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.functional import output_layer
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 

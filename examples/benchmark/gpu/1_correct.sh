@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # OUT=FOLDER bash examples/benchmark/gpu/1_correct.sh [--device cpu]
 #
-# Does it work on this GPU? What it multiplies and copies, the fast tests of tests/gpu, two updates of every base recipe in
-# bf16, and a resume to the same bits in bf16 and fp16; everything that runs this package's Triton kernels comes last. Writes
-# 1_correct.md and 1_correct.log to OUT (default: a new folder in /tmp); a failure does not stop what follows.
-# LIMIT_SECONDS=560: what it may take in all.
+# Check this package on this GPU: rates of products and copies, the fast tests of tests/gpu, two updates of every base recipe in
+# bf16, and a resume to the same bits in bf16 and fp16; the steps that run this package's Triton kernels come last. Writes
+# 1_correct.md and 1_correct.log to OUT (default: a new folder in /tmp); a failed step does not stop the next ones.
+# LIMIT_SECONDS=560: time limit of the script.
 # --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin "${BASH_SOURCE[0]}" "$@"
 python -c 'import pytest, xdist' 2>>"$LOG" || fail "this environment has no pytest or no pytest-xdist: install both"
 
-# With an interrupt pytest still prints what has failed. Kernels are compiled by several processes.
+# After an interrupt pytest still prints the failures. Several processes compile kernels.
 TESTS=(env -C "$CHECKOUT" timeout -s INT -k 20 240 python -m pytest tests/gpu -q -rf -p no:cacheprovider --tb=short --color=no)
 [ "$DEVICE" = cpu ] || TESTS+=(-n 8)
 step "peak and bandwidth" 100 python "$GPU_SCRIPTS/correct.py" peaks --device "$DEVICE"

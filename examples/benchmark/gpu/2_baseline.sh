@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # OUT=FOLDER bash examples/benchmark/gpu/2_baseline.sh [--device cpu]
 #
-# How fast is it as it comes? amos_base with 64 and 256 sequences of 512 tokens, as written and compiled, with PyTorch's
-# kernels and with the package's own; electra_base beside Hugging Face's in the same run; the 40 most expensive kernels of a
-# step, and its parts beside the prediction of `amos bench --on-paper`. Writes 2_baseline.md, 2_baseline.log and a JSON for
-# each contest to OUT (default: a new folder in /tmp). LIMIT_SECONDS=560: what it may take in all; the most telling runs come
+# Measure the speed with default settings: amos_base with 64 and 256 sequences of 512 tokens, as written and compiled, with
+# PyTorch's kernels and with the package's own; electra_base beside Hugging Face's in the same run; the 40 most expensive kernels
+# of a step, and its parts beside the prediction of `amos bench --on-paper`. Writes 2_baseline.md, 2_baseline.log and a JSON for
+# each contest to OUT (default: a new folder in /tmp). LIMIT_SECONDS=560: time limit of the script; the most important runs come
 # first. --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
@@ -17,14 +17,14 @@ if [ "$DEVICE" = cpu ]; then
     SIZE=tiny STEPS=1 WARMUP=1 SEQUENCES=(2 4) COMPILE=() PRECISION=float32 VOCABULARY=500 KERNELS=5
 fi
 
-# contest FILE RECIPE SEQUENCES [FLAGS OF AMOS BENCH]: prints the page and keeps the JSON as OUT/FILE.
+# contest FILE RECIPE SEQUENCES [FLAGS OF AMOS BENCH]: print the page and move the JSON to OUT/FILE.
 contest() {
     local file="$1" recipe="$2" sequences="$3" status=0
     shift 3
     python -m amos_fairseq.cli.main bench "$recipe" --device "$DEVICE" --precision "$PRECISION" --steps "$STEPS" \
         --warmup "$WARMUP" --vocabulary-size "$VOCABULARY" --out "$SCRATCH/bench" "$@" --set "dataset.batch_size=$sequences" \
         >"$SCRATCH/bench.md" || status=$?
-    # Its headings belong below the step's; the last line names files that do not stay.
+    # Lower its headings below the one of the step; remove the last line, which names temporary files.
     sed -e 's/^#/###/' -e "/^$(printf '%s' "$SCRATCH/bench" | sed 's/[\/&]/\\&/g')/d" "$SCRATCH/bench.md"
     [ "$status" -ne 0 ] || mv "$SCRATCH"/bench/*.json "$OUT/$file"
     rm -rf "$SCRATCH/bench"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # OUT=FOLDER bash examples/benchmark/gpu/4_train.sh DATA GLUE [--device cpu]
 #
-# Does it learn? MLM, ELECTRA and AMOS of small size at the same time on one GPU, in bf16, on the text in DATA; then two GLUE
-# tasks with what came out. DATA is what preprocess/pretraining/prepare.sh wrote, GLUE what preprocess/glue/prepare.sh wrote
-# with DATA/tokenizer. Writes 4_train.md, 4_train.log, the curves of all three in one figure (curves.png) and each one's
-# scores (glue_mlm.json, ...) to OUT (default: a new folder in /tmp). Settings, with their defaults:
-#   MINUTES=4.5           of pretraining, for all three together; it ends there or after UPDATES
-#   UPDATES=4000          of each, the end of the learning rate's schedule
-#   SETTINGS=             for all three, such as SETTINGS="model.kernels=reference common.seed=2"
+# Check that training works: MLM, ELECTRA and AMOS of small size at the same time on one GPU, in bf16, on the text in DATA; then
+# two GLUE tasks with these models. DATA is the output of preprocess/pretraining/prepare.sh, GLUE that of preprocess/glue/prepare.sh
+# with DATA/tokenizer. Writes 4_train.md, 4_train.log, the curves of all three in one figure (curves.png) and the scores of
+# each (glue_mlm.json, ...) to OUT (default: a new folder in /tmp). Settings, with their defaults:
+#   MINUTES=4.5           duration of pretraining, all three together; it ends after these minutes or after UPDATES
+#   UPDATES=4000          maximum updates of each, the end of the learning rate schedule
+#   SETTINGS=             settings of all three, such as SETTINGS="model.kernels=reference common.seed=2"
 #   TASKS=MRPC,RTE        two GLUE tasks
-#   LIMIT_SECONDS=560     everything together
+#   LIMIT_SECONDS=560     time limit of the script
 # --device cpu: a rehearsal at tiny size on a machine without a GPU.
 set -euo pipefail
 
@@ -18,8 +18,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 begin "${BASH_SOURCE[0]}" "$@"
 [ "${#ARGUMENTS[@]}" -eq 2 ] || fail "give DATA and GLUE: see --help"
 DATA="$(realpath -m "${ARGUMENTS[0]}")" GLUE="$(realpath -m "${ARGUMENTS[1]}")"
-[ -f "$DATA/dict.txt" ] || fail "DATA=${ARGUMENTS[0]} holds no dict.txt: give what preprocess/pretraining/prepare.sh wrote"
-[ -d "$GLUE" ] || fail "GLUE=${ARGUMENTS[1]} is not a folder: give what preprocess/glue/prepare.sh wrote"
+[ -f "$DATA/dict.txt" ] || fail "DATA=${ARGUMENTS[0]} holds no dict.txt: give the output of preprocess/pretraining/prepare.sh"
+[ -d "$GLUE" ] || fail "GLUE=${ARGUMENTS[1]} is not a folder: give the output of preprocess/glue/prepare.sh"
 
 SIZE=small UPDATES="${UPDATES:-4000}" MINUTES="${MINUTES:-4.5}" TASKS="${TASKS:-MRPC,RTE}" GLUE_FLAGS=--bf16
 TRAINING="common.bf16=true dataset.num_workers=1 lr_scheduler.warmup_updates=200 dataset.validate_interval_updates=500"
@@ -30,7 +30,7 @@ fi
 CONFIG="$CHECKOUT/examples/pretraining/config"
 export CHECKOUT SIZE UPDATES MINUTES TASKS GLUE_FLAGS TRAINING CONFIG DATA GLUE SCRATCH OUT SETTINGS="${SETTINGS:-}"
 
-# A process for each objective; all must end well.
+# Run one process for each objective; all must succeed.
 for_each_objective() {
     local objective status=0 children=()
     for objective in mlm electra amos; do
@@ -63,7 +63,7 @@ curves() {
     done
     python -m amos_fairseq.cli.main plot "${runs[@]}" --out "$SCRATCH/plots" >&2
     cp "$SCRATCH/plots/overview.png" "$OUT/curves.png"
-    printf 'The last lines of each log of training and validation: curves.png shows them all.\n\n```\n'
+    printf 'The last lines of each training and validation log; curves.png shows all of them.\n\n```\n'
     for objective in "${runs[@]}"; do
         tail -n 2 "$objective/metrics.jsonl"
     done

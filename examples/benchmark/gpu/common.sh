@@ -1,14 +1,14 @@
-# Sourced by the scripts of this folder: flags, environment, the folder $OUT, and steps that do not stop each other.
+# Sourced by the scripts of this folder: flags, environment, the folder $OUT, and independent steps.
 # shellcheck shell=bash
 
 GPU_SCRIPTS="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=examples/environment.sh
 source "$GPU_SCRIPTS/../../environment.sh"
-# Seconds without which a step is not started: Python and its imports take about 20.
+# Minimum seconds left to start a step: Python and its imports take about 20.
 LEAST_SECONDS=30
 
-# begin SCRIPT [ARGUMENTS OF THE SCRIPT]: reads the flags, prepares the environment and $OUT. Sets DEVICE and ARGUMENTS.
-# EXTRA=test: with what the tests need.
+# begin SCRIPT [ARGUMENTS OF THE SCRIPT]: parse the flags, prepare the environment and $OUT, set DEVICE and ARGUMENTS.
+# EXTRA=test: also install the requirements of the tests.
 begin() {
     local script="$1"
     NAME="$(basename "$script" .sh)"
@@ -31,7 +31,7 @@ begin() {
     done
     LIMIT_SECONDS="${LIMIT_SECONDS:-560}"
     prepare_environment "${EXTRA:-}"
-    # The time that a first installation takes is not counted.
+    # The time of a first installation does not count.
     STARTED=0
     [ "${AMOS_ENVIRONMENT:-}" = active ] || STARTED=$SECONDS
     if [ "$DEVICE" = cuda ]; then
@@ -54,8 +54,8 @@ begin() {
     echo "== $NAME on $DEVICE; results in $OUT" >&2
 }
 
-# step NAME MOST_SECONDS COMMAND...: its standard output becomes a part of the page, the rest goes to the log. A step that
-# fails, or for which no time is left, is named at the end, and the next one runs.
+# step NAME MAX_SECONDS COMMAND...: its standard output becomes a part of the page, stderr goes to the log. A step that
+# fails or has no time left is listed in the table of results, and the next one runs.
 step() {
     local name="$1" most="$2" remaining=$((LIMIT_SECONDS - (SECONDS - STARTED))) began=$SECONDS status=0 result=passed child
     shift 2
@@ -66,7 +66,7 @@ step() {
     fi
     [ "$remaining" -lt "$most" ] || remaining="$most"
     echo "-- $name (at most $remaining s)" | tee -a "$LOG" >&2
-    # In the background, so that Ctrl-C and SIGTERM reach it.
+    # In the background, so that Ctrl-C and SIGTERM are handled while it runs.
     timeout -k 15 "$remaining" "$@" >"$SCRATCH/page" 2>>"$LOG" &
     child=$!
     trap 'kill -TERM "$child" 2>/dev/null; wait "$child" || true; exit 130' INT TERM
@@ -84,11 +84,11 @@ step() {
     write_page
 }
 
-# After every step, so that a run that is cut short leaves what it has found.
+# Called after every step, so that an interrupted run leaves its results.
 write_page() {
     {
         printf '# %s, %s, %s\n\n' "$NAME" "$DEVICE" "$(date -u '+%Y-%m-%d %H:%M UTC')"
-        [ "$DEVICE" = cuda ] || printf 'A rehearsal at tiny size: it shows that the script runs, its numbers mean nothing.\n\n'
+        [ "$DEVICE" = cuda ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
         printf '| step | seconds | result |\n|---|---:|---|\n'
         cat "$SCRATCH/results" "$SCRATCH/pages"
     } >"$PAGE.part"

@@ -1,4 +1,4 @@
-"""What 1_correct.sh runs beside the tests: ``peaks``, ``updates`` of every base recipe, and a ``resume``. Prints Markdown."""
+"""Checks of 1_correct.sh besides the tests: ``peaks``, ``updates`` of every base recipe, ``resume``. Prints Markdown."""
 
 import argparse
 import math
@@ -15,22 +15,21 @@ import amos_fairseq
 from amos_fairseq.bench import machine
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.machine import describe_machine, matmul_seconds, memory_bandwidth, versions
-from amos_fairseq.bench.made_up_text import random_blocks
-from amos_fairseq.bench.memory import held_bytes, step_peak
+from amos_fairseq.bench.measurement import held_bytes, seconds_of, step_peak
 from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.timing import seconds_of
+from amos_fairseq.bench.synthetic_text import random_batch
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.flops.recipe import build_task
 
-# Two updates with so many sequences; enough to run every kernel, and small beside the memory of any GPU.
+# Sequences of an update: enough to run every kernel, and small compared with the memory of any GPU.
 SEQUENCES = 8
 VOCABULARY = 32_768
 UPDATES, SAVED_AT = 8, 4
 
 
 def peaks(device: torch.device) -> None:
-    """What amos bench divides by, for each size: 2 seconds each."""
+    """Measure the peaks that amos bench divides by, 2 seconds for each size."""
     described = describe_machine(device)
     name = described["gpu"]["name"] if described["gpu"] else described["processor"]
     print(f"{name}; {', '.join(f'{package} {version}' for package, version in versions().items())}\n")
@@ -47,7 +46,7 @@ def peaks(device: torch.device) -> None:
 
 
 def updates(device: torch.device, kernels: str) -> None:
-    """Seconds of the second update of every recipe, loss and memory of a third; raises where a number is not finite."""
+    """Time the second update of every recipe, and print loss and memory of a third; raise if a value is not finite."""
     size, sequences, vocabulary = ("base", SEQUENCES, VOCABULARY) if device.type == "cuda" else ("tiny", 2, 500)
     recipes = sorted(path.stem for path in RECIPES.glob("*.yaml") if f"_{size}" in path.stem)
     if not recipes:
@@ -57,7 +56,7 @@ def updates(device: torch.device, kernels: str) -> None:
     for recipe in recipes:
         try:
             row = two_updates(recipe, kernels, device, sequences, vocabulary)
-        except Exception as error:  # the other recipes are still worth knowing
+        except Exception as error:  # continue with the other recipes
             failed.append(recipe)
             row = f"FAILED: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} | | | "
         print(f"| {recipe} | {kernels} | {row} |", flush=True)
@@ -71,8 +70,7 @@ def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int,
     overrides = [f"dataset.batch_size={sequences}", f"model.kernels={kernels}"]
     setup = prepare(BenchSettings(recipe, overrides, precision=precision, device=device.type), vocabulary)
     task = build_task(setup.cfg.task, vocabulary)
-    blocks = random_blocks(task, sequences)
-    batch = blocks.collater([blocks[index] for index in range(sequences)])
+    batch = random_batch(task, sequences)
     step = FairseqStep(setup, task, recipe, "")
     step.step(batch)
     seconds = seconds_of(lambda: step.step(batch), device)
@@ -87,14 +85,14 @@ def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int,
 
 
 def resume(device: torch.device, precision: str) -> None:
-    """Train 8 updates; then continue from the checkpoint of the 4th, and compare weights and optimizer state bit by bit."""
+    """Train 8 updates, resume from the checkpoint of the 4th, and compare weights and optimizer state bit by bit."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        data = made_up_corpus(work)
+        data = synthetic_corpus(work)
         train(work / "whole", data, device, precision)
         saved = next((work / "whole").glob(f"checkpoint_*_{SAVED_AT}.pt"), None)
         if saved is None:
-            raise UserError(f"the run of {UPDATES} updates has saved none after {SAVED_AT}")
+            raise UserError(f"the run of {UPDATES} updates has no checkpoint after {SAVED_AT}")
         (work / "continued").mkdir()
         (work / "continued" / "checkpoint_last.pt").write_bytes(saved.read_bytes())
         train(work / "continued", data, device, precision)
@@ -106,15 +104,15 @@ def resume(device: torch.device, precision: str) -> None:
     if changed:
         largest = max((whole[name].double() - continued[name].double()).abs().max().item() for name in changed)
         print(f"{len(changed)} differ, by at most {largest:.3g}: {', '.join(sorted(changed)[:5])}")
-        raise UserError("the resumed run is not the uninterrupted one")
+        raise UserError("the resumed run differs from the uninterrupted one")
     print("the same bits")
 
 
-def made_up_corpus(work: Path) -> Path:
-    """400 lines of 150 words, binarized by fairseq's own preprocessing."""
-    draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(150)]
-    lines = [" ".join(draw.choices(words, k=40)) + "\n" for _ in range(400)]
+def synthetic_corpus(work: Path) -> Path:
+    """Write 400 lines with 150 distinct words, binarized by fairseq's own preprocessing."""
+    generator = random.Random(0)
+    words = ["".join(generator.choices("abcdefghij", k=4)) for _ in range(150)]
+    lines = [" ".join(generator.choices(words, k=40)) + "\n" for _ in range(400)]
     (work / "train").write_text("".join(lines), encoding="utf-8")
     (work / "valid").write_text("".join(lines[:20]), encoding="utf-8")
     run([sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(work / "data"), "--trainpref",
@@ -143,7 +141,7 @@ def run(command: list[str]) -> None:
 
 
 def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, by its place in it."""
+    """Return every tensor of a checkpoint by its path in the nested state."""
     with torch.serialization.safe_globals([argparse.Namespace]):
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     found: dict[str, torch.Tensor] = {}
@@ -167,9 +165,9 @@ def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("peaks", "updates", "resume"))
-    parser.add_argument("precision", nargs="?", choices=("bf16", "fp16"), default="bf16", help="of the resume")
+    parser.add_argument("precision", nargs="?", choices=("bf16", "fp16"), default="bf16", help="precision of resume")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="of the updates")
+    parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="kernels of updates")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if arguments.what == "resume":

@@ -1,7 +1,7 @@
 """Time attention and the output layer by every backend that the device has. Prints Markdown.
 
-FLOPs of attention are those of the definition: two products forward, five backward; of the output layer three times those of
-the logits. Bytes are those that every backend has to move at least: heads, output and their gradients, each once; hidden
+FLOPs of attention are those of the reference: two products forward, five backward; of the output layer three times those of
+the logits. Bytes are the minimum that every backend has to move: heads, output and their gradients, each once; hidden
 states and embeddings, read in both passes, and their gradients.
 """
 
@@ -15,8 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from amos_fairseq.bench.memory import step_peak
-from amos_fairseq.bench.timing import sustained_seconds
+from amos_fairseq.bench.measurement import step_peak, sustained_seconds
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.functional import output_layer as chunked
 from amos_fairseq.functional.attention import (
@@ -39,7 +38,7 @@ CHUNKS = (32, 64, 128, 256, 512)  # MiB
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of amos_base, with 64 sequences of 512 tokens; 77 positions of each are masked."""
+    """Sizes of amos_base, with 64 sequences of 512 tokens and 77 masked positions in each."""
 
     sequences: int = 64
     length: int = 512
@@ -48,7 +47,7 @@ class Sizes:
     depths: int = 3
     masked: int = 77
     rows: int = 32_768
-    seconds: float = 0.6  # for each time
+    seconds: float = 0.6  # of each measurement
 
     @property
     def product(self) -> int:
@@ -65,7 +64,7 @@ TINY = Sizes(sequences=1, length=16, heads=2, head_width=16, depths=2, masked=3,
 
 @dataclass(frozen=True)
 class Variant:
-    """A call that returns one tensor, and the leaves that get gradients. ``dropout`` and ``bias_gradient``: for the table."""
+    """A call that returns one tensor, and its leaves that get gradients; ``dropout`` and ``bias_gradient`` label the row."""
 
     name: str
     call: Callable[[], Tensor]
@@ -75,7 +74,7 @@ class Variant:
 
 
 def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Variant]:
-    """Flash attention cannot have a bias: it is the bound of the others."""
+    """Yield the backends; flash attention, which supports no bias, is a bound for the others."""
     torch.manual_seed(0)
     shape = (sizes.sequences, sizes.length, 3, sizes.heads, sizes.head_width)
     heads = torch.randn(shape, device=device, dtype=dtype).requires_grad_()
@@ -120,7 +119,7 @@ def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
         DROPOUT,
         True,
     )
-    if on_gpu:  # last, because an illegal access to memory ends the process for all that follow
+    if on_gpu:  # last, because an illegal memory access makes everything after it fail
         for dropout in (0.0, DROPOUT):
             yield Variant(
                 "ours in Triton, no bias",
@@ -138,7 +137,7 @@ def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
 
 
 def flex_attention(heads: Tensor, values: Tensor, length: int) -> Callable[[], Tensor]:
-    """PyTorch's generated kernel with the bias as a function of the score; it has no dropout of weights."""
+    """PyTorch's generated kernel, which adds the bias to the score; it has no dropout of the attention weights."""
     from torch.nn.attention.flex_attention import flex_attention as flex
 
     compiled = torch.compile(flex, dynamic=False)
@@ -154,7 +153,7 @@ def flex_attention(heads: Tensor, values: Tensor, length: int) -> Callable[[], T
 
 
 def print_attention(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """The table; returns what failed."""
+    """Print the table and return the backends that failed."""
     print(
         f"{sizes.sequences} sequences of {sizes.length} tokens, {sizes.heads} heads of {sizes.head_width}, "
         f"{str(dtype).removeprefix('torch.')}; the gradient of the bias includes the sum over sequences and diagonals\n"
@@ -168,7 +167,7 @@ def print_attention(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> l
         head = f"| {variant.name} | {variant.dropout} | {'yes' if variant.bias_gradient else 'no'} | "
         try:
             times = forward_and_backward(variant, device, sizes.seconds)
-        except Exception as error:  # the other backends are still worth knowing
+        except Exception as error:  # continue with the other backends
             failed.append(variant.name)
             print(f"{head}FAILED: {first_line(error)} | | | | | |", flush=True)
             continue
@@ -181,7 +180,7 @@ def print_attention(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> l
 
 
 def forward_and_backward(variant: Variant, device: torch.device, budget: float) -> tuple[float, float]:
-    """Seconds of each pass, sustained; the backward pass by the difference."""
+    """Return the sustained seconds of each pass; the backward pass is the difference."""
     grad = torch.randn_like(variant.call())
 
     def both() -> None:
@@ -192,7 +191,7 @@ def forward_and_backward(variant: Variant, device: torch.device, budget: float) 
 
 
 def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Cross entropy alone, and AMOS: a mixture that is sampled, with its gradient. Forward and backward pass together."""
+    """Time cross entropy alone, and AMOS: samples from a mixture and its gradient, forward and backward pass together."""
     torch.manual_seed(0)
     positions = (sizes.sequences, sizes.masked)
     hidden = [
@@ -214,18 +213,18 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
         states = torch.stack([h.flatten(0, 1) for h in hidden])
         return chunked.output_layer(states, embedding, biases, targets, with_triton=with_triton).nll.sum()
 
-    def by_definition() -> Tensor:
+    def reference() -> Tensor:
         return sum(linear_cross_entropy(h, embedding, biases[0], originals)[0].sum() for h in hidden)
 
-    def mixture(guess: Callable, with_triton: bool = False) -> Tensor:
+    def mixture(predict: Callable, with_triton: bool = False) -> Tensor:
         own = dataclasses.replace(rows, with_triton=with_triton)
-        guesses = guess(hidden, gamma, originals, own, adversary)
-        return guesses.nll.sum() + guesses.adversarial_term.float().sum()
+        predictions = predict(hidden, gamma, originals, own, adversary)
+        return predictions.nll.sum() + predictions.residual.float().sum()
 
     ways: list[tuple[str, int | None, Callable[[], Tensor], Callable[[], Tensor]]] = [
         ("in chunks", size, lambda: cross_entropy(False), lambda: mixture(predict_chunked)) for size in CHUNKS
     ]
-    ways.append(("definition", None, by_definition, lambda: mixture(predict_reference)))
+    ways.append(("definition", None, reference, lambda: mixture(guess_by_definition)))
     if device.type == "cuda":
         ways += [
             ("ours in Triton", size, lambda: cross_entropy(True), lambda: mixture(predict_chunked, True))
@@ -250,7 +249,7 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
                 both = sustained_seconds(lambda a=alone: torch.autograd.grad(a(), leaves), device, sizes.seconds)
                 whole = sustained_seconds(lambda m=mixed: torch.autograd.grad(m(), all_leaves), device, sizes.seconds)
                 peak = step_peak(lambda m=mixed: torch.autograd.grad(m(), all_leaves), device)
-        except Exception as error:  # the other ways are still worth knowing
+        except Exception as error:  # continue with the other implementations
             failed.append(name)
             print(f"{head}FAILED: {first_line(error)} | | | | | |", flush=True)
             continue
@@ -261,7 +260,7 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
 
 
 def chunk_bytes(name: str, size: int | None, device: torch.device) -> mock._patch:
-    """Another size of the chunks, in MiB, while a way is timed; None changes nothing."""
+    """Change the size of the chunks, in MiB, in a context; None changes nothing."""
     if name == "ours in Triton":
         from amos_fairseq.functional.cuda import output_layer as in_triton
 

@@ -1,6 +1,6 @@
-"""Where a step spends its time: its most expensive kernels, and its parts beside their prediction. Prints Markdown.
+"""Profile of a step: its most expensive kernels, and its parts beside their prediction. Prints Markdown.
 
-The prediction is that of ``amos bench --on-paper h200``, made in a process of its own that sees no GPU.
+The prediction is that of ``amos bench --on-paper h200``, made in a separate process without a GPU.
 """
 
 import argparse
@@ -14,12 +14,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.made_up_text import random_blocks
+from amos_fairseq.bench.measurement import sustained_seconds, synchronize
 from amos_fairseq.bench.on_paper import predict
-from amos_fairseq.bench.profile import PARTS, shares_of_parts
-from amos_fairseq.bench.session import micro_batch_size
 from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.timing import sustained_seconds, wait_for
+from amos_fairseq.bench.step_profile import PARTS, shares_of_parts
+from amos_fairseq.bench.synthetic_text import random_batch
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.flops.recipe import build_task
 
@@ -32,11 +31,10 @@ def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
     prediction = start_prediction(settings, vocabulary)
     setup = prepare(settings, vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    sequences = micro_batch_size(setup)
-    blocks = random_blocks(task, sequences)
-    batch = blocks.collater([blocks[index] for index in range(sequences)])
+    sequences = setup.batch_size
+    batch = random_batch(task, sequences)
     step = FairseqStep(setup, task, "ours", "")
-    predicted = predicted_parts(prediction)  # before anything is timed
+    predicted = predicted_parts(prediction)  # waits, so that the process does not disturb the timing
     for _ in range(WARMUP if setup.device.type == "cuda" else 1):
         step.step(batch)
     seconds = sustained_seconds(lambda: step.step(batch), setup.device, SECONDS[setup.device.type])
@@ -47,20 +45,20 @@ def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
 
 
 def start_prediction(settings: BenchSettings, vocabulary: int) -> subprocess.Popen:
-    """The process that predicts, beside the measurement's own preparation."""
+    """Start the process that predicts while the measurement is prepared."""
     command = [sys.executable, __file__, settings.config, "--predict", "--precision", settings.precision]
     command += ["--vocabulary-size", str(vocabulary), "--set", *settings.overrides]
     return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True)
 
 
 def predicted_parts(process: subprocess.Popen) -> dict[str, float] | None:
-    """Milliseconds by part on an H200; None where they cannot be predicted, with the reason on stderr."""
+    """Return milliseconds by part on an H200; None if the prediction failed, with the reason on stderr."""
     written, _ = process.communicate()
     return None if process.returncode else json.loads(written.splitlines()[-1])
 
 
 def prediction_as_json(settings: BenchSettings, vocabulary: int) -> str:
-    """Rows of the prediction are a part, or what a part is split into."""
+    """Return milliseconds by part; some parts have two rows in the prediction."""
     milliseconds = dict.fromkeys(PARTS, 0.0)
     for row, cost in predict(settings, "h200", vocabulary).costs.items():
         milliseconds[next(part for part in PARTS if row.startswith(part))] += cost.seconds * 1e3
@@ -78,25 +76,25 @@ def print_parts(shares: dict[str, float], seconds: float, predicted: dict[str, f
 
 
 def print_kernels(step: FairseqStep, batch: dict, device: torch.device, num_kernels: int) -> None:
-    """By the time on the device, of the profiler's events; on a CPU the operators."""
+    """Print the kernels with the most time on the device; on a CPU the operators."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     with profile(activities=activities, acc_events=True) as profiled:
         for _ in range(PROFILED):
             step.step(batch)
-        wait_for(device)
+        synchronize(device)
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
     times: dict[str, list[float]] = {}
     for event in profiled.events():
         if event.device_type == kind and not event.is_user_annotation:
             own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
             times.setdefault(event.name, []).append(own / 1e3 / PROFILED)
-    whole = sum(map(sum, times.values()))
-    print(f"{'Kernels' if on_gpu else 'Operators'} of a step: {whole:.2f} ms on the device\n")
+    total = sum(map(sum, times.values()))
+    print(f"{'Kernels' if on_gpu else 'Operators'} of a step: {total:.2f} ms on the device\n")
     print("| ms | share | calls | name |\n|---:|---:|---:|---|")
     for name, own in sorted(times.items(), key=lambda item: -sum(item[1]))[:num_kernels]:
         short = name.replace("|", "\\|")[:NAME_LENGTH]
-        print(f"| {sum(own):.3f} | {sum(own) / whole:.1%} | {len(own) / PROFILED:.0f} | `{short}` |")
+        print(f"| {sum(own):.3f} | {sum(own) / total:.1%} | {len(own) / PROFILED:.0f} | `{short}` |")
 
 
 @report_user_errors()
@@ -111,7 +109,7 @@ def main() -> int:
     parser.add_argument("--predict", action="store_true", help="print the prediction as JSON")
     arguments = parser.parse_args()
     if arguments.kernels < 1:
-        raise UserError(f"--kernels {arguments.kernels} makes no table: give at least 1")
+        raise UserError(f"--kernels {arguments.kernels} is not possible: give at least 1")
     settings = BenchSettings(arguments.config, arguments.overrides, precision=arguments.precision)
     if arguments.predict:
         print(prediction_as_json(settings, arguments.vocabulary_size))

@@ -46,7 +46,7 @@ def test_a_budget_of_flops_or_minutes_becomes_updates():
     ],
 )
 def test_the_nearest_number_without_a_checkpoint_at_the_end_of_an_epoch(wanted, per_epoch, expected):
-    assert budgets.whole_updates(Budget("flops", 1.0), "mlm", wanted, per_epoch) == expected
+    assert budgets.divisible_updates(Budget("flops", 1.0), "mlm", wanted, per_epoch) == expected
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2):
         assert (expected * share) % per_epoch != 0
 
@@ -54,7 +54,7 @@ def test_the_nearest_number_without_a_checkpoint_at_the_end_of_an_epoch(wanted, 
 @pytest.mark.parametrize(
     ("budget", "wanted", "per_epoch", "words"),
     [
-        (Budget("updates", 1000), 1000, 5000, "--budget-updates 1,000 cannot be cut into sixteenths"),
+        (Budget("updates", 1000), 1000, 5000, "--budget-updates 1,000 cannot be divided into sixteenths"),
         (Budget("updates", 240), 240, 60, "give 224"),
         (Budget("flops", 1e9), 3.0, 5000, "1e+09 FLOPs are 3.0 updates"),
         (Budget("flops", 1e9), 160, 2, "an epoch of this text is 2 updates"),
@@ -62,7 +62,7 @@ def test_the_nearest_number_without_a_checkpoint_at_the_end_of_an_epoch(wanted, 
 )
 def test_budgets_that_cannot_be_divided(budget, wanted, per_epoch, words):
     with pytest.raises(UserError, match=words.replace("+", r"\+")):
-        budgets.whole_updates(budget, "mlm", wanted, per_epoch)
+        budgets.divisible_updates(budget, "mlm", wanted, per_epoch)
 
 
 def test_shares_are_sorted_and_known():

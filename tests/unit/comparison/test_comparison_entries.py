@@ -57,9 +57,9 @@ def test_one_setting_that_differs_is_refused_by_its_name():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("- mlm", "holds no names"),
-        ("{", "is no YAML"),
-        ("../x: {config: mlm_tiny}", "is to name a folder"),
+        ("- mlm", "is not a mapping"),
+        ("{", "is not valid YAML"),
+        ("../x: {config: mlm_tiny}", "is not a valid folder name"),
         ("x: {config: no_such}", "has no no_such.yaml"),
         ("x: mlm_tiny", "needs 'config: NAME'"),
         ("x: {config: mlm_tiny, seed: 1}", "has seed; it may have config, label and settings"),

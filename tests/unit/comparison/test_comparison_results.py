@@ -1,11 +1,10 @@
 """Scores of seeds, the papers' findings beside ours, the tables and curves made of them: numbers checked by hand."""
 
-import comparison_figures
-import comparison_tables
+import comparison_report
 import pytest
-from comparison_results import findings_beside_ours, ordering
+from comparison_results import compare_findings, ordering, scores_of
 from entries import CONFIGS, read_yaml
-from fine_tuning_runs import FineTuning, scores_of
+from runs import FineTuning
 
 from amos_fairseq.finetuning.report import paper_results
 from amos_fairseq.finetuning.runs import Result, write_result
@@ -78,7 +77,7 @@ def content() -> dict:
         "teams": entry("TEAMS") | {"updates_so_far": 3},
     }
     setup = {"budget": "16 updates", "tasks": ["RTE"], "fine_tune_at": [0.5, 1.0], "size": "tiny", "device": "CPU"}
-    found = findings_beside_ours(read_yaml(CONFIGS / "paper.yaml")["findings"], entries)
+    found = compare_findings(read_yaml(CONFIGS / "paper.yaml")["findings"], entries)
     return {"setup": setup, "entries": entries, "findings": found, "notes": ["a note"]}
 
 
@@ -95,18 +94,18 @@ def test_findings_stand_beside_ours_where_both_sides_were_compared(content):
 def test_a_difference_within_the_spread_says_nothing_and_one_seed_has_none():
     findings = [{"better": "a", "worse": "b"}]
     close = {"a": entry("A", (60.0, 3.0)), "b": entry("B", (56.1, 2.5))}
-    assert findings_beside_ours(findings, close)[0]["ours"] == "within the spread"
+    assert compare_findings(findings, close)[0]["ours"] == "within the spread"
     single = {"a": entry("A", (60.0, None)), "b": entry("B", (60.1, None))}
-    assert findings_beside_ours(findings, single)[0] | {"our_points": 0} == {
+    assert compare_findings(findings, single)[0] | {"our_points": 0} == {
         "better": "a", "worse": "b", "our_points": 0, "our_spread": None, "ours": "disagrees",
     }  # fmt: skip
     single["a"]["points"]["1"]["complete"] = False
-    assert findings_beside_ours(findings, single) == []
+    assert compare_findings(findings, single) == []
 
 
 def test_the_table_has_the_best_first_and_the_unfinished_last(content):
     assert ordering(content["entries"]) == ["electra", "mlm", "amos"]
-    table = comparison_tables.scores_table(content)
+    table = comparison_report.scores_table(content)
     assert [row[0] for row in table.rows] == ["ELECTRA", "MLM (BERT)", "AMOS", "TEAMS (3 updates so far)"]
     first = dict(zip(table.columns, table.rows[0], strict=True))
     assert first["FLOPs"] == "1.00e12"
@@ -114,34 +113,33 @@ def test_the_table_has_the_best_first_and_the_unfinished_last(content):
     assert first["hours"] == "4.00"
     assert first["AVG of 1"] == "63.0 ± 2.0"
     assert table.rows[3][-1] == "-"
-    curves = comparison_tables.curve_table(content)
+    curves = comparison_report.curve_table(content)
     assert curves.rows[0] == ["MLM (BERT)", "50.0 ± 1.0", "60.0 ± 1.5"]
     content["entries"]["mlm"]["points"]["0.5"]["complete"] = False
-    assert comparison_tables.curve_table(content).rows[0] == ["MLM (BERT)", "-", "60.0 ± 1.5"]
-    lines = [table.as_markdown() for table in comparison_tables.all_tables(content)]
+    assert comparison_report.curve_table(content).rows[0] == ["MLM (BERT)", "-", "60.0 ± 1.5"]
+    lines = [table.as_markdown() for table in comparison_report.all_tables(content)]
     assert "| ELECTRA above MLM (BERT) | +2.9 (GLUE average, base size, equal FLOPs; thesis Table 5.3" in lines[2]
     assert "| +3.0 ± 2.5 | agrees |" in lines[2]
 
 
 def test_curves_are_score_against_cost_and_unfinished_points_are_left_out(content, tmp_path):
     content["entries"]["amos"]["points"]["0.5"]["complete"] = False
-    assert comparison_figures.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
-    assert comparison_figures.curve(content["entries"]["amos"], "hours") == [(4.0, 58.0, 1.0)]
+    assert comparison_report.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
+    assert comparison_report.curve(content["entries"]["amos"], "hours") == [(4.0, 58.0, 1.0)]
     paper = read_yaml(CONFIGS / "paper.yaml")
     curves = {
-        name: {"flops_thesis": comparison_figures.curve(own, "flops_thesis")}
-        for name, own in content["entries"].items()
+        name: {"flops_thesis": comparison_report.curve(own, "flops_thesis")} for name, own in content["entries"].items()
     }
-    ours, theirs = comparison_figures.flops_figure(content, curves, paper["flops_curve"]).axes
+    ours, theirs = comparison_report.flops_figure(content, curves, paper["flops_curve"]).axes
     assert [text.get_text() for text in ours.get_legend().get_texts()] == ["MLM (BERT)", "ELECTRA", "AMOS"]
     (small,) = [line for line in theirs.get_lines() if line.get_label() == "ELECTRA-Small"]
     assert list(small.get_ydata()) == [74.1, 76.0, 77.7, 79.0, 79.9]
-    written = comparison_figures.draw_all(content, paper, tmp_path)
+    written = comparison_report.draw_all(content, paper, tmp_path)
     assert {path.name for path in written} == {
         f"score_by_{x}.{kind}" for x in ("flops", "hours") for kind in ("png", "svg")
     }
     nothing = {**content, "entries": {"teams": content["entries"]["teams"]}}
-    assert comparison_figures.draw_all(nothing, paper, tmp_path / "absent") == []
+    assert comparison_report.draw_all(nothing, paper, tmp_path / "absent") == []
 
 
 def test_averages_of_the_paper_are_those_of_its_other_table():

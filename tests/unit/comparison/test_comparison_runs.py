@@ -8,7 +8,7 @@ import pytest
 import torch
 from budgets import schedule_settings
 from omegaconf import OmegaConf
-from pretraining_runs import Pretraining, hydra_command, measure_seconds_per_update
+from runs import Pretraining, hydra_command, measure_seconds_per_update
 
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
@@ -88,7 +88,7 @@ def test_the_command_composes_to_what_was_checked(pretraining):
         assert cfg[group] == pretraining.cfg[group]
 
 
-class TimedPiece:
+class TimedRunner:
     """Stands for a training whose first interval was slow to start."""
 
     def run(self, label, command, directory, variables, total, progress) -> None:
@@ -105,5 +105,5 @@ class TimedPiece:
 
 def test_seconds_per_update_are_the_median_after_the_start(pretraining, tmp_path):
     """Intervals of 1, 2, 4, 8 and 0.5 seconds an update; the first, of 100, does not count."""
-    run = (pretraining.entry, pretraining.settings, tmp_path / "timing", "cpu", TimedPiece())
+    run = (pretraining.entry, pretraining.settings, tmp_path / "timing", "cpu", TimedRunner())
     assert measure_seconds_per_update(*run) == pytest.approx(2.0)

@@ -1,0 +1,262 @@
+"""One run of ``amos bench``: steps of our model and its peers in turns, then the limits of the machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from omegaconf import DictConfig
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.machine import describe_machine, matmul_peak, memory_bandwidth, versions
+from amos_fairseq.bench.measurement import Contestant, Progress, alternate, held_bytes, step_peak
+from amos_fairseq.bench.pieces import all_pieces, time_piece
+from amos_fairseq.bench.report import Report, Row
+from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
+from amos_fairseq.bench.step_profile import shares_of_parts
+from amos_fairseq.bench.synthetic_text import SyntheticText, make_synthetic_text
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.errors import UserError
+from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.flops.training import training_flops
+from amos_fairseq.models.configuration import SIZES
+from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+
+PROFILED_STEPS = 2
+HUGGING_FACE = {
+    "hf": "transformers: head at masked positions, sdpa attention",
+    "hf_naive": "transformers: head at all positions, eager attention",
+}
+PEERS = (*HUGGING_FACE, "reference")
+
+# Settings of an ELECTRA recipe that Hugging Face's two networks support.
+PLAIN_ELECTRA = {
+    "model.relative_position_scheme": "none",
+    "model.generator": "masked_lm",
+    "model.generator_temperature": 1.0,
+    "model.share_weights": "embeddings",
+    "model.disallow_true_token": False,
+    "model.adversarial": False,
+    "model.frozen_generator": False,
+    "model.main_objective": "detection",
+    "criterion.detection_positions": "all",
+}
+PLAIN_MLM = {"model.relative_position_scheme": "none"}
+PLAIN = {"model.activation_dropout": 0.0, "optimizer._name": "grouped_adam"}
+# Settings that an ELECTRA recipe copies from the recipe of another objective when it becomes its peer.
+COPIED = (
+    "common.bf16", "common.fp16", "common.amp", "common.cpu", "common.seed",
+    "task.tokens_per_sample", "task.mask_prob",
+    "model.max_positions", "model.embedding_dim", "model.dropout", "model.attention_dropout", "model.layer_norm_eps",
+    "dataset.batch_size", "dataset.max_tokens", "optimization.clip_norm", "optimization.update_freq",
+    "distributed_training.distributed_world_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant and what its row needs besides the seconds.
+
+    Attributes:
+        setup: configuration whose model FLOPs are counted for its steps.
+        unequal_work: how its work differs from ours; empty if it does not.
+        is_ours: whether peers are compared with it.
+        compiled: by ``torch.compile``; ours as in training (``model.compile``), a peer as a whole.
+    """
+
+    contestant: Contestant
+    setup: Setup
+    unequal_work: str = ""
+    is_ours: bool = False
+    compiled: bool = False
+
+
+def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progress = lambda text: None) -> Report:
+    """Measure what ``settings`` describe; the vocabulary has ``default_vocabulary`` entries if nothing else gives a size.
+
+    Raises:
+        UserError: the settings describe nothing that can be measured here, or it does not fit into memory.
+    """
+    setup = prepare(settings, default_vocabulary)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    text = make_synthetic_text(task, setup.batch_size, reads_corpus=setup.vocabulary_size is None)
+    try:
+        return measure(settings, setup, task, text, progress)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"{setup.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens for all contestants do not fit into "
+            "the memory of the GPU: lower dataset.batch_size with --set, or give fewer peers"
+        ) from error
+
+
+def measure(
+    settings: BenchSettings, setup: Setup, task: TextPretrainingTask, text: SyntheticText, progress: Progress
+) -> Report:
+    progress("building the contestants")
+    entries, not_built = build_entries(setup, task, settings.peers, settings.compile)
+    entries, not_run = warm_up(entries, text, settings.warmup, setup.device, progress)
+    contestants = [entry.contestant for entry in entries]
+    seconds = alternate(contestants, text.batches, settings.steps, setup.device, progress)
+    progress("memory of a step")
+    rows = [row_of(entry, own, setup, text) for entry, own in zip(entries, seconds, strict=True)]
+    progress("profile of a step")
+    parts = shares_of_parts(contestants[0], text.batches[0], setup.device, PROFILED_STEPS)
+    del entries, contestants  # free their memory
+    progress("limits of the machine")
+    peak, bandwidth = matmul_peak(setup.device, setup.dtype), memory_bandwidth(setup.device)
+    pieces = all_pieces(setup, task, text.batches[0]) if settings.pieces else ()
+    return Report(
+        settings=settings,
+        setup=setup,
+        rows=rows,
+        not_compiled=not_built | not_run,
+        text=text,
+        vocabulary_rows=EmbeddingRows.of(task.source_dictionary).num_rows,
+        parts=parts,
+        pieces=[time_piece(piece, setup.device, peak, bandwidth, progress) for piece in pieces],
+        matmul_peak=peak,
+        bandwidth=bandwidth,
+        machine=describe_machine(setup.device),
+        versions=versions(),
+    )
+
+
+def warm_up(
+    entries: Sequence[Entry], text: SyntheticText, steps: int, device: torch.device, progress: Progress
+) -> tuple[list[Entry], dict[str, str]]:
+    """Run unmeasured steps, at least one each: the first one compiles, and creates the optimizer's moments.
+
+    Returns:
+        The remaining entries, and the reason for each contestant that torch.compile cannot compile here.
+    """
+    remaining, not_compiled = [], {}
+    for entry in entries:
+        progress(f"warming up: {entry.contestant.name}")
+        try:
+            alternate([entry.contestant], text.batches, max(steps, 1), device, lambda text: None)
+        except Exception as error:
+            # Anything the compiler, C++ or Triton raises; without compilation it is a bug or a mistake of the user.
+            if not entry.compiled or isinstance(error, torch.OutOfMemoryError):
+                raise
+            not_compiled[entry.contestant.name] = (str(error).strip().splitlines() or [repr(error)])[0]
+            continue
+        remaining.append(entry)
+    return remaining, not_compiled
+
+
+def row_of(entry: Entry, seconds: list[float], setup: Setup, text: SyntheticText) -> Row:
+    """Return the row of a contestant: seconds, memory, and model FLOPs per token."""
+    contestant = entry.contestant
+    held, peak = held_bytes(*contestant.state()), None
+    if not entry.compiled or setup.device.type == "cuda":  # compiled code on a CPU hides its tensors
+        peak = held + step_peak(lambda: contestant.step(text.batches[0]), setup.device)
+    return Row(
+        name=contestant.name,
+        description=contestant.description,
+        is_ours=entry.is_ours,
+        unequal_work=entry.unequal_work,
+        parameters=sum(parameter.numel() for parameter in contestant.module.parameters()),
+        seconds=seconds,
+        tokens_per_step=text.tokens_per_batch,
+        flops_per_token=training_flops(entry.setup.cfg, entry.setup.vocabulary_size).per_token,
+        held_bytes=held,
+        peak_bytes=peak,
+    )
+
+
+def build_entries(
+    setup: Setup, task: TextPretrainingTask, peers: Sequence[str], compile: bool
+) -> tuple[list[Entry], dict[str, str]]:
+    """Build our entry, then the peers in their order, compiled if the recipe is; with ``compile`` each without and with.
+
+    Returns:
+        The entries, and the reason for each that cannot be compiled here if ``compile`` asked for it.
+
+    Raises:
+        UserError: a peer is unknown, or cannot follow the recipe.
+    """
+    for peer in peers:
+        if peer not in PEERS:
+            raise UserError(f"--peer {peer} is unknown: choose among {', '.join(PEERS)}")
+    entries, not_compiled = [], {}
+    for compiled in (False, True) if compile else (bool(setup.cfg.model.compile),):
+        for name in ("ours", *dict.fromkeys(peers)):
+            label = f"{name}, compiled" if compiled else name
+            try:
+                entries.append(build_entry(setup, task, name, label, compiled))
+            except UserError as error:
+                if not (compile and compiled):  # with --compile, the same was built without compilation before
+                    raise
+                not_compiled[label] = str(error)
+    return entries, not_compiled
+
+
+def build_entry(setup: Setup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
+    if name in HUGGING_FACE:
+        entry = hugging_face_entry(setup, task, name, label, compiled)
+        if compiled:
+            entry.contestant.module.compile(dynamic=False)
+        return entry
+    setup = setup.with_model(compile=compiled)
+    if name == "reference":
+        setup = setup.with_model(kernels="reference")
+    description = f"amos_fairseq, fairseq's trainer, model.kernels={setup.cfg.model.kernels}"
+    return Entry(FairseqStep(setup, task, label, description), setup, is_ours=name == "ours", compiled=compiled)
+
+
+def hugging_face_entry(setup: Setup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
+    # Imported here: transformers takes seconds to import, and not every run needs it.
+    from amos_fairseq.bench.hugging_face import HuggingFaceStep, build_objective
+
+    peer_setup, difference = comparable(setup)
+    rows = EmbeddingRows.of(task.source_dictionary)
+    torch.manual_seed(setup.cfg.common.seed)
+    module = build_objective(peer_setup.cfg, rows.num_rows, rows.pad, naive=name == "hf_naive")
+    step = HuggingFaceStep(peer_setup, module, label, HUGGING_FACE[name])
+    return Entry(step, peer_setup, difference, compiled=compiled)
+
+
+def comparable(setup: Setup) -> tuple[Setup, str]:
+    """Return the ``electra`` or ``mlm`` configuration for Hugging Face's networks, and how it differs from ours.
+
+    Raises:
+        UserError: our configuration has settings that they do not support, or sizes of no ELECTRA recipe.
+    """
+    objective = setup.cfg.criterion._name
+    if objective in ("electra", "mlm"):
+        check_supported(setup.cfg, PLAIN_ELECTRA if objective == "electra" else PLAIN_MLM)
+        return setup, ""
+    cfg = electra_of_equal_size(setup.cfg)
+    check_supported(cfg, PLAIN_ELECTRA)
+    return (
+        Setup(cfg, setup.vocabulary_size, setup.device, setup.precision),
+        f"ELECTRA instead of {objective}: the main encoder, batch, length and vocabulary are equal, generator and "
+        "objective are not",
+    )
+
+
+def check_supported(cfg: DictConfig, plain: dict[str, object]) -> None:
+    for key, expected in (plain | PLAIN).items():
+        group, name = key.split(".")
+        if cfg[group][name] != expected:
+            raise UserError(
+                f"{key}={cfg[group][name]} is not supported by Hugging Face's networks: remove the peers "
+                f"{' and '.join(HUGGING_FACE)}, or set {key}={expected}"
+            )
+
+
+def electra_of_equal_size(cfg: DictConfig) -> DictConfig:
+    """Return the ELECTRA recipe with the same encoder, and the batch, length, embedding width and dropout of ``cfg``."""
+    for size, values in SIZES.items():
+        if all(cfg.model[name] == value for name, value in values.items()):
+            electra = compose_recipe(f"electra_{size}")
+            break
+    else:
+        raise UserError(
+            "no ELECTRA recipe has an encoder of these sizes to compare with: remove the peers "
+            f"{' and '.join(HUGGING_FACE)}, or use the sizes of a recipe ({', '.join(SIZES)})"
+        )
+    for key in COPIED:
+        group, name = key.split(".")
+        electra[group][name] = cfg[group][name]
+    return electra
