@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.metrics_file import FILE_NAME, read_records
+from amos_fairseq.metrics_file import read_records
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 

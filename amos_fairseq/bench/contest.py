@@ -18,8 +18,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.flops.training import training_flops
-from amos_fairseq.models.configuration import SIZES
-from amos_fairseq.models.embedding_rows import EmbeddingRows
+from amos_fairseq.models.configuration import SIZES, PaddedVocabulary
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 PROFILED_STEPS = 2
@@ -111,7 +110,7 @@ def measure(
         rows=rows,
         not_compiled=not_built | not_run,
         text=text,
-        vocabulary_rows=EmbeddingRows.of(task.source_dictionary).num_rows,
+        vocabulary_rows=PaddedVocabulary.of(task.source_dictionary).num_rows,
         parts=parts,
         pieces=[time_piece(piece, setup.device, peak, bandwidth, progress) for piece in pieces],
         matmul_peak=peak,
@@ -209,9 +208,9 @@ def hugging_face_entry(setup: Setup, task: TextPretrainingTask, name: str, label
     from amos_fairseq.bench.hugging_face import HuggingFaceStep, build_objective
 
     peer_setup, difference = comparable(setup)
-    rows = EmbeddingRows.of(task.source_dictionary)
+    rows = PaddedVocabulary.of(task.source_dictionary)
     torch.manual_seed(setup.cfg.common.seed)
-    module = build_objective(peer_setup.cfg, rows.num_rows, rows.pad, naive=name == "hf_naive")
+    module = build_objective(peer_setup.cfg, rows.padded_size, rows.pad, naive=name == "hf_naive")
     step = HuggingFaceStep(peer_setup, module, label, HUGGING_FACE[name])
     return Entry(step, peer_setup, difference, compiled=compiled)
 

@@ -23,9 +23,8 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 from amos_fairseq.bench.fairseq_step import moments_of, tensors_of
 from amos_fairseq.bench.settings import Setup
-from amos_fairseq.models.configuration import encoder_shape
-from amos_fairseq.models.electra_config import generator_shape
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.models.configuration import generator_config, transformer_config
+from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.optim.grouped_adam import first, parse_betas
 
 INPUTS = ("tokens", "masked_tokens", "masked_positions")
@@ -118,10 +117,10 @@ def build_objective(cfg: DictConfig, vocabulary_size: int, pad: int, naive: bool
         pad: index of the padding token.
     """
     common = {"layer_norm_eps": cfg.model.layer_norm_eps, "vocab_size": vocabulary_size, "pad_token_id": pad}
-    main = network_config(encoder_shape(cfg.model), **common)
+    main = network_config(transformer_config(cfg.model), **common)
     if cfg.criterion._name == "mlm":
         return HuggingFaceObjective(ElectraForMaskedLM(main), None, 0.0, naive)
-    generator = ElectraForMaskedLM(network_config(generator_shape(cfg.model, cfg.model.generator_layers), **common))
+    generator = ElectraForMaskedLM(network_config(generator_config(cfg.model, cfg.model.generator_layers), **common))
     return HuggingFaceObjective(generator, ElectraForPreTraining(main), cfg.criterion.discriminator_loss_weight, naive)
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from amos_fairseq.bench.measurement import Batch, Progress, best_seconds
 from amos_fairseq.bench.report import PieceTime
 from amos_fairseq.bench.settings import Setup
-from amos_fairseq.functional.linear_cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import output_layer
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
@@ -57,7 +57,7 @@ def time_piece(
 def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterator[Piece]:
     """Yield the pieces of the recipe's step, each built when it is needed, so that they do not share the memory."""
     num_sequences, num_masked = batch["net_input"]["masked_positions"].shape
-    layer = SyntheticOutputLayer.of(setup, EmbeddingRows.of(task.source_dictionary), num_sequences, num_masked)
+    layer = SyntheticOutputLayer.of(setup, PaddedVocabulary.of(task.source_dictionary), num_sequences, num_masked)
     yield attention(setup, num_sequences)
     yield output_layer_alone(layer)
     if setup.cfg.criterion._name != "mlm":
@@ -69,7 +69,7 @@ def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterato
 
 def attention(setup: Setup, num_sequences: int) -> Piece:
     """Self-attention of one layer of the main encoder, with its projections and the bias that the encoder passes."""
-    shape, length = encoder_shape(setup.cfg.model), setup.cfg.task.tokens_per_sample
+    shape, length = transformer_config(setup.cfg.model), setup.cfg.task.tokens_per_sample
     width, heads, size = shape.width, shape.num_heads, setup.dtype.itemsize
     products = 8 * num_sequences * length * width**2 + 4 * num_sequences * length**2 * width
     bias = 0 if shape.position_scheme == "none" else heads * length**2
@@ -84,7 +84,7 @@ def attention(setup: Setup, num_sequences: int) -> Piece:
 
 def attention_step(setup: Setup, way: str, num_sequences: int) -> Callable[[], None]:
     """Return the forward and backward pass of the first layer's attention, with the arguments that the encoder passes."""
-    shape = dataclasses.replace(encoder_shape(setup.cfg.model), num_layers=1, kernels=way)
+    shape = dataclasses.replace(transformer_config(setup.cfg.model), num_layers=1, kernels=way)
     encoder = TransformerEncoder(shape).to(setup.device, setup.dtype).train()
     module = encoder.layers[0].attention
     arguments: list[object] = []
@@ -127,7 +127,7 @@ class SyntheticOutputLayer:
     rows: OutputLayerWeights
 
     @classmethod
-    def of(cls, setup: Setup, rows: EmbeddingRows, num_sequences: int, num_masked: int) -> "SyntheticOutputLayer":
+    def of(cls, setup: Setup, rows: PaddedVocabulary, num_sequences: int, num_masked: int) -> "SyntheticOutputLayer":
         model, device, dtype = setup.cfg.model, setup.device, setup.dtype
         depths = model.generator_depths.split(",") if setup.cfg.criterion._name == "amos" else [""]
         width, shape = embedding_width(model), (num_sequences, num_masked)
@@ -135,8 +135,10 @@ class SyntheticOutputLayer:
         def leaf(*shape: int) -> Tensor:
             return torch.randn(*shape, device=device).mul_(model.init_std).to(dtype).requires_grad_()
 
-        embedding, biases = leaf(rows.num_rows, width), leaf(1, rows.num_rows)
-        output_rows = OutputRows(embedding, biases, rows.unsampled().to(device), rows.unsampled_indices().to(device))
+        embedding, biases = leaf(rows.padded_size, width), leaf(1, rows.padded_size)
+        output_rows = OutputLayerWeights(
+            embedding, biases, rows.never_sampled_mask().to(device), rows.never_sampled_indices().to(device)
+        )
         gamma = torch.full((*shape, len(depths)), 1 / len(depths), device=device).requires_grad_()
         originals = torch.randint(rows.num_tokens, shape, device=device)
         return cls([leaf(*shape, width) for _ in depths], gamma, originals, output_rows)
@@ -183,7 +185,7 @@ def sampling(layer: SyntheticOutputLayer) -> Piece:
     num_positions = min(layer.originals.numel(), SAMPLED_POSITIONS)
     logits = torch.randn(num_positions, len(layer.rows.embedding), device=layer.gamma.device)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    sampler, chunk = Replacements(), slice(0, num_positions)
+    sampler, chunk = ReplacementSampler(), slice(0, num_positions)
     ways = {
         "fast": lambda: sampler(logits[None], weights[None], chunk),
         "reference": lambda: gumbel_max(logits, gumbel_noise(logits)),
@@ -200,7 +202,7 @@ def mixture(setup: Setup, layer: SyntheticOutputLayer) -> Piece:
         prediction = predict(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
         differentiate(prediction.nll.sum() + prediction.residual.float().sum(), layer.leaves)
 
-    ways = {"fast": lambda: step(guess_in_chunks), "reference": lambda: step(guess_by_definition)}
+    ways = {"fast": lambda: step(predict_chunked), "reference": lambda: step(predict_reference)}
     return Piece("output layer, mixture, its gradient", layer.sizes, 3 * layer.product, layer.traffic, ways)
 
 

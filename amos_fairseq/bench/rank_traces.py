@@ -27,11 +27,11 @@ from amos_fairseq.bench.measurement import Batch, Progress
 from amos_fairseq.bench.report import plain, table
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.synthetic_text import make_synthetic_text
+from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.ranks import raise_on_every_rank
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass
 UPDATE = "update"  # recorded by trace_updates

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.weight_names import Row, Weights, count_layers, expand_rows
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
-from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_load_errors
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
 
@@ -134,7 +134,7 @@ def read_release(path: Path) -> dict[str, Any]:
     Raises :class:`UserError` if it contains a class that is not in ``ALLOWED``, or lacks the weight names of the release.
     """
     replaced_classes = [(Inert, name) for name in ALLOWED]
-    with explained(str(path)), open(path, "rb"), torch.serialization.safe_globals(replaced_classes):
+    with explain_load_errors(str(path)), open(path, "rb"), torch.serialization.safe_globals(replaced_classes):
         state = torch.load(path, map_location="cpu", weights_only=True)
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get(EMBEDDING), Tensor):

@@ -106,7 +106,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
     Raises :class:`UserError` if the file cannot be read, or is not a checkpoint of fairseq-train.
     """
-    with explained(str(file)):
+    with explain_load_errors(str(file)):
         state = torch.load(file, map_location="cpu", weights_only=True)
     sections = ("cfg", "model", "optimizer_history")
     if not isinstance(state, dict) or not all(state.get(section) for section in sections):

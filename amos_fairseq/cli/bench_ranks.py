@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from amos_fairseq.bench.ranks import RanksSettings, check_launch, trace_ranks
+from amos_fairseq.bench.rank_traces import RanksSettings, check_launch, trace_ranks
 from amos_fairseq.bench.ranks_page import as_markdown
 from amos_fairseq.bench.settings import BenchSettings
 from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_overrides

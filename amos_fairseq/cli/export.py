@@ -41,13 +41,10 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
     from amos_fairseq.checkpoints.read import load_pretrained
-    from amos_fairseq.hugging_face.export import check_output_folder, export
+    from amos_fairseq.hugging_face.export import export
     from amos_fairseq.hugging_face.model_card import CardSettings
 
     check_place(arguments.out, arguments.force)  # before the slow imports
-    from amos_fairseq.interop.checkpoint import load_pretrained
-    from amos_fairseq.interop.export import export
-    from amos_fairseq.interop.export_card import CardSettings
 
     pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NoReturn
 from amos_fairseq.errors import UserError
 
 if TYPE_CHECKING:
+    from amos_fairseq.finetuning.report import Table
     from amos_fairseq.finetuning.runner import Failure
     from amos_fairseq.finetuning.session import Session
-    from amos_fairseq.finetuning.tables import Table
 
 STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
 

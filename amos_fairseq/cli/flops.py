@@ -31,8 +31,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from omegaconf import OmegaConf
 
+    from amos_fairseq.flops.recipe import read_configuration
     from amos_fairseq.flops.report import report_flops
-    from amos_fairseq.flops.source import read_configuration
     from amos_fairseq.flops.table import print_report
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)

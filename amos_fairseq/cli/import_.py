@@ -44,7 +44,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.interop.imported_checkpoint import check_place, write
+    from amos_fairseq.checkpoints.write import write
+    from amos_fairseq.interop.imported_checkpoint import check_place
 
     check_place(arguments.out)
     imported = read_source(arguments)
@@ -67,7 +68,7 @@ def read_source(arguments: argparse.Namespace) -> "Imported":
         )
     if generator is not None:
         raise UserError("--generator does not apply to --from microsoft-amos: the released file contains its generator")
-    from amos_fairseq.interop.microsoft_amos import import_release
+    from amos_fairseq.checkpoints.microsoft_amos import import_release
 
     return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
 
@@ -75,7 +76,7 @@ def read_source(arguments: argparse.Namespace) -> "Imported":
 def report_lines(imported: "Imported", arguments: argparse.Namespace) -> list[str]:
     """Return lines about the parameters that are imported, initialized or left out, and the flags of fairseq-train that
     build the same model."""
-    from amos_fairseq.interop.imported_checkpoint import changed_flags
+    from amos_fairseq.checkpoints.write import changed_flags
 
     model, config = imported.model, imported.config
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

@@ -54,10 +54,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_arguments(arguments, parser)
-    from amos_fairseq.interop.checkpoint import load_pretrained
-    from amos_fairseq.interop.encoder import check_device
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.checkpoints.read import load_pretrained
     from amos_fairseq.scoring.jobs import rerank, score_file
-    from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
     check_device(arguments.device)
     pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)

@@ -75,9 +75,9 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
     Raises:
         UserError: a length is out of range.
     """
-    from amos_fairseq.data.squad_windows import WindowLimits
-    from amos_fairseq.finetuning.squad_benchmark import SquadSettings
-    from amos_fairseq.squad.decoding import DecodingLimits
+    from amos_fairseq.data.squad import WindowLimits
+    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
+    from amos_fairseq.finetuning.squad.decoding import DecodingLimits
 
     def given_or(value: Any, default: Any) -> Any:
         return default if value is None else value
@@ -102,8 +102,7 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
 
 def print_scores(arguments: argparse.Namespace) -> None:
     """Print the scores as JSON on stdout, in the format of the official script."""
-    from amos_fairseq.squad.metrics import evaluate
-    from amos_fairseq.squad.official_files import read_null_odds, read_predictions, read_squad
+    from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 
     predictions, dataset = map(Path, arguments.evaluate)
     odds = None if arguments.null_odds is None else read_null_odds(Path(arguments.null_odds))

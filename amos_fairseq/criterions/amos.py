@@ -50,7 +50,7 @@ class AmosCriterion(PretrainingCriterion):
             "rtd_loss": rtd_loss.detach(),
             **batch_counts(sample),
             **mixture_sums(model.depth_names, output, mlm_losses.detach(), is_masked),
-            **lost_mass_sums(output.gumbel_residual),
+            **truncated_mass_sums(output.truncated_mass),
             **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
         }
         return loss, sample["num_masked"], logging_output
@@ -77,7 +77,7 @@ def mixture_sums(names: list[str], output, mlm_losses: Tensor, is_masked: Tensor
     return sums
 
 
-def lost_mass_sums(gumbel_residual: Tensor | None) -> dict[str, Any]:
+def truncated_mass_sums(gumbel_residual: Tensor | None) -> dict[str, Any]:
     """Sum over the positions where it was measured; return {} if the gradient is exact, or there is none."""
     if gumbel_residual is None:
         return {}

@@ -8,11 +8,11 @@ from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from amos_fairseq.compat.safe_loading import read_header
+from amos_fairseq.checkpoints.read import checkpoint_file, read_tokenizer
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.recipes import size_for_width
-from amos_fairseq.interop.checkpoint import checkpoint_file, read_tokenizer
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 

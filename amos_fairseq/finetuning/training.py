@@ -19,7 +19,7 @@ from amos_fairseq.files import read_header, whole_file
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
-from amos_fairseq.metrics_log import FILE_NAME as METRICS_FILE
+from amos_fairseq.metrics_file import FILE_NAME as METRICS_FILE
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import EXPORTED_TOKEN_TYPES
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.encoder import TransformerConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -18,7 +18,7 @@ POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0}
 CUSTOM = "custom"
 
 
-def family_of(shape: EncoderShape, pooler_activation: str = "tanh") -> str:
+def family_of(shape: TransformerConfig, pooler_activation: str = "tanh") -> str:
     """Return mpnet, electra or bert, or ``CUSTOM`` if the encoder needs code of its own.
 
     Without relative positions both ELECTRA and BERT fit; only ELECTRA projects its embeddings and has gelu in the
@@ -51,7 +51,7 @@ def config_class(family: str) -> type["PretrainedConfig"]:
     return {"mpnet": MPNetConfig, "electra": ElectraConfig, "bert": BertConfig, "roberta": RobertaConfig}[family]
 
 
-def hugging_face_config(family: str, shape: EncoderShape, num_rows: int, **others: Any) -> "PretrainedConfig":
+def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
     """Return the configuration of ``family`` for an encoder of ``shape`` with ``num_rows`` rows of vocabulary.
 
     ``others``: ``pad_token_id``, ``bos_token_id``, ``eos_token_id``, labels, ``classifier_dropout``, ``architectures``.

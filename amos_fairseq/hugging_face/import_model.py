@@ -14,8 +14,8 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.weight_names import Weights
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
-from amos_fairseq.compat.safe_loading import explained
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_load_errors
 from amos_fairseq.hugging_face.config import (
     CONFIG_FILE,
     MPNET_BUCKETS,
@@ -202,7 +202,7 @@ def read_weights(path: Path) -> Weights:
         except SafetensorError as error:
             raise UserError(f"{safe} is not a whole safetensors file ({error}): download it again") from error
     elif pickled.is_file():
-        with explained(str(pickled)):
+        with explain_load_errors(str(pickled)):
             weights = torch.load(pickled, map_location="cpu", weights_only=True)
     else:
         hint = "; weights split over several files must be saved as one" if any(path.glob("*.index.json")) else ""

@@ -19,7 +19,7 @@ from amos_fairseq.hugging_face.weights import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
 )
-from amos_fairseq.metrics_log import FILE_NAME as METRICS_FILE
+from amos_fairseq.metrics_file import FILE_NAME as METRICS_FILE
 from amos_fairseq.versions import version_of
 
 UNKNOWN_LICENSE = "unknown"

@@ -34,10 +34,9 @@ from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_last_layer
 from amos_fairseq.modules.heads import DenseDetectionHead, MlmHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
-from amos_fairseq.modules.task_heads import with_last_layer
 
 TASK_FILE = "task.json"  # written by preprocess/glue
 
@@ -58,7 +57,7 @@ class Part:
     """
 
     kind: str
-    shape: EncoderShape
+    shape: TransformerConfig
     weights: Weights
     outputs: Callable[[Tensor], Tensor]
     description: str
@@ -152,7 +151,7 @@ def _masked_lm(
     num_tokens = len(pretrained.dictionary)
 
     def outputs(tokens: Tensor) -> Tensor:
-        states = encoder(embedding(tokens), tokens.eq(model.rows.pad))[num_layers - 1]
+        states = encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1]
         return linear(head(states), embedding.weight, head.bias)[..., :num_tokens]
 
     weights = encoder_weights(embedding, encoder, num_layers) | state_of("mlm_head.", head)
@@ -185,7 +184,7 @@ def discriminator_part(pretrained: Pretrained) -> Part:
         ENERGY if is_energy else PRETRAINING if dense else DETECTION,
         encoder.shape,
         encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
-        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.rows.pad))[-1]),
+        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
         "the energies of tokens" if is_energy else "the discriminator",
         {} if is_energy else labels,
     )

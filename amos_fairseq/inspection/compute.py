@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Token, printable
-from amos_fairseq.interop.checkpoint import Pretrained
-from amos_fairseq.interop.tokenizer import Tokenizer
+from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 
 @torch.no_grad()
@@ -26,7 +26,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         UserError: the model has no generator, or the text is empty or has no token that may be masked.
     """
     model = pretrained.model
-    if not hasattr(model, "propose"):
+    if not hasattr(model, "predict_logits"):
         raise UserError(
             f"{pretrained.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
         )
@@ -38,7 +38,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        logits, weights = model.propose(**batch["net_input"])
+        logits, weights = model.predict_logits(**batch["net_input"])
         torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
         output = model(**batch["net_input"])
     positions = batch["net_input"]["masked_positions"][0]
@@ -151,7 +151,7 @@ def _masked_token(
     part of the softmax, as in training. ``fields`` are further fields of :class:`MaskedToken`.
     """
     probabilities = logits.softmax(-1)
-    never_sampled = pretrained.model.unsampled_rows
+    never_sampled = pretrained.model.never_sampled_mask
     best = probabilities.masked_fill(never_sampled, -1.0).topk(min(top, int((~never_sampled).sum())), dim=-1)
     return MaskedToken(
         position=position,

@@ -77,7 +77,7 @@ class AmosOutput(NamedTuple):
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
     # [some positions] float32, the mass of Gumbel-Softmax outside the entries that carry its gradient; None: there is none.
-    gumbel_residual: Tensor | None = None
+    truncated_mass: Tensor | None = None
 
 
 @register_model("amos", dataclass=AmosConfig)
@@ -178,7 +178,7 @@ class AmosModel(PretrainingModel):
         """The MLM head of each depth: one for all, or, with separate generators, one for each."""
         return list(self.mlm_heads) * (len(self.depths) // len(self.mlm_heads))
 
-    def predict_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixtureGuesses:
+    def predict_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixturePrediction:
         """Compute the MLM loss of each depth (Eq. 2) and sample from the mixture (Eq. 3), with the reversed gradient if used.
 
         Args:
@@ -187,10 +187,10 @@ class AmosModel(PretrainingModel):
             originals: [B,M] int64.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
-        weights = OutputRows(
-            self.embed_tokens.weight, biases, self.unsampled_rows, self.unsampled_indices, self.with_triton
+        weights = OutputLayerWeights(
+            self.embed_tokens.weight, biases, self.never_sampled_mask, self.never_sampled_indices, self.with_triton
         )
-        predict = guess_in_chunks if self.is_fast else guess_by_definition
+        predict = predict_chunked if self.is_fast else predict_reference
         return predict(hidden, gamma, originals, weights, self.adversary if torch.is_grad_enabled() else None)
 
     @property

@@ -184,14 +184,14 @@ class PaddedVocabulary:
     def embedding(self, width: int) -> nn.Embedding:
         return nn.Embedding(self.padded_size, width, padding_idx=self.pad)
 
-    def unsampled(self) -> Tensor:
+    def never_sampled_mask(self) -> Tensor:
         """Return a mask of the special tokens and the padding, which a generator never samples: [V] bool."""
         mask = torch.zeros(self.padded_size, dtype=torch.bool)
         mask[list(self.special)] = True
         mask[self.num_tokens :] = True
         return mask
 
-    def unsampled_indices(self) -> Tensor:
+    def never_sampled_indices(self) -> Tensor:
         """Return the indices of the entries that a generator never samples, int64."""
         return torch.tensor([*self.special, *range(self.num_tokens, self.padded_size)])
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.replacements import Replacements
+from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
     EncoderConfig,
@@ -31,8 +31,8 @@ from amos_fairseq.models.configuration import (
 from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
 from amos_fairseq.models.pretraining import SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.generators import TokenNoise
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead
-from amos_fairseq.modules.token_noise import TokenNoise
 from amos_fairseq.modules.token_prediction import TokenPrediction, TokenPredictions
 
 EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
@@ -237,7 +237,7 @@ class ElectraModel(SingleMlmModel):
             return self.predict_and_sample_in_chunks(hidden, originals)
         logits = self.noise_logits(hidden, originals)
         with self.mlm_gradient():
-            nll, correct = self.guess(hidden, self.mlm_head.bias, originals)
+            nll, correct = self.mlm_loss(hidden, self.mlm_head.bias, originals)
         sampled = self.sample(logits)
         if not self.cfg.adversarial:
             return GeneratorOutput(nll, correct, sampled)
@@ -245,9 +245,9 @@ class ElectraModel(SingleMlmModel):
 
     def predict_and_sample_in_chunks(self, hidden: Tensor, originals: Tensor) -> GeneratorOutput:
         forbidden = originals.flatten() if self.cfg.disallow_true_token else None
-        sampler = Replacements(self.cfg.generator_temperature, forbidden)
+        sampler = ReplacementSampler(self.cfg.generator_temperature, forbidden)
         with self.mlm_gradient():
-            nll, correct, (sampled,) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+            nll, correct, (sampled,) = self.mlm_loss_and_sample(hidden, self.mlm_head.bias, originals, sampler)
         return GeneratorOutput(nll, correct, sampled)
 
     def mlm_gradient(self) -> torch.set_grad_enabled:
@@ -268,7 +268,7 @@ class ElectraModel(SingleMlmModel):
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.cfg.adversarial):
             if hidden is None:
-                logits = self.token_noise(originals).masked_fill(self.unsampled_rows, float("-inf"))
+                logits = self.token_noise(originals).masked_fill(self.never_sampled_mask, float("-inf"))
             else:
                 logits = self.sampling_logits(hidden, self.mlm_head.bias)
             if self.cfg.generator_temperature != 1:
@@ -294,19 +294,19 @@ class ElectraModel(SingleMlmModel):
     ) -> TokenPredictions:
         """Predict the originals at masked positions, or of all tokens that are not special (section 5.4.3)."""
         if self.cfg.main_objective == "all_tokens_mlm":
-            weights = ~self.unsampled_rows[tokens]
+            weights = ~self.never_sampled_mask[tokens]
         else:
             states, weights = gather_positions(states, masked_positions), masked_weights
             tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)
         return self.token_prediction(states, self.embed_tokens.weight, corrupted, tokens, weights)
 
     @torch.no_grad()
-    def propose(
+    def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         if self.generator is None:  # the same logits at every position
             return as_single_depth(self.token_noise(masked_positions))
-        return super().propose(tokens, masked_tokens, masked_positions, masked_weights)
+        return super().predict_logits(tokens, masked_tokens, masked_positions, masked_weights)
 
     @property
     def awaits_token_counts(self) -> bool:

@@ -28,8 +28,8 @@ from amos_fairseq.models.configuration import (
 )
 from amos_fairseq.models.pretraining import PretrainingModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead
-from amos_fairseq.modules.two_tower import TwoTower
 
 NO_ENCODER = (
     "--electric-variant two_tower has no encoder to fine-tune or to load: it scores text; give a model of the variant "
@@ -132,7 +132,7 @@ class ElectricModel(PretrainingModel):
         is_scored = self.is_scored(tokens)
         hidden = self.generate(tokens, padding_mask)
         if self.discriminator is None:
-            return ElectricOutput(*self.guess(hidden, self.mlm_head.bias, tokens), is_scored)
+            return ElectricOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens), is_scored)
         nll, correct, sampled = self.predict_and_sample(hidden, tokens, masked_positions)
         noised = replace_positions(tokens, masked_positions, sampled, masked_weights)
         logits = self.detection_head(self.discriminator(self.embed_tokens(noised), padding_mask)[-1])
@@ -156,15 +156,15 @@ class ElectricModel(PretrainingModel):
 
     def is_scored(self, tokens: Tensor) -> Tensor:
         """Return True at tokens that are not special: [B,T] bool."""
-        return ~self.unsampled_rows[tokens]
+        return ~self.never_sampled_mask[tokens]
 
     def predict_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the output of :meth:`guess` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
+        """Compute the output of :meth:`mlm_loss` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
         latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`.
         """
         bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
         if self.cfg.generator_loss_tokens == "all":
-            return *self.guess(hidden, bias, tokens), self.sample(at_sampled)
+            return *self.mlm_loss(hidden, bias, tokens), self.sample(at_sampled)
         originals = tokens.gather(1, positions)
         if not self.is_fast:
             return *self.mlm_loss(at_sampled, bias, originals), self.sample(at_sampled)
@@ -176,7 +176,7 @@ class ElectricModel(PretrainingModel):
         """Sample noise [B,M] from the generator's softmax without special tokens and padding, without a gradient."""
         if self.is_fast:
             any_target = hidden.new_zeros(hidden.shape[:-1], dtype=torch.int64)
-            return self.guess_and_draw(hidden, self.mlm_head.bias, any_target, Replacements())[-1][0]
+            return self.mlm_loss_and_sample(hidden, self.mlm_head.bias, any_target, ReplacementSampler())[-1][0]
         logits = self.sampling_logits(hidden, self.mlm_head.bias)
         return gumbel_max(logits, gumbel_noise(logits))
 

@@ -54,8 +54,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
-        self.register_buffer("unsampled_rows", vocabulary.unsampled(), persistent=False)
-        self.register_buffer("unsampled_indices", vocabulary.unsampled_indices(), persistent=False)
+        self.register_buffer("never_sampled_mask", vocabulary.never_sampled_mask(), persistent=False)
+        self.register_buffer("never_sampled_indices", vocabulary.never_sampled_indices(), persistent=False)
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
@@ -112,7 +112,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """The token embeddings that the generator uses, tied to its output layer."""
         return self.embed_tokens
 
-    def guess(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
+    def mlm_loss(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the MLM loss of each position: softmax over the vocabulary of e(x) . hidden + bias (TEAMS Eq. 2).
 
         Args:
@@ -131,7 +131,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Compute :meth:`guess` in chunks, and what ``sampler`` samples from the same logits: tensors [...] or [...,S]."""
+        """Compute :meth:`mlm_loss` in chunks, and what ``sampler`` samples from the same logits: tensors [...] or [...,S]."""
         embedding, positions = self.generator_embedding.weight, hidden.flatten(0, -2)
         nll, correct, sampled = output_layer(
             positions[None],
@@ -151,14 +151,14 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def sampling_logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """Compute :meth:`logits` with -inf at special tokens and padding, which are never sampled."""
-        return self.logits(hidden, bias).masked_fill(self.unsampled_rows, float("-inf"))
+        return self.logits(hidden, bias).masked_fill(self.never_sampled_mask, float("-inf"))
 
     def extract_features(self, tokens: Tensor) -> Tensor:
         """Compute the hidden states of the encoder's last layer: [B,T] int64 -> [B,T,D]."""
         return self.encoder(self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad))[-1]
 
     @abc.abstractmethod
-    def propose(
+    def predict_logits(
         self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it.

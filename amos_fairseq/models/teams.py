@@ -25,9 +25,14 @@ from amos_fairseq.models.configuration import (
 )
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import SingleMlmModel
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
-from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead
-from amos_fairseq.modules.task_heads import FeedForwardHead, share_bottom, with_last_layer
+from amos_fairseq.modules.encoder import (
+    TransformerConfig,
+    TransformerEncoder,
+    TransformerLayer,
+    share_bottom,
+    with_last_layer,
+)
+from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead
 
 # Prefixes of weights that a checkpoint has only if it was trained with the task.
 HEAD_OF_TASK = {"mws": "mws_head.", "rtd": "detection_head."}
@@ -210,14 +215,14 @@ class TeamsModel(SingleMlmModel):
         )
 
     def predict_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Compute what :meth:`guess` returns, both [B,M], and then what :meth:`sample` returns, from the same logits."""
+        """Compute what :meth:`mlm_loss` returns, both [B,M], and then what :meth:`sample` returns, from the same logits."""
         if not self.is_fast:
             return *self.mlm_loss(hidden, self.mlm_head.bias, originals), *self.sample(hidden, originals)
         sampler = ReplacementSampler()
         if "mws" in self.tasks:
             is_hardest = self.cfg.negative_sampling == "hardest"
-            sampler = ReplacementsAndNegatives(originals.flatten(), self.cfg.negative_samples, is_hardest)
-        nll, correct, (sampled, *negatives) = self.guess_and_draw(hidden, self.mlm_head.bias, originals, sampler)
+            sampler = ReplacementAndNegativeSampler(originals.flatten(), self.cfg.negative_samples, is_hardest)
+        nll, correct, (sampled, *negatives) = self.mlm_loss_and_sample(hidden, self.mlm_head.bias, originals, sampler)
         candidates = torch.cat([originals.unsqueeze(-1), *negatives], dim=-1) if negatives else None
         return nll, correct, sampled, candidates
 

@@ -29,7 +29,7 @@ LayerCall = Callable[[nn.Module, Tensor, Bias, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
-class EncoderShape:
+class TransformerConfig:
     """Sizes and settings of one encoder. Dropouts are probabilities.
 
     Attributes:

@@ -8,7 +8,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 
 class TwoTower(nn.Module):
@@ -22,7 +22,7 @@ class TwoTower(nn.Module):
         shape: of one tower; ``attends_to`` is set here.
     """
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.past = TransformerEncoder(dataclasses.replace(shape, attends_to="past"))
         self.future = TransformerEncoder(dataclasses.replace(shape, attends_to="future"))

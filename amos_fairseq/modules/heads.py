@@ -5,7 +5,7 @@ from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.layers import make_dropout
 
 
@@ -63,7 +63,7 @@ class DenseDetectionHead(DetectionHead):
 class FeedForwardHead(nn.Module):
     """A Transformer layer without attention, applied to each token (TEAMS Figure 2, left)."""
 
-    def __init__(self, shape: EncoderShape):
+    def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)

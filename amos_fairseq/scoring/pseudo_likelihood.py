@@ -14,7 +14,6 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import Pretrained
 from amos_fairseq.scoring.token_scorers import TokenScorer, build_token_scorer
 
 LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many lines

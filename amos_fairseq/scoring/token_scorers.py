@@ -11,11 +11,11 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.data.length_batches import batches_by_length
+from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
-from amos_fairseq.functional.replaced_detection import log_prob_of_original
-from amos_fairseq.interop.checkpoint import Pretrained
+from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -39,8 +39,8 @@ class TokenScorer(abc.ABC):
         self.pad: int = pretrained.dictionary.pad()
         self.mask: int = pretrained.dictionary.index(MASK_SYMBOL)
         self.tokens_per_batch = tokens_per_batch
-        self.device = self.model.unsampled_rows.device
-        self._special = self.model.unsampled_rows.cpu()
+        self.device = self.model.never_sampled_mask.device
+        self._special = self.model.never_sampled_mask.cpu()
 
     @abc.abstractmethod
     def num_passes(self, tokens: Tensor) -> int:
@@ -125,7 +125,7 @@ class ElectraScorer(TokenScorer):
 
     Args:
         formula: ``exact`` for the labels that ELECTRA learns here, or ``thesis``: see
-            :func:`amos_fairseq.functional.replaced_detection.log_prob_of_original`.
+            :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
 
     Raises:
         UserError: the variant does not train detection at all tokens, or its q is zero at the original.

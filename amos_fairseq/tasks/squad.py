@@ -9,13 +9,13 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
+from amos_fairseq.collectives import on_first_rank
 from amos_fairseq.data.block_iterator import BlockBatchIterator
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.span_heads import SPAN_HEADS
-from amos_fairseq.ranks import on_first_rank
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
 logger = logging.getLogger(__name__)

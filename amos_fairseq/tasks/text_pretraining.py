@@ -12,6 +12,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
+from amos_fairseq.collectives import on_first_rank, sum_over_ranks
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
 from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split
 from amos_fairseq.data.masked_blocks import (
@@ -25,7 +26,6 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.ranks import on_first_rank, sum_over_ranks
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 

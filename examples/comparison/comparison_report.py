@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.cli.plot_panels import plt
+from amos_fairseq.finetuning.tables import number
 from budgets import share_name
 from comparison import NAME, Comparison
 from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
-from amos_fairseq.cli.plot_panels import RUN_COLOURS, RUN_MARKERS, plt, save
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue_table import column_name
-from amos_fairseq.finetuning.plan import write_json
-from amos_fairseq.finetuning.tables import MISSING, Table, number
+from amos_fairseq.finetuning.glue.experiment import column_name
+from amos_fairseq.finetuning.report import MISSING, Table
+from amos_fairseq.finetuning.runs import write_json
+from amos_fairseq.plotting.style import RUN_COLOURS, RUN_MARKERS, save
 
 END = share_name(1.0)
 STYLES = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}

@@ -8,10 +8,10 @@ from typing import Any
 from budgets import SHARES, Cost, share_name, update_at
 from runs import FineTuning, Pretraining
 
-from amos_fairseq.finetuning.glue_table import average
-from amos_fairseq.finetuning.glue_tasks import AVERAGED
-from amos_fairseq.finetuning.results import Result
-from amos_fairseq.finetuning.statistics import TaskSummary, spread, summarize
+from amos_fairseq.finetuning.glue.experiment import average
+from amos_fairseq.finetuning.glue.tasks import AVERAGED
+from amos_fairseq.finetuning.report import TaskSummary, spread, summarize
+from amos_fairseq.finetuning.runs import Result
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 

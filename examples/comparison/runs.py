@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.finetuning.results import read_results
 from budgets import SHARES, update_at
 from entries import Entry, hydra_overrides
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from amos_fairseq.cli.runs import read_curves
-from amos_fairseq.compat.safe_loading import read_header
 from amos_fairseq.compat.signals import REQUEUE
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.results import Result, read_results
+from amos_fairseq.finetuning.runs import Result
 from amos_fairseq.finetuning.training import PACKAGE, environment, train, training_seconds
+from amos_fairseq.plotting.curves import read_curves
 
 INTERRUPTED = 128 + signal.SIGINT
 # Where a progress bar cannot be rewritten, it is printed rarely.

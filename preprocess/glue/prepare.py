@@ -12,7 +12,8 @@ from typing import Any, Dict, List, Optional
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.tokenizer import Tokenizer
 from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, process_pool
 from preprocess.glue.encoding import USUAL_MAX_POSITIONS, Counts, encode_rows, start_encoding_process

@@ -9,7 +9,8 @@ from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.interop.tokenizer import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.tokenizer import Tokenizer
 from preprocess.common.processes import take_lock
 
 TASK_FILE = "task.json"

@@ -12,9 +12,8 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
 
 from amos_fairseq.data.squad import TOKEN_ARRAYS, AlignedAnswer, Example
-from amos_fairseq.interop.tokenizer import Tokenizer
-from amos_fairseq.squad.metrics import normalize_answer
-from amos_fairseq.squad.official_files import Answer, Paragraph, Question
+from amos_fairseq.finetuning.squad.official import Answer, Paragraph, Question, normalize_answer
+from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 # squad.json lists this many answers of each kind that do not fit.
 NAMED_ANSWERS = 20

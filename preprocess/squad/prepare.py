@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.squad.official_files import Paragraph, SquadFile, read_squad
+from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.command import ending_in_one_line, progress_bar, say
 

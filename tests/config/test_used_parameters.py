@@ -8,8 +8,6 @@ import pytest
 from fairseq import models
 from torch import nn
 
-from amos_fairseq.bench.fairseq_step import synthetic_counts
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.modules.mixture import STRATEGIES

@@ -16,7 +16,7 @@ from amos_fairseq.bench.fake_cuda import fake_cuda
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
 
 if find_spec("triton") is None:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from triton_interpreter import interpreted
 
-from amos_fairseq.bench.memory import LiveBytes
+from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.functional import fast_sampling, output_layer
 from amos_fairseq.functional.samplers import (
     MixtureReplacementSampler,

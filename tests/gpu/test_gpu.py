@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

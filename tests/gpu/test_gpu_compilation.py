@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amos_fairseq.bench.memory import step_peak
+from amos_fairseq.bench.measurement import step_peak
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

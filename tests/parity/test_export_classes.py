@@ -62,7 +62,7 @@ def test_encoder(name, tmp_path):
     ],
 )
 def test_generator_at_each_depth(settings, depth, num_layers, class_name, tmp_path):
-    """Against ``propose``, which ``amos inspect`` shows: all logits, without padding rows of the vocabulary."""
+    """Against ``predict_logits``, which ``amos inspect`` shows: all logits, without padding rows of the vocabulary."""
     pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "generator", *(["--depth", depth] if depth else []))
     config = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -40,7 +40,7 @@ MLM_CLASSES = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", MLM_CLASSES)
 def test_mlm_is_exported_as_masked_language_model(name, tmp_path):
-    """Against ``propose``, at every position; and the encoder that AutoModel loads from the same folder."""
+    """Against ``predict_logits``, at every position; and the encoder that AutoModel loads from the same folder."""
     settings, class_name = MLM_CLASSES[name]
     pretrained = load_pretrained(write_run(tmp_path / "run", "mlm", **settings))
     export(tmp_path / "run", tmp_path / "out", check=True)

@@ -15,7 +15,7 @@ from amos_fairseq.hugging_face.weights import (
     from_hugging_face,
     to_hugging_face,
 )
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 ROWS = 30
 PARTS = [(family, part) for family, table in FAMILIES.items() for part in table.classes]

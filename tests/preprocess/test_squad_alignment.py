@@ -7,7 +7,7 @@ import pytest
 from made_up_squad import word
 from tiny_wordpiece import train_wordpiece
 
-from amos_fairseq.squad.official_files import Answer
+from amos_fairseq.finetuning.squad.official import Answer
 from amos_fairseq.tokenization import load_tokenizer
 from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.squad.encoding import Fit, align_answer

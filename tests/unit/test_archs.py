@@ -98,8 +98,8 @@ def test_a_flag_wins_over_the_arch():
 def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_words, num_rows):
     """num_words + 4 fairseq specials + <mask>, rounded up to 64; what is special or beyond is never sampled."""
     dictionary = small_dictionary(num_words)
-    rows = EmbeddingRows.of(dictionary)
-    assert (len(dictionary), rows.num_tokens, rows.num_rows) == (num_words + 5, num_words + 5, num_rows)
+    rows = PaddedVocabulary.of(dictionary)
+    assert (len(dictionary), rows.num_tokens, rows.padded_size) == (num_words + 5, num_words + 5, num_rows)
     assert (~rows.never_sampled_mask()).nonzero().flatten().tolist() == list(range(4, 4 + num_words))
 
 

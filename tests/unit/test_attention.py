@@ -21,8 +21,6 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from amos_fairseq.functional.dropout import draw_kept, scale_of_kept
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head

@@ -14,7 +14,6 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.inspection.compute import inspect_text, mask_block, surfaces
 from amos_fairseq.inspection.html_page import render_page
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 
 @pytest.fixture

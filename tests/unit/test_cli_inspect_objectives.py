@@ -8,13 +8,9 @@ from small_checkpoint import TEXT
 from small_runs import write_run
 
 from amos_fairseq.checkpoints.read import load_pretrained
-from amos_fairseq.cli.inspect_page import render_page
-from amos_fairseq.cli.inspection import inspect_text, mask_block
-from amos_fairseq.cli.main import main
 from amos_fairseq.cli.main import main
 from amos_fairseq.inspection.compute import inspect_text, mask_block
 from amos_fairseq.inspection.html_page import render_page
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 SEED, MASK_PROB = 3, 0.2
 

@@ -10,8 +10,6 @@ from test_cli_score import table
 from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.cloze import MaskedCloze
-from amos_fairseq.interop.checkpoint import load_pretrained
 from amos_fairseq.scoring.jobs import score_file
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, windows
 from amos_fairseq.scoring.token_scorers import MaskedScorer

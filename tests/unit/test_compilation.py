@@ -25,9 +25,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder, call_layer, compiled_call
-from amos_fairseq.modules.compilation import call_layer, compiled_call
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, call_layer, compiled_call
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"

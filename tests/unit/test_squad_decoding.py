@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from amos_fairseq.data.squad import Window
-from amos_fairseq.squad.decoding import (
+from amos_fairseq.finetuning.squad.decoding import (
     NO_SPAN_ODDS,
     DecodingLimits,
     ScoredSpan,

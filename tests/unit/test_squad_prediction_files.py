@@ -4,14 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from amos_fairseq.squad.prediction_files import write_predictions
 from made_up_squad import made_up_squad, prepare_squad, without_impossible
 
 from amos_fairseq.data.squad import SquadSplit
-from amos_fairseq.squad.decoding import Decoded, ScoredText
-from amos_fairseq.squad.metrics import evaluate
-from amos_fairseq.squad.official_files import read_null_odds, read_predictions, read_squad
-from amos_fairseq.squad.prediction_files import write_predictions
-from amos_fairseq.data.squad_files import SquadSplit
 from amos_fairseq.finetuning.squad.benchmark import write_predictions
 from amos_fairseq.finetuning.squad.decoding import Decoded, ScoredText
 from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad

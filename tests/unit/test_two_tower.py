@@ -5,10 +5,8 @@ import torch
 from small_electric import naive_cloze, small_electric
 from small_models import small_batch
 
-from amos_fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
-from amos_fairseq.modules.two_tower import TwoTower
+from amos_fairseq.modules.generators import TwoTower
 
 SHAPE = TransformerConfig(
     num_layers=2, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.0, attention_dropout=0.0,

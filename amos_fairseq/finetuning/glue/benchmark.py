@@ -11,12 +11,12 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
+from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.data import GlueData, batches, read_glue_data
 from amos_fairseq.finetuning.glue.tasks import TASKS, GlueTask
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 HEAD = "sentence_classification_head"
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase

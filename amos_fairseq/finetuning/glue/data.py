@@ -12,7 +12,7 @@ from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.data.length_batches import batches_by_length
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.glue.tasks import TASKS

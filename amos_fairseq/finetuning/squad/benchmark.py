@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.squad_dataset import SquadWindowDataset
-from amos_fairseq.data.squad_files import SquadSplit, read_manifest
-from amos_fairseq.data.squad_windows import WindowLimits
+from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.benchmark import Stopped, Task
@@ -18,7 +17,6 @@ from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import content_sha256
 from amos_fairseq.finetuning.squad.decoding import Decoded, DecodingLimits, predict
 from amos_fairseq.finetuning.squad.official import Answer, Question, evaluate
-from amos_fairseq.interop.checkpoint import load_pretrained
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 # Number of questions of the official files, training and dev.

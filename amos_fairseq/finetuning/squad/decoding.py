@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 
-from amos_fairseq.data.length_batches import batches_by_length
-from amos_fairseq.data.squad_dataset import SquadWindowDataset, Window
-from amos_fairseq.data.squad_windows import window_of_most_context
+from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.data.squad import SquadWindowDataset, Window, window_of_most_context
 from amos_fairseq.errors import UserError
 
 TOKENS_PER_BATCH = 8192

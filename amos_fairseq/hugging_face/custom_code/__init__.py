@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.hugging_face.config import hugging_face_config
-from amos_fairseq.modules.encoder import EncoderShape
+from amos_fairseq.modules.encoder import TransformerConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,7 +33,7 @@ def model_auto_map(auto_class: str, class_name: str) -> dict[str, str]:
     return {"AutoConfig": "modeling_amos.AmosConfig", auto_class: f"modeling_amos.{class_name}"}
 
 
-def build_config(shape: EncoderShape, num_rows: int, **others: Any) -> "PretrainedConfig":
+def build_config(shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
     """Return MPNet's configuration with the maximum distance of the released positions."""
     from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
 

@@ -224,7 +224,7 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
     ways: list[tuple[str, int | None, Callable[[], Tensor], Callable[[], Tensor]]] = [
         ("in chunks", size, lambda: cross_entropy(False), lambda: mixture(predict_chunked)) for size in CHUNKS
     ]
-    ways.append(("definition", None, reference, lambda: mixture(guess_by_definition)))
+    ways.append(("definition", None, reference, lambda: mixture(predict_reference)))
     if device.type == "cuda":
         ways += [
             ("ours in Triton", size, lambda: cross_entropy(True), lambda: mixture(predict_chunked, True))

@@ -8,9 +8,7 @@ from made_up_glue import INFERENCE, write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.finetuning import runner as runner_module
-from amos_fairseq.finetuning.glue_benchmark import HEAD
 from amos_fairseq.finetuning.glue.benchmark import HEAD
-from amos_fairseq.interop.checkpoint import load_pretrained, read_state
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 

@@ -12,17 +12,11 @@ from made_up_glue import INFERENCE, change_task, session
 from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.glue_benchmark import HEAD, Glue
-from amos_fairseq.finetuning.glue_data import batches, read_glue_data
-from amos_fairseq.finetuning.glue_session import glue_results, run_glue
-from amos_fairseq.finetuning.starting_point import read_starting_point
-from amos_fairseq.finetuning.statistics import summarize
 from amos_fairseq.finetuning.glue.benchmark import HEAD, Glue
 from amos_fairseq.finetuning.glue.data import batches, read_glue_data
 from amos_fairseq.finetuning.glue.experiment import glue_results, run_glue
 from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
 from amos_fairseq.finetuning.report import summarize
-from amos_fairseq.interop.checkpoint import load_pretrained, read_state
 
 
 def test_rows_are_those_of_fairseqs_task(data):
