@@ -37,6 +37,6 @@ def load(
     See :func:`amos_fairseq.checkpoints.encoder.load` for arguments, shapes and errors.
     """
     # Imported here, because training does not need a tokenizer library.
-    from amos_fairseq.interop import encoder
+    from amos_fairseq.checkpoints import encoder
 
     return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.metrics_file import FILE_NAME, read_records
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 
 
@@ -48,7 +48,7 @@ def validations(save_dir: Path) -> list[dict]:
     """
     found = [record for record in read_records(save_dir) if record["split"] == "valid"]
     if not found:
-        raise UserError(f"{path} contains no validation yet: train until the first one")
+        raise UserError(f"{save_dir / FILE_NAME} contains no validation yet: train until the first one")
     return found
 
 

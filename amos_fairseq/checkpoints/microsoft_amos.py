@@ -71,7 +71,7 @@ class Inert(dict):
 
 # Settings and meters beside the weights, as fairseq 1.0.0a0 may have pickled them: omegaconf's containers with their parts,
 # and numpy's scalars. None of their code runs: each name is loaded as an Inert. argparse.Namespace, which has no code either,
-# is allowed for every checkpoint (compat/safe_loading.py). Any other name is refused.
+# is allowed for every checkpoint (compat/checkpoints.py). Any other name is refused.
 ALLOWED = (
     "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig",
     "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata",

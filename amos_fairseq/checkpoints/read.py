@@ -26,6 +26,7 @@ from torch import Tensor
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_load_errors
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -102,7 +103,7 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; nothing in the file can run code (see compat/safe_loading.py).
+    """Return the content of a checkpoint; nothing in the file can run code (see compat/checkpoints.py).
 
     Raises :class:`UserError` if the file cannot be read, or is not a checkpoint of fairseq-train.
     """

@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
     # PyTorch reads this when it loads its profiler, which otherwise prints its start and end on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from amos_fairseq.bench.contest import run_bench
-    from amos_fairseq.bench.markdown import as_markdown
     from amos_fairseq.bench.measurement import print_progress
+    from amos_fairseq.bench.report import as_markdown
     from amos_fairseq.bench.settings import BenchSettings
 
     options = given_options(arguments, "precision", "threads", "device", "vocabulary_size", "steps", "warmup")

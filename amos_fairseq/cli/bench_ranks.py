@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from amos_fairseq.bench.rank_traces import RanksSettings, check_launch, trace_ranks
-from amos_fairseq.bench.ranks_page import as_markdown
+from amos_fairseq.bench.rank_traces import RanksSettings, as_markdown, check_launch, trace_ranks
 from amos_fairseq.bench.settings import BenchSettings
 from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_overrides
 from amos_fairseq.cli.bench import make_directory, write_file

@@ -39,20 +39,18 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    # Imported here: the model and its libraries take seconds that `amos --help` need not wait.
     from amos_fairseq.checkpoints.read import load_pretrained
-    from amos_fairseq.hugging_face.export import export
+    from amos_fairseq.hugging_face.export import check_output_folder, export
     from amos_fairseq.hugging_face.model_card import CardSettings
 
-    check_place(arguments.out, arguments.force)  # before the slow imports
-
+    check_output_folder(arguments.out, arguments.force)  # before any long work
     pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
     exported = export(
         pretrained, arguments.out, part=arguments.part, depth=arguments.depth, family=arguments.family, labels=labels,
         card=CardSettings(arguments.data_license, arguments.language), check=arguments.check, force=arguments.force,
     )  # fmt: skip
-    code = "; it contains custom code: trust_remote_code=True" if exported.brings_code else ""
+    code = "; it contains custom code: trust_remote_code=True" if exported.has_code else ""
     print(f"{arguments.out}: {exported.class_name}, {exported.description}{code}")
     if exported.labels:
         print(f"labels: {', '.join(exported.labels)}")

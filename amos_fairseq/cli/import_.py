@@ -44,10 +44,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.checkpoints.write import write
-    from amos_fairseq.interop.imported_checkpoint import check_place
+    from amos_fairseq.checkpoints.write import check_output_file, write
 
-    check_place(arguments.out)
+    check_output_file(arguments.out)
     imported = read_source(arguments)
     write(imported, arguments.out)
     print("\n".join(report_lines(imported, arguments)))
@@ -80,7 +79,7 @@ def report_lines(imported: "Imported", arguments: argparse.Namespace) -> list[st
 
     model, config = imported.model, imported.config
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    initialized = [name for name in imported.fresh if name in sizes]
+    initialized = [name for name in imported.newly_initialized if name in sizes]
     num_imported = sum(sizes.values()) - sum(sizes[name] for name in initialized)
     lines = [
         f"{imported.source}: {num_imported:,} of {sum(sizes.values()):,} parameters of {config.model._name} are imported"
@@ -89,8 +88,8 @@ def report_lines(imported: "Imported", arguments: argparse.Namespace) -> list[st
         parts = ", ".join(sorted({name.split(".")[0] for name in initialized}))
         lines.append(f"initialized randomly (--seed {arguments.seed}): {parts} ({len(initialized)} weights)")
     lines += imported.remarks
-    if imported.leftover:
-        lines.append(f"left out, no counterpart in this model: {', '.join(imported.leftover)}")
+    if imported.unexpected_keys:
+        lines.append(f"left out, no counterpart in this model: {', '.join(imported.unexpected_keys)}")
     lines.append(f"wrote {arguments.out} and {arguments.out.parent / 'tokenizer'}")
     flags = ["--arch", config.model._name, *changed_flags(config)]
     lines.append(f"flags of fairseq-train that build this model: {' '.join(flags)}")

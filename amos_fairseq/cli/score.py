@@ -57,11 +57,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_pretrained
     from amos_fairseq.scoring.jobs import rerank, score_file
+    from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
     check_device(arguments.device)
     pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
     pretrained.model.to(arguments.device)
-    scorer = Scorer(pretrained, arguments.batch_tokens, arguments.electra_formula)
+    scorer = LineScorer(pretrained, arguments.batch_tokens, arguments.electra_formula)
     if arguments.rerank is not None:
         rerank(scorer, arguments.rerank, arguments.dev, arguments.weight, arguments.out)
     else:

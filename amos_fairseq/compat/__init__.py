@@ -21,7 +21,6 @@ from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
 
-from amos_fairseq import metrics_log
 from amos_fairseq.compat import (
     checkpoints,
     compilation,
@@ -30,6 +29,7 @@ from amos_fairseq.compat import (
     host_reads,
     known_names,
     master_weights,
+    metrics_log,
     precision,
     run_lifecycle,
     signals,

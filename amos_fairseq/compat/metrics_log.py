@@ -21,6 +21,7 @@ from fairseq.logging.meters import Meter
 from amos_fairseq.collectives import on_first_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
+from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from amos_fairseq.files import read_header, whole_file
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
-from amos_fairseq.metrics_file import FILE_NAME as METRICS_FILE
+from amos_fairseq.metrics_file import updates_so_far
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
@@ -131,22 +131,6 @@ def _failure_reason(code: int, log: Path, begin: int) -> str:
     user_errors = [line for line in lines if line.startswith("amos_fairseq: error:")]
     last = (user_errors or lines or ["no output"])[-1]
     return last.removeprefix("amos_fairseq: error:").strip()
-
-
-def updates_so_far(directory: Path) -> int:
-    """Return the update of the last complete line of the run's metrics; 0 before the first line."""
-    try:
-        with (directory / METRICS_FILE).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            lines = file.read().splitlines()
-    except FileNotFoundError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["update"])
-        except (ValueError, KeyError, TypeError):
-            continue  # incomplete at either end of the part that was read
-    return 0
 
 
 def checkpoint_to_score(run: Run) -> Path:

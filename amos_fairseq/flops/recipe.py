@@ -16,12 +16,11 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amos_fairseq.checkpoints.read import checkpoint_file, read_state
+from amos_fairseq.checkpoints.read import check_architecture, checkpoint_file, read_state
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.interop.checkpoint import check_is_ours
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask, check_settings
 
@@ -83,7 +82,7 @@ def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple
     state = read_state(file)
     settings = dict(state["cfg"])
     model = settings["model"]
-    check_is_ours(file, model if isinstance(model, argparse.Namespace) else OmegaConf.create(model))
+    check_architecture(file, model if isinstance(model, argparse.Namespace) else OmegaConf.create(model))
     if isinstance(model, argparse.Namespace):
         settings["model"] = vars(model)
     if "embed_tokens.weight" not in state["model"]:

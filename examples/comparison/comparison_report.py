@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.plot_panels import plt
-from amos_fairseq.finetuning.tables import number
+import matplotlib
+
+matplotlib.use("Agg")  # servers have no display
+import matplotlib.pyplot as plt
 from budgets import share_name
 from comparison import NAME, Comparison
 from comparison_results import compare_findings, entry_results, ordering
@@ -14,12 +16,11 @@ from runs import num_threads
 
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.experiment import column_name
-from amos_fairseq.finetuning.report import MISSING, Table
+from amos_fairseq.finetuning.report import MISSING, Table, format_score
 from amos_fairseq.finetuning.runs import write_json
-from amos_fairseq.plotting.style import RUN_COLOURS, RUN_MARKERS, save
+from amos_fairseq.plotting.style import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 
 END = share_name(1.0)
-STYLES = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
 
 
 def write_report(comparison: Comparison) -> list[Path]:
@@ -148,14 +149,14 @@ def score_row(entry: dict[str, Any], tasks: list[str]) -> list[str]:
 
 def task_cell(scores: dict[str, Any] | None, task: str) -> str:
     found = scores["tasks"].get(task) if scores else None
-    return number(found["median"], found["deviation"]) if found else MISSING
+    return format_score(found["median"], found["deviation"]) if found else MISSING
 
 
 def average_cell(point: dict[str, Any] | None) -> str:
     """Return a dash until every task has all its seeds: averages of different tasks cannot be compared."""
     if not (point and point["complete"]):
         return MISSING
-    return number(point["scores"]["average"]["value"], point["scores"]["average"]["deviation"])
+    return format_score(point["scores"]["average"]["value"], point["scores"]["average"]["deviation"])
 
 
 def curve_table(content: dict[str, Any]) -> Table:
@@ -196,12 +197,12 @@ def draw_all(content: dict[str, Any], paper: dict[str, Any], directory: Path) ->
     if not any(of_entry["flops_thesis"] for of_entry in curves.values()):
         return []
     written = []
-    with plt.rc_context(STYLES):
+    with plt.rc_context(RC_PARAMS):
         for name, figure in (
             ("score_by_flops", flops_figure(content, curves, paper["flops_curve"])),
             ("score_by_hours", hours_figure(content, curves, paper["hours_statement"])),
         ):
-            written += [Path(save(figure, str(directory / f"{name}.{kind}"))) for kind in ("png", "svg")]
+            written += map(Path, save(figure, directory, name))
             plt.close(figure)
     return written
 

@@ -78,7 +78,7 @@ def scores_of(results: Sequence[Result]) -> dict[str, Any] | None:
 
 
 def _scores_by_seed(results: Sequence[Result], summary: TaskSummary) -> dict[int, float]:
-    own = [result for result in results if result.task == summary.task and result.point == summary.point]
+    own = [result for result in results if result.task == summary.task and result.trial == summary.trial]
     return {result.seed: result.main for result in own}
 
 

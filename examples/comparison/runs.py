@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.finetuning.results import read_results
 from budgets import SHARES, update_at
 from entries import Entry, hydra_overrides
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from amos_fairseq.compat.signals import REQUEUE
 from amos_fairseq.composition import RECIPES
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import REQUEUE, UserError
 from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.runs import Result
+from amos_fairseq.finetuning.runs import Result, read_results
 from amos_fairseq.finetuning.training import PACKAGE, environment, train, training_seconds
-from amos_fairseq.plotting.curves import read_curves
+from amos_fairseq.metrics_file import read_records
 
 INTERRUPTED = 128 + signal.SIGINT
 # Where a progress bar cannot be rewritten, it is printed rarely.
@@ -188,9 +186,14 @@ class Pretraining:
 
     def tokens_per_second(self) -> float | None:
         """Return the median over the logged intervals; None before the first."""
-        file = self.save_dir / "metrics.jsonl"
-        curve = read_curves(str(file)).get("train", {}).get("wps") if file.is_file() else None
-        return statistics.median(curve.values) if curve else None
+        speeds = logged_values(self.save_dir, "wps")
+        return statistics.median(speeds) if speeds else None
+
+
+def logged_values(save_dir: Path, key: str) -> list[float]:
+    """Return the values that a run logged for its training intervals under ``key``."""
+    values = [record.get(key) for record in read_records(save_dir) if record["split"] == "train"]
+    return [value for value in values if value is not None]
 
 
 def _equal(old: Any, new: Any) -> bool:
@@ -230,8 +233,7 @@ def measure_seconds_per_update(
     }
     command, variables = hydra_command(entry, timed, directory, device), environment(device, 1)
     runner.run(f"{entry.name}: timing", command, directory, variables, TIMED_UPDATES, lambda updates: updates)
-    curves = read_curves(str(directory / "metrics.jsonl"))["train"]
-    speeds, batches = (curves[key].values[-(TIMED_LINES - 1) :] for key in ("wps", "wpb"))
+    speeds, batches = (logged_values(directory, key)[-(TIMED_LINES - 1) :] for key in ("wps", "wpb"))
     return statistics.median(batch / speed for batch, speed in zip(batches, speeds, strict=True))
 
 

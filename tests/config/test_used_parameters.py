@@ -8,6 +8,8 @@ import pytest
 from fairseq import models
 from torch import nn
 
+from amos_fairseq.bench.fairseq_step import synthetic_counts
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.modules.mixture import STRATEGIES
@@ -33,8 +35,8 @@ def without_gradient(name: str, *overrides: str) -> tuple[nn.Module, list[str]]:
     task = build_task(cfg.task, vocabulary_size=100)
     model = models.build_model(cfg.model, task).train()
     if model.awaits_token_counts:
-        model.set_token_counts(made_up_counts(task))
-    loss, _, _ = task.build_criterion(cfg.criterion)(model, make_up_text(task, 2).batches[0])
+        model.set_token_counts(synthetic_counts(task))
+    loss, _, _ = task.build_criterion(cfg.criterion)(model, make_synthetic_text(task, 2).batches[0])
     loss.backward()
     learning = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert learning

@@ -12,7 +12,7 @@ from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.finetuning.training import updates_so_far
+from amos_fairseq.metrics_file import updates_so_far
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,8 @@ from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
 from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import claim_output_directory, plan_runs, read_results
-from amos_fairseq.finetuning.training import RunFailed, updates_so_far
+from amos_fairseq.finetuning.training import RunFailed
+from amos_fairseq.metrics_file import updates_so_far
 
 TASK = Task("Toy", num_examples=64, main_score="score", data_sha256="d" * 64, notes=("toy data",))
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)

@@ -13,7 +13,6 @@ from fairseq import checkpoint_utils
 from fairseq.data.iterators import CountingIterator
 from fairseq.logging import meters, progress_bar
 
-from amos_fairseq import metrics_log
 from amos_fairseq.compat import metrics_log
 from amos_fairseq.compat.patching import Patch
 from amos_fairseq.errors import UserError

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from amos_fairseq.squad.prediction_files import write_predictions
 from made_up_squad import made_up_squad, prepare_squad, without_impossible
 
 from amos_fairseq.data.squad import SquadSplit
