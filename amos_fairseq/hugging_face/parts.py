@@ -166,7 +166,7 @@ def discriminator_part(pretrained: Pretrained) -> Part:
     """
     model = pretrained.model
     head = getattr(model, "detection_head", None)
-    if head is None or hasattr(model, "rtd_ffn"):
+    if head is None or (isinstance(model, TeamsModel) and model.rtd_ffn is not None):
         reason = (
             "has no detection head" if head is None else "detects by a network on top of its encoder (--task-heads ffn)"
         )

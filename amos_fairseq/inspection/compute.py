@@ -12,6 +12,8 @@ from amos_fairseq.checkpoints.read import Pretrained
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Token, printable
+from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 
@@ -26,7 +28,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         UserError: the model has no generator, or the text is empty or has no token that may be masked.
     """
     model = pretrained.model
-    if not hasattr(model, "predict_logits"):
+    if not isinstance(model, PretrainingModel):
         raise UserError(
             f"{pretrained.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
         )
@@ -60,7 +62,7 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
         num_truncated=len(all_tokens) - len(tokens),
         positive_class="" if _field(output, "rtd_logits") is None else "replaced" if is_noise is None else "noise",
         is_corrupted=_field(output, "corrupted_tokens") is not None,
-        is_masked=not hasattr(model, "token_log_probs"),  # a model that scores all tokens at once needs their neighbors
+        is_masked=not isinstance(model, ElectricModel),  # a model that scores all tokens at once needs their neighbors
     )  # fmt: skip
 
 
@@ -98,7 +100,7 @@ def _tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, output:
     is_special = [i in special for i in original.tolist()]
     masked = set(positions.tolist())
     scored = [True] * len(original) if is_scored is None else is_scored.tolist()
-    token_log_probs = getattr(pretrained.model, "token_log_probs", None)
+    token_log_probs = pretrained.model.token_log_probs if isinstance(pretrained.model, ElectricModel) else None
     columns = (
         original_pieces,
         input_pieces,

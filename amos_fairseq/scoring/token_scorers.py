@@ -17,6 +17,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
 from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
@@ -201,7 +202,7 @@ def build_token_scorer(
         return ElectraScorer(pretrained, tokens_per_batch, electra_formula or "exact")
     if electra_formula is not None:
         raise UserError(f"--electra-formula has no effect on {pretrained.file}, which is not an ELECTRA: omit it")
-    if hasattr(model, "token_log_probs"):
+    if isinstance(model, ElectricModel):
         return OnePassScorer(pretrained, tokens_per_batch)
     if isinstance(model, MlmModel):
         return MaskedScorer(pretrained, tokens_per_batch)
