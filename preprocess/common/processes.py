@@ -71,7 +71,9 @@ def process_pool(number: int, initializer: Callable[..., None], *arguments: Any)
     try:
         yield pool
     except BrokenProcessPool as error:
-        if any(process.exitcode == -signal.SIGINT for process in (pool._processes or {}).values()):
+        processes = list((pool._processes or {}).values())
+        pool.shutdown()  # its thread collects the exit codes; read at the same time, they may be missing
+        if any(process.exitcode == -signal.SIGINT for process in processes):
             raise KeyboardInterrupt from error
         raise UserError(
             "a process was killed by the system, usually because memory is full: give fewer --workers (or, where a "

@@ -113,7 +113,7 @@ def test_python_without_venv_is_refused(checkout: Path, tools: Path):
     write_program(tools / "python3", f'case "$2" in *ensurepip*) exit 1 ;; esac; exec "{sys.executable}" "$@"')
     result = run_bash(checkout, "bash examples/environment.sh", tools)
     version = "{}.{}".format(*sys.version_info)
-    assert_one_error_line(result, "makes no environments", f"python{version}-venv")
+    assert_one_error_line(result, "cannot create environments", f"python{version}-venv")
     assert not (checkout / ".venv").exists()
 
 
