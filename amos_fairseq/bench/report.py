@@ -208,7 +208,7 @@ def data_line(report: Report) -> str:
     work, end = ("reads and masks", ".") if text.reads_corpus else ("masks", " (reading the corpus not counted).")
     return (
         f"Batches are prepared in parallel with the step: one loader process {work} {text.loaded_tokens_per_second:,.0f} "
-        f"tokens/s, so {report.loader_processes} of them keep up{end}"
+        f"tokens/s; processes needed to keep up: {report.loader_processes}{end}"
     )
 
 
