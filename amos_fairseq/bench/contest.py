@@ -110,7 +110,7 @@ def measure(
         rows=rows,
         not_compiled=not_built | not_run,
         text=text,
-        vocabulary_rows=PaddedVocabulary.of(task.source_dictionary).num_rows,
+        vocabulary_rows=PaddedVocabulary.of(task.source_dictionary).padded_size,
         parts=parts,
         pieces=[time_piece(piece, setup.device, peak, bandwidth, progress) for piece in pieces],
         matmul_peak=peak,

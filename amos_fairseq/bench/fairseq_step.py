@@ -33,7 +33,7 @@ class FairseqStep:
         self.description = description
         torch.manual_seed(setup.cfg.common.seed)
         model = models.build_model(setup.cfg.model, task)
-        if getattr(model, "awaits_token_counts", False):
+        if model.awaits_token_counts:
             model.set_token_counts(synthetic_counts(task))
         self.trainer = UnsavedTrainer(setup.cfg, task, model, task.build_criterion(setup.cfg.criterion))
 

@@ -133,21 +133,21 @@ class AmosModel(PretrainingModel):
         features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
         originals = tokens.gather(1, masked_positions)
         gamma = self.mixture(features)
-        guesses = self.predict_and_sample(hidden, gamma, originals)
-        corrupted = replace_positions(tokens, masked_positions, guesses.sampled, masked_weights)
+        prediction = self.predict_and_sample(hidden, gamma, originals)
+        corrupted = replace_positions(tokens, masked_positions, prediction.sampled, masked_weights)
         embeddings = self.embed_tokens(corrupted)
-        if guesses.adversarial_term is not None:
-            embeddings = add_at_positions(embeddings, masked_positions, guesses.adversarial_term, masked_weights)
+        if prediction.adversarial_term is not None:
+            embeddings = add_at_positions(embeddings, masked_positions, prediction.adversarial_term, masked_weights)
         states = self.discriminator(embeddings, padding_mask)[-1]
         return AmosOutput(
-            mlm_nll=guesses.nll,
-            mlm_correct=guesses.correct,
+            mlm_nll=prediction.nll,
+            mlm_correct=prediction.correct,
             mixture_weights=gamma,
-            sampled_tokens=guesses.sampled,
+            sampled_tokens=prediction.sampled,
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(states),
-            truncated_mass=guesses.truncated_mass,
+            truncated_mass=prediction.truncated_mass,
         )
 
     def generate(
