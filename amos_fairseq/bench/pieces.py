@@ -200,7 +200,7 @@ def mixture(setup: Setup, layer: SyntheticOutputLayer) -> Piece:
 
     def step(predict: Callable) -> None:
         prediction = predict(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
-        differentiate(prediction.nll.sum() + prediction.residual.float().sum(), layer.leaves)
+        differentiate(prediction.nll.sum() + prediction.adversarial_term.float().sum(), layer.leaves)
 
     ways = {"fast": lambda: step(predict_chunked), "reference": lambda: step(predict_reference)}
     return Piece("output layer, mixture, its gradient", layer.sizes, 3 * layer.product, layer.traffic, ways)

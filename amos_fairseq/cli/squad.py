@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from amos_fairseq.finetuning.squad.experiment import run_squad
 
     session = fine_tuning.session_from(arguments)
-    settings = read_settings(arguments, session.start.max_positions)
+    settings = read_settings(arguments, session.checkpoint.max_positions)
     try:
         outcome = run_squad(session, Path(arguments.data), settings, with_paper=arguments.paper)
     except (Stopped, KeyboardInterrupt):

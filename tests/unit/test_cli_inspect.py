@@ -232,7 +232,7 @@ def test_file_is_read_like_text(save_dir, tmp_path, capsys):
     [
         (["inspect", "absent.pt", "--text", "a"], "absent.pt is missing: give a checkpoint or the SAVE_DIR"),
         (["inspect", "cut.pt", "--text", "a"], "cut.pt is not a complete checkpoint"),
-        (["inspect", "other.pt", "--text", "a"], "other.pt is no checkpoint of fairseq-train"),
+        (["inspect", "other.pt", "--text", "a"], "other.pt is not a checkpoint of fairseq-train"),
         (["inspect", ".", "--text", " \n "], "the text is empty"),
         (["inspect", ".", "--file", "absent.txt"], "absent.txt: the text cannot be read (No such file or directory)"),
         (["inspect", ".", "--file", "latin1.txt"], "latin1.txt: not UTF-8 at byte 1"),

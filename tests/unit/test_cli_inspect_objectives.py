@@ -64,7 +64,7 @@ def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_pa
     read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     logits = model.detection_head(model.discriminator(model.embed_tokens(read))[-1])[0]
     asked = {place for place, token in enumerate(read[0].tolist()) if token not in model.vocabulary.special}
-    alarms = sum(inspection.tokens[place].accused for place in asked - drawn)
+    alarms = sum(inspection.tokens[place].flagged for place in asked - drawn)
     assert f"{alarms} false alarms on {len(asked - drawn)} original tokens" in inspection.summary()[1]
     for place, token in enumerate(inspection.tokens):
         if place not in asked:  # special or unknown: no loss is about them, what the networks say of them means nothing

@@ -219,7 +219,7 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
     def mixture(predict: Callable, with_triton: bool = False) -> Tensor:
         own = dataclasses.replace(rows, with_triton=with_triton)
         predictions = predict(hidden, gamma, originals, own, adversary)
-        return predictions.nll.sum() + predictions.residual.float().sum()
+        return predictions.nll.sum() + predictions.adversarial_term.float().sum()
 
     ways: list[tuple[str, int | None, Callable[[], Tensor], Callable[[], Tensor]]] = [
         ("in chunks", size, lambda: cross_entropy(False), lambda: mixture(predict_chunked)) for size in CHUNKS
