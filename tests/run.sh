@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bash tests/run.sh [PYTEST ARGUMENTS]: create the environment, check the style, and run the tests (by default all).
-# Example: bash tests/run.sh -m "not slow" tests/unit
+# Example: bash tests/run.sh -m "not slow" tests/models
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/environment.sh

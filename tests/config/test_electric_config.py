@@ -9,8 +9,9 @@ import pytest
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
-from test_configs import compose_recipe
 from tiny_runs import ROOT, environment
+
+from tests.config.test_configs import compose_recipe
 
 # Thesis Table 5.1, ELECTRA's number of steps; sections 5.2.3 and 5.4.1 (length 128 in small). Layers, width, FFN width,
 # heads, embedding, part of a tower, noise, steps, peak rate, batch, length.

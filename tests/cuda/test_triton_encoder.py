@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 import torch
 from fake_steps import FakeRun
-from test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
 from torch import Tensor
 from triton_interpreter import interpreted
 
@@ -18,6 +17,7 @@ from amos_fairseq.functional.attention import choose_backend
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
+from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)

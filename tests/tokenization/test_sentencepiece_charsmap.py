@@ -5,12 +5,12 @@ import random
 import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
-from test_fast_tokenizer import ALPHABETS, random_texts, sentencepiece_of
 from tokenizers import normalizers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization import sentencepiece_charsmap
 from amos_fairseq.tokenization.sentencepiece_charsmap import exact_normalizer, read_rules
+from tests.tokenization.test_fast_tokenizer import ALPHABETS, random_texts, sentencepiece_of
 
 # A few letters, among them some that rules for several characters produce.
 ALPHABET = set("abcdefghijklmnopqrstuvwxyzé ầ\u0301가각 ")

@@ -8,12 +8,12 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from small_electric import VARIANTS, electric_criterion, small_electric
 from small_models import NUM_WORDS, small_batch, small_dictionary
-from test_no_waiting import WAITING, Recorder
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
+from tests.compat.test_no_waiting import WAITING, Recorder
 
 ROWS = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
 

@@ -5,7 +5,6 @@ import math
 import pytest
 from full_disk import full_disk
 from small_runs import write_run
-from test_cli_score import table
 
 from amos_fairseq.checkpoints.read import load_pretrained
 from amos_fairseq.cli.main import main
@@ -13,6 +12,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.jobs import score_file
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, windows
 from amos_fairseq.scoring.token_scorers import MaskedScorer
+from tests.cli.test_score import table
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
 from small_models import SETTINGS, small_batch, small_task
-from test_no_waiting import Recorder
 from waiting import WAITING
 
 from amos_fairseq.errors import UserError
@@ -14,6 +13,7 @@ from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
+from tests.compat.test_no_waiting import Recorder
 
 SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
 FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator

@@ -3,12 +3,12 @@
 import unicodedata
 
 import pytest
-from test_tokenizer_hugging_face import hugging_face_directory
 from tokenizer_text import HOSTILE, write_sample
 
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import tidy_spans, unspell_piece
 from preprocess.pretraining.vocabulary import learn_tokenizer
+from tests.tokenization.test_hugging_face_tokenizer import hugging_face_directory
 
 KINDS = ["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]
 KINDS += ["wordpiece", "bytes", "unigram", "spaces"]

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # As small as a run can be that still has two depths, a mixture to learn, dropout, and several updates an epoch.
 TINY_RUN = [
