@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +184,8 @@ def _run(command: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import hydra.core.hydra_config  # noqa: F401
-
+    for name in ("fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config"):
+        import_module(name)
     # A message during the import has configured logging; the command configures it in its own way.
     logging.root.handlers.clear()
     if (command := _serve()) is not None:
