@@ -63,7 +63,10 @@ BAD = {
         lambda d: [text(d), "--tokenizer", written(d, "tokenizer.json", b"{").parent],
         "is not a usable Hugging Face tokenizer",
     ),
-    "other dictionary": (lambda d: [text(d), "--tokenizer", mismatched(d)], "in the same directory: they differ from line 1 on"),
+    "other dictionary": (
+        lambda d: [text(d), "--tokenizer", mismatched(d)],
+        "in the same directory: they differ from line 1 on",
+    ),
     "both": (
         lambda d: [text(d), "--tokenizer", tokenizer_directory(d), "--vocab-size", 9],
         "--vocab-size cannot be combined with --tokenizer",
