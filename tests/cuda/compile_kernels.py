@@ -72,8 +72,8 @@ def main() -> None:
     for architecture in ARCHITECTURES:
         for kernel, launch, flags in (
             (logits.summary_kernel, logits.summary_sizes(), {"K": 3, "SAMPLES": True}),
-            (logits.block_summary_kernel, logits.drawing_sizes(1), {"K": 1, "X": 2}),
-            (logits.pick_kernel, logits.drawing_sizes(128), {"K": 3, "X": 0}),
+            (logits.block_summary_kernel, logits.sampling_sizes(1), {"K": 1, "X": 2}),
+            (logits.pick_kernel, logits.sampling_sizes(128), {"K": 3, "X": 0}),
             (logits.gradient_kernel, logits.gradient_sizes(), {}),
         ):
             found[f"{kernel.__name__} on sm_{architecture}"] = compiled_shared_memory(

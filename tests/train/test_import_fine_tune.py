@@ -84,7 +84,7 @@ def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     ]
     start = ["--finetune-from-model", str(checkpoint), "--optimizer", "adam"]
     said = train(tmp_path / "data", tmp_path / "run", *task, *start, *flags)
-    assert "fine-tuning takes the encoder of a pretraining checkpoint" in said
+    assert "fine-tuning uses the encoder of a pretraining checkpoint" in said
     before, after = read_state(checkpoint), read_state(tmp_path / "run" / "checkpoint_last.pt")
     assert after["optimizer_history"][-1]["num_updates"] == 1
     assert after["cfg"]["model"]["token_types"] == 2
