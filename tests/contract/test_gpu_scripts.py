@@ -90,8 +90,7 @@ def test_4_train(tmp_path: Path) -> None:
     data, glue = tmp_path / "text", tmp_path / "glue"
     write_text(data)
     write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
-    write_glue(glue, data, "STS-B", [], {"train": 32, "valid": 16}, pair=True)
-    result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC,STS-B")
+    result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC")
     page = passed(result, tmp_path, "4_train")
     scores = {f"glue_{objective}.json" for objective in ("mlm", "electra", "amos")}
     assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", *scores}
