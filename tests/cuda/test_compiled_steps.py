@@ -82,8 +82,8 @@ def test_every_layer_is_part_of_a_graph(recipe: str, precision: str, length: int
         run = compiled_run(
             cuda, recipe, f"task.tokens_per_sample={length}", "model.max_positions=128", precision=precision
         )
-        run.update(run.full)
-        run.update(run.padded)
+        run.check_update(run.full)
+        run.check_update(run.padded)
     assert calls.layers == calls.graphs > 0
     assert not counters["graph_break"]
 
@@ -97,7 +97,7 @@ def test_layers_of_amos_stay_compiled_when_the_size_of_the_batch_changes(calls: 
     with fake_cuda() as cuda:
         run = compiled_run(cuda, "amos_tiny", "model.generator_depths='1,2,4'")
         for batch in (run.full, run.padded, *full_and_padded(cuda, run.step.trainer.task, 3)):
-            run.update(batch)
+            run.check_update(batch)
             assert calls.layers == calls.graphs
     assert calls.compiled > 8
     assert not counters["graph_break"]
@@ -114,4 +114,4 @@ def test_a_graph_break_is_an_error(calls: Calls, monkeypatch: pytest.MonkeyPatch
     with fake_cuda() as cuda:
         run = compiled_run(cuda, "mlm_tiny")
         with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
-            run.update(run.full)
+            run.check_update(run.full)

@@ -148,7 +148,7 @@ class TestDefects:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "amos_base", ["model.encoder_layers=1"])
             with pytest.raises(CudaRuleError, match=r"mask.stride\(-1\) is"):
-                run.update(run.full)
+                run.check_update(run.full)
 
     def test_a_mask_in_float32_beside_heads_in_bfloat16(self, monkeypatch: pytest.MonkeyPatch) -> None:
         as_attention_mask = attention.as_attention_mask
@@ -156,14 +156,14 @@ class TestDefects:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "amos_tiny")
             with pytest.raises(CudaRuleError, match=r"the mask is torch\.float32"):
-                run.update(run.full)
+                run.check_update(run.full)
 
     def test_a_head_in_float32_in_a_model_in_bfloat16(self) -> None:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "electra_tiny")
             run.step.module.detection_head.float()
             with pytest.raises(CudaRuleError, match="operands of one dtype"):
-                run.update(run.full)
+                run.check_update(run.full)
 
     def test_a_criterion_that_reads_its_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = MlmCriterion.forward
@@ -177,14 +177,14 @@ class TestDefects:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "mlm_tiny")
             with pytest.raises(DataDependentOutputException):
-                run.update(run.full)
+                run.check_update(run.full)
 
     def test_a_parameter_that_nothing_uses(self) -> None:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "mlm_tiny")
             run.step.module.left_over = nn.Linear(2, 1, device="cuda")
             with pytest.raises(AssertionError, match="left_over"):
-                run.update(run.full)
+                run.check_update(run.full)
 
     def test_a_constant_made_on_the_cpu_in_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = MlmCriterion.forward
@@ -197,7 +197,7 @@ class TestDefects:
         with fake_cuda() as cuda:
             run = FakeRun.of(cuda, "mlm_tiny")
             with pytest.raises(AssertionError):
-                run.update(run.full)
+                run.check_update(run.full)
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

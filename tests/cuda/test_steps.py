@@ -38,8 +38,8 @@ def test_every_recipe_trains_and_validates_in_bfloat16(recipe: str) -> None:
     is_deep = recipe.rpartition("/")[2].partition("_")[2].startswith(("base", "large"))
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, ["model.encoder_layers=2"] if is_deep and "teams" not in recipe else [])
-        run.update(run.padded)
-        run.validate(run.full)
+        run.check_update(run.padded)
+        run.check_validation(run.full)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_every_objective_trains_in_every_precision_at_every_length(recipe: str, 
     overrides = [f"task.tokens_per_sample={length}", "model.max_positions=512"]
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, overrides, precision)
-        run.update(run.full)
-        run.update(run.padded)
-        run.validate(run.full)
+        run.check_update(run.full)
+        run.check_update(run.padded)
+        run.check_validation(run.full)
 
 
 @pytest.mark.parametrize("overrides", SETTINGS, ids=" ".join)
@@ -71,5 +71,5 @@ def test_every_setting_trains_and_validates(overrides: list[str]) -> None:
     recipe, *settings = overrides
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, settings)
-        run.update(run.padded)
-        run.validate(run.full)
+        run.check_update(run.padded)
+        run.check_validation(run.full)

@@ -120,9 +120,9 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
     )
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]])
-        run.update(run.full)
-        run.update(run.padded)
-        run.validate(run.full)
+        run.check_update(run.full)
+        run.check_update(run.padded)
+        run.check_validation(run.full)
     assert devices == ["cuda"] * len(devices)
     assert len(devices) >= 2
 
@@ -133,17 +133,17 @@ def test_other_precisions_train_and_validate(recipe: str, precision: str) -> Non
     """In float32 attention is PyTorch's."""
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, ["model.kernels=triton"], precision)
-        run.update(run.full)
-        run.update(run.padded)
-        run.validate(run.full)
+        run.check_update(run.full)
+        run.check_update(run.padded)
+        run.check_validation(run.full)
 
 
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny"])
 def test_compiled_layers_have_no_graph_break(recipe: str, calls: Calls) -> None:  # noqa: F811
     with fake_cuda() as cuda:
         run = compiled_run(cuda, recipe, "model.kernels=triton")
-        run.update(run.full)
-        run.update(run.padded)
+        run.check_update(run.full)
+        run.check_update(run.padded)
     assert calls.layers == calls.graphs > 0
 
 

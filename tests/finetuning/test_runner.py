@@ -209,7 +209,9 @@ def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
         claim_output_directory(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
     with pytest.raises(UserError, match=r"another overrides lr None, not 0\.1"):
         claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
-    claim_output_directory(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark's results lie beside
+    claim_output_directory(
+        tmp_path / "out", "squad", {"recipe": "electra"}
+    )  # results of another benchmark are in the same directory
 
 
 def test_a_damaged_result_is_named(tmp_path, trainings):

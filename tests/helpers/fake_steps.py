@@ -66,8 +66,8 @@ class FakeRun:
                 parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: run.reached.add(name))
         return run
 
-    def update(self, batch: dict[str, Any]) -> None:
-        """One update: every parameter that learns gets a gradient, the host reads the statistics and nothing else."""
+    def check_update(self, batch: dict[str, Any]) -> None:
+        """Train one update; assert that all parameters get gradients and that the host reads only the statistics."""
         self.reached.clear()
         reads, uploads = self.cuda.host_reads, self.cuda.uploads
         self.step.step(batch)
@@ -78,8 +78,8 @@ class FakeRun:
         assert self.cuda.host_reads - reads == (2 if self.step.trainer.cfg.common.fp16 else 1)
         assert self.cuda.uploads - uploads == BATCH_TENSORS
 
-    def validate(self, batch: dict[str, Any]) -> None:
-        """One batch of validation, without gradients, read once."""
+    def check_validation(self, batch: dict[str, Any]) -> None:
+        """Validate one batch; assert that the host reads the device once."""
         reads = self.cuda.host_reads
         with metrics.aggregate(new_root=True):
             self.step.trainer.valid_step(batch)

@@ -19,7 +19,7 @@ def test_a_training_leaves_the_bits_of_a_new_process(binarized_corpus: Path, tmp
     assert forked.stdout.count("num_updates=") == new.stdout.count("num_updates=") > 0
     assert forked.stderr == new.stderr
     one, other = (
-        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=False)["model"] for name in ("forked", "new")
+        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)["model"] for name in ("forked", "new")
     )
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

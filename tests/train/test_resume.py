@@ -69,7 +69,7 @@ def test_killed_and_resumed_is_uninterrupted(
         assert any((master != master.bfloat16().float()).any() for master in masters), "bf16 was not in use"
 
 
-def test_a_finished_run_is_left_alone_and_a_damaged_one_mended(
+def test_a_finished_run_is_left_alone_and_a_damaged_one_repaired(
     binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     save_dir = tmp_path / "run"
@@ -87,10 +87,10 @@ def test_a_finished_run_is_left_alone_and_a_damaged_one_mended(
     last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     # checkpoint_best.pt may be of the last update: then nothing would be left to train
     (save_dir / "checkpoint_best.pt").unlink()
-    mended = BackgroundRun(command, tmp_path / "mended.log")
-    assert mended.exit_code() == 0, mended.text()[-3000:]
-    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in mended.text()
-    assert "checkpoint_3_35.pt (35 updates)" in mended.text()
+    repaired = BackgroundRun(command, tmp_path / "repaired.log")
+    assert repaired.exit_code() == 0, repaired.text()[-3000:]
+    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in repaired.text()
+    assert "checkpoint_3_35.pt (35 updates)" in repaired.text()
     assert_same_run(save_dir, reference)
 
 
