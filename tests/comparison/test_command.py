@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import compare
 import pytest
+from forked_command import fork_server
 from tiny_runs import ROOT, environment
 
 RECIPE = """\
@@ -17,7 +17,7 @@ tasks: {MRPC: {}}
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess:
     command = [
-        sys.executable,
+        fork_server().python,
         "-W",
         "ignore",
         str(ROOT / "examples" / "comparison" / "compare.py"),

@@ -3,10 +3,10 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_command import fork_server
 from made_up_glue import write_glue, write_text
 from tiny_runs import ROOT, environment
 
@@ -20,7 +20,7 @@ def run_script(name: str, folder: Path, *arguments: str | Path, **variables: str
     tools.mkdir(exist_ok=True)
     for python in ("python", "python3"):
         if not (tools / python).exists():
-            (tools / python).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            (tools / python).write_text(f'#!/bin/sh\nexec "{fork_server().python}" "$@"\n')
             (tools / python).chmod(0o755)
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     settings = environment(
@@ -124,7 +124,9 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
         'step "first" 60 false\nstep "slow" 1 sleep 60\nstep "second" 60 echo of the second\n'
         'LIMIT_SECONDS=0\nstep "third" 60 true\nfinish\n'
     )
-    variables = environment({"AMOS_ENVIRONMENT": "active", "PYTHON": sys.executable, "OUT": str(tmp_path / "out")})
+    variables = environment(
+        {"AMOS_ENVIRONMENT": "active", "PYTHON": fork_server().python, "OUT": str(tmp_path / "out")}
+    )
     finished = subprocess.run(["bash", str(script)], env=variables, capture_output=True, text=True, check=False)
     assert finished.returncode == 1
     page = (tmp_path / "out" / "made_up.md").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ class BackgroundRun:
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.log, self.errors = log, log.with_suffix(".err")
-        if command[:2] == [sys.executable, "-m"] and command[2].startswith("fairseq_cli."):
+        if command[:2] == [sys.executable, "-m"]:
             self.process = fork_server().start(command[2], command[3:], ROOT, self.log, self.errors)
             return
         with self.log.open("w") as out, self.errors.open("w") as err:

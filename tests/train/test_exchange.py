@@ -8,12 +8,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq import models
+from forked_command import fork_server
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.composition import compose_recipe
@@ -32,7 +32,7 @@ def number_of_parameters() -> int:
 
 
 def run_ranks(*flags: str, num_ranks: int = 2) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command = [fork_server().python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     command += [
         "-m",
         "amos_fairseq.cli.bench_ranks",
@@ -89,7 +89,7 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
 
 
 def test_one_process_alone_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amos_fairseq.cli.bench_ranks", "amos_tiny", "--out", str(tmp_path / "out")]
+    command = [fork_server().python, "-m", "amos_fairseq.cli.bench_ranks", "amos_tiny", "--out", str(tmp_path / "out")]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1

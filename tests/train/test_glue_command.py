@@ -3,11 +3,11 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_command import fork_server
 from interrupted_run import BackgroundRun
 from made_up_glue import write_glue, write_pretrained_checkpoint
 from tiny_runs import ROOT, environment
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(place: Path, out: str, tasks: str, seeds: int) -> list[str]:
     arguments = ["--checkpoint", place / "start", "--data", place / "data", "--out", place / out, "--tasks", tasks]
     arguments += ["--seeds", seeds, "--recipe", place / "recipe.yaml", "--cpu"]
-    return [sys.executable, "-m", "amos_fairseq.cli.main", "glue", *map(str, arguments)]
+    return [fork_server().python, "-m", "amos_fairseq.cli.main", "glue", *map(str, arguments)]
 
 
 def wait_for_updates(run: BackgroundRun, metrics: Path, updates: int) -> None:

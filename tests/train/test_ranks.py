@@ -15,6 +15,7 @@ import pytest
 import torch
 from fairseq import distributed_utils
 from fairseq_cli import train
+from forked_command import fork_server
 from tiny_runs import ROOT, TINY_RUN, environment
 
 # Global batch 16: the made-up corpus gives 18 updates an epoch.
@@ -33,7 +34,7 @@ FLAGS = ["--batch-size", "4", "--validate-interval-updates", "0", "--keep-interv
 
 
 def train_on_ranks(num_ranks: int, data: Path, save_dir: Path, *flags: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command = [fork_server().python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     command += ["-m", "fairseq_cli.train", str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), *flags]
     result = subprocess.run(
         command, cwd=ROOT, env=environment(ON_CPU), capture_output=True, text=True, timeout=300, check=False
@@ -130,7 +131,7 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", "examples/pretraining/config"]
+    command = [fork_server().python, "-m", "fairseq_cli.hydra_train", "--config-dir", "examples/pretraining/config"]
     command += ["--config-name", "amos_tiny", f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path}/run"]
     env = environment({**ON_CPU, "PYTHONPATH": str(ROOT)})
     result = subprocess.run(

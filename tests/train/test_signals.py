@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from forked_command import fork_server
 from interrupted_run import (
     LAST_UPDATE,
     RUN,
@@ -147,8 +148,8 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
         (tmp_path / name).write_text(f"#!/bin/bash{text}\n")
         (tmp_path / name).chmod(0o755)
     command = ["env", f"PATH={tmp_path}:{os.environ['PATH']}", f"FAKE_SLURM={tmp_path}"]
-    command += [f"FAKE_SLURM_PYTHON={sys.executable}"]
-    command += [sys.executable, "-m", "fairseq_cli.hydra_train", "--multirun"]
+    command += [f"FAKE_SLURM_PYTHON={fork_server().python}"]
+    command += [fork_server().python, "-m", "fairseq_cli.hydra_train", "--multirun"]
     command += [*hydra_flags(binarized_corpus, tmp_path / "run"), "+cluster=slurm_8x8"]
     command += ["hydra.searchpath=[file://examples/multi_node/config]", "distributed_training.distributed_world_size=1"]
     command += ["hydra.launcher.nodes=1", "hydra.launcher.tasks_per_node=1", "hydra.launcher.gpus_per_node=0"]
@@ -190,9 +191,9 @@ class JobLog:
 
 
 def two_ranks(module: str, *flags: str) -> list[str]:
-    """Under torchrun, with the signals that torchrun.sh names passed on to the ranks."""
-    start = ["env", "PET_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1,SIGUSR2", sys.executable, "-m", "torch.distributed.run"]
-    return [*start, "--standalone", "--nproc-per-node", "2", "-m", module, *flags]
+    """Under torchrun, which passes the signals of PET_SIGNALS_TO_HANDLE on to the ranks, as torchrun.sh sets it."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*torchrun, "-m", module, *flags]
 
 
 def passes_signals_on() -> bool:
@@ -227,10 +228,13 @@ def test_a_signal_to_two_ranks(
     send: Callable[[BackgroundRun, int], None],
     binarized_corpus: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Gloo ranks: one stops all; resuming sends the checkpoint from rank 0 to rank 1; the bits are those of two ranks
     that were left alone. torchrun's own exit code is 1, whatever a rank's is; each rank's is in its report.
     """
+
+    monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1,SIGUSR2")
 
     def command(name: str) -> list[str]:
         if through_hydra:

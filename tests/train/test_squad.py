@@ -3,11 +3,11 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_command import fork_server
 from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint
 from tiny_runs import ROOT, environment
 
@@ -35,7 +35,17 @@ def place(tmp_path_factory) -> Path:
 
 def command(place: Path, out: Path, *flags: str) -> list[str]:
     given = ["--checkpoint", place / "start", "--data", place / "data", "--out", out, "--recipe", place / "recipe.yaml"]
-    return [sys.executable, "-m", "amos_fairseq.cli.main", "squad", *map(str, given), "--seeds", "1", "--cpu", *flags]
+    return [
+        fork_server().python,
+        "-m",
+        "amos_fairseq.cli.main",
+        "squad",
+        *map(str, given),
+        "--seeds",
+        "1",
+        "--cpu",
+        *flags,
+    ]
 
 
 def run(place: Path, out: Path, *flags: str) -> str:
