@@ -21,6 +21,8 @@ from typing import Any
 
 from tiny_runs import ROOT, environment
 
+# torch.optim imports torch._dynamo when the first optimizer is made.
+IMPORTED = ("fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config", "torch._dynamo", "matplotlib.pyplot")
 # Libraries read these variables while they are imported: a command with other values needs a new process.
 READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONHASHSEED", "TRITON_INTERPRET")
 # What the interpreter forks for: a module of these packages, or a script in examples/. Anything else is a new process.
@@ -322,7 +324,7 @@ def _report_ended(clients: dict[int, socket.socket], selector: selectors.BaseSel
 
 def _main() -> None:
     folder = Path(sys.argv[2])
-    for name in ("fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config"):
+    for name in IMPORTED:
         import_module(name)
     # A message during the import has configured logging; the command configures it in its own way.
     import_module("logging").root.handlers.clear()
