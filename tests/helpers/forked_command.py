@@ -273,6 +273,9 @@ def _serve(address: str) -> _Command | None:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup.fileno())
+    # A terminal and `timeout` send these to the tests and to the server, which first ends its commands.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     selector = selectors.DefaultSelector()
     for source in (sys.stdin, listener, ended):
         selector.register(source, selectors.EVENT_READ)
@@ -293,7 +296,9 @@ def _serve(address: str) -> _Command | None:
                 command = _Command(connection)
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for number in (signal.SIGCHLD, signal.SIGTERM):
+                        signal.signal(number, signal.SIG_DFL)
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                     selector.close()
                     for open_socket in (listener, ended, wakeup, connection, *clients.values()):
                         open_socket.close()
