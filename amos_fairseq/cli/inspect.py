@@ -42,13 +42,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
-    from amos_fairseq.checkpoints.read import load_pretrained
+    from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.inspection.compute import inspect_text
     from amos_fairseq.inspection.html_page import render_page
     from amos_fairseq.inspection.terminal import print_inspection
 
-    pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
-    inspection = inspect_text(pretrained, text, arguments.seed, mask_prob, arguments.top)
+    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     try:
         with whole_file(arguments.html) as unfinished:

@@ -55,14 +55,14 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_arguments(arguments, parser)
     from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.checkpoints.read import load_pretrained
+    from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.scoring.jobs import rerank, score_file
     from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
     check_device(arguments.device)
-    pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
-    pretrained.model.to(arguments.device)
-    scorer = LineScorer(pretrained, arguments.batch_tokens, arguments.electra_formula)
+    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    loaded.model.to(arguments.device)
+    scorer = LineScorer(loaded, arguments.batch_tokens, arguments.electra_formula)
     if arguments.rerank is not None:
         rerank(scorer, arguments.rerank, arguments.dev, arguments.weight, arguments.out)
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import abandoned, os_error_behind
@@ -63,7 +63,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    pretrained: Pretrained,
+    loaded: LoadedCheckpoint,
     out: Path,
     part: str | None = None,
     depth: str | None = None,
@@ -76,7 +76,7 @@ def export(
     """Write the folder ``out``, completely or not at all.
 
     Args:
-        pretrained: a checkpoint of this package.
+        loaded: a checkpoint of this package.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
         part: encoder, generator, discriminator or mlm; for the default see :func:`.parts.choose_part`.
         depth: of the generator; the default is the deepest.
@@ -91,16 +91,16 @@ def export(
     """
     card = card or CardSettings()
     check_card_settings(card)
-    chosen = choose_part(pretrained, part, depth, labels)
-    family = choose_family(chosen, str(pretrained.model.cfg.pooler_activation_fn), family)
-    tokenizer = folder_tokenizer(pretrained.tokenizer, family, chosen.shape.max_positions)
+    chosen = choose_part(loaded, part, depth, labels)
+    family = choose_family(chosen, str(loaded.model.cfg.pooler_activation_fn), family)
+    tokenizer = folder_tokenizer(loaded.tokenizer, family, chosen.shape.max_positions)
     target = Target(out.name, class_name(chosen, family), family == CUSTOM or tokenizer.has_code)
     with whole_folder(out, force) as unfinished, without_progress_bars():
         write_model(unfinished, chosen, family, tokenizer)
         tokenizer.save(unfinished)
-        agreement = verify_folder(unfinished, pretrained, chosen, tokenizer.ids, target.has_code) if check else None
+        agreement = verify_folder(unfinished, loaded, chosen, tokenizer.ids, target.has_code) if check else None
         checked = f"Before this folder was written, both were loaded and compared: {agreement}"
-        write_card(unfinished, target, pretrained, chosen, card, checked if agreement else "Not compared (--no-check)")
+        write_card(unfinished, target, loaded, chosen, card, checked if agreement else "Not compared (--no-check)")
     class_labels = list(chosen.settings.get("id2label", {}).values())
     return Exported(target.class_name, chosen.description, target.has_code, class_labels, agreement)
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.data import GlueData, batches, read_glue_data
@@ -84,13 +84,13 @@ def predict(
     Raises:
         Stopped: ``stop`` is set.
     """
-    pretrained = load_pretrained(checkpoint)
-    model = pretrained.model.to(device)
+    loaded = load_checkpoint(checkpoint)
+    model = loaded.model.to(device)
     predicted = {}
     for split in splits:
         sequences = data.sequences(split, max_positions)
         logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
-        for indices, tokens in batches(sequences, pretrained.dictionary.pad(), stop):
+        for indices, tokens in batches(sequences, loaded.dictionary.pad(), stop):
             with torch.inference_mode():
                 output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
             logits[indices] = output.float().cpu().numpy()

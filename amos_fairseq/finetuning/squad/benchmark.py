@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.files import whole_file
@@ -110,7 +110,7 @@ class Squad:
 
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
-        decoded = predict(load_pretrained(checkpoint).model, windows, device, self.settings.decoding, check_stop)
+        decoded = predict(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, check_stop)
         return write_predictions(directory, split, decoded)
 
 
