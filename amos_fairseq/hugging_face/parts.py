@@ -131,9 +131,7 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     elif isinstance(getattr(model, "generator", None), TransformerEncoder):  # of ELECTRA and TEAMS; not two towers
         encoder, head, num_layers = model.generator, model.mlm_head, len(model.generator.layers)
     else:
-        raise UserError(
-            f"{loaded.file} has no generator that a masked language model of Hugging Face can represent"
-        )
+        raise UserError(f"{loaded.file} has no generator that a masked language model of Hugging Face can represent")
     return _masked_lm(loaded, encoder, head, num_layers, f"the generator at depth {name}")
 
 

@@ -29,9 +29,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: floa
     """
     model = loaded.model
     if not isinstance(model, PretrainingModel):
-        raise UserError(
-            f"{loaded.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
-        )
+        raise UserError(f"{loaded.file} holds a model without a generator: inspect needs a checkpoint of pretraining")
     mask_prob = mask_prob or loaded.task["mask_prob"]
     all_tokens = loaded.tokens(text)
     tokens = all_tokens[: model.max_positions()]

@@ -180,9 +180,7 @@ def check_electra_variant(loaded: LoadedCheckpoint) -> None:
     elif positions == "masked":
         reason = "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
     if reason:
-        raise UserError(
-            f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
-        )
+        raise UserError(f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric")
 
 
 def build_token_scorer(
