@@ -193,7 +193,7 @@ class PaddedVocabulary:
 
     def never_sampled_indices(self) -> Tensor:
         """Return the indices of the entries that a generator never samples, int64."""
-        return torch.tensor([*self.special, *range(self.num_tokens, self.padded_size)])
+        return self.never_sampled_mask().nonzero().squeeze(1)
 
 
 def register_sizes(model: str, **also: dict) -> None:

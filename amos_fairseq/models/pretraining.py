@@ -54,6 +54,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        # The mask is looked up by token id, the indices select columns of logits.
         self.register_buffer("never_sampled_mask", vocabulary.never_sampled_mask(), persistent=False)
         self.register_buffer("never_sampled_indices", vocabulary.never_sampled_indices(), persistent=False)
 
