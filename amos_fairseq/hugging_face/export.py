@@ -1,9 +1,6 @@
 """Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
 
 import json
-import os
-import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import abandoned, os_error_behind
+from amos_fairseq.files import os_error_behind, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, family_of, hugging_face_config
 from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_card_settings, write_card
@@ -95,7 +92,7 @@ def export(
     family = choose_family(chosen, str(loaded.model.cfg.pooler_activation_fn), family)
     tokenizer = folder_tokenizer(loaded.tokenizer, family, chosen.shape.max_positions)
     target = Target(out.name, class_name(chosen, family), family == CUSTOM or tokenizer.has_code)
-    with whole_folder(out, force) as unfinished, without_progress_bars():
+    with export_folder(out, force) as unfinished, without_progress_bars():
         write_model(unfinished, chosen, family, tokenizer)
         tokenizer.save(unfinished)
         agreement = verify_folder(unfinished, loaded, chosen, tokenizer.ids, target.has_code) if check else None
@@ -311,23 +308,16 @@ def check_output_folder(path: Path, replace: bool) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
-    """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises.
-
-    Folders that a killed process left behind are removed by the next export.
+def export_folder(path: Path, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``path``, completely or not at all: see :func:`amos_fairseq.files.whole_folder`.
 
     Raises:
         UserError: ``path`` may not be written (:func:`check_output_folder`), or nothing can be written there.
     """
     check_output_folder(path, replace)
-    prefix = f".{path.name}.unfinished.{socket.gethostname()}."
-    for folder in abandoned(str(path.with_name(prefix))):
-        shutil.rmtree(folder, ignore_errors=True)
-    unfinished = path.with_name(f"{prefix}{os.getpid()}")
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        _put_in_place(unfinished, path)
+        with whole_folder(path, replace) as unfinished:
+            yield unfinished
     except UserError:
         raise
     except Exception as error:
@@ -337,19 +327,3 @@ def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
         raise UserError(
             f"{path} cannot be written ({cause.strerror or cause}): make room, permit writing, or give another folder"
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _put_in_place(unfinished: Path, path: Path) -> None:
-    if not path.exists():
-        os.rename(unfinished, path)
-        return
-    replaced = path.with_name(f".{path.name}.replaced.{os.getpid()}")
-    os.rename(path, replaced)
-    try:
-        os.rename(unfinished, path)
-    except OSError:
-        os.rename(replaced, path)
-        raise
-    shutil.rmtree(replaced)

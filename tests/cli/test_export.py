@@ -18,7 +18,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
-from amos_fairseq.hugging_face.export import check_output_folder, export, whole_folder
+from amos_fairseq.hugging_face.export import check_output_folder, export, export_folder
 from amos_fairseq.hugging_face.model_card import CardSettings
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -142,7 +142,7 @@ def test_force_replaces_nothing_but_exported_folders(tmp_path, monkeypatch):
         (".", "no name of its own"),
         ("..", "no name of its own"),
     ):
-        with pytest.raises(UserError, match=message), whole_folder(Path(name), replace=True):
+        with pytest.raises(UserError, match=message), export_folder(Path(name), replace=True):
             pass
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
 
@@ -161,7 +161,7 @@ def test_folder_of_a_killed_export_is_removed_by_the_next(tmp_path):
     prefix = f".out.unfinished.{socket.gethostname()}."
     for process in ("999999999", os.getppid()):  # no process has the first id; the second runs
         (tmp_path / f"{prefix}{process}").mkdir()
-    with whole_folder(tmp_path / "out", replace=False) as unfinished:
+    with export_folder(tmp_path / "out", replace=False) as unfinished:
         (unfinished / "config.json").write_text("{}")
     assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
@@ -187,8 +187,8 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         rename(source, target)
 
-    monkeypatch.setattr(export_module.os, "rename", fail_on_new)
-    with pytest.raises(UserError, match="No space left on device"), whole_folder(out, replace=True):
+    monkeypatch.setattr(os, "rename", fail_on_new)
+    with pytest.raises(UserError, match="No space left on device"), export_folder(out, replace=True):
         pass
     assert [path.name for path in out.iterdir()] == ["config.json"]
     assert list(tmp_path.iterdir()) == [out]
