@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer, runs_in_triton
+from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
 from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, check_encoder, embedding_width
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
@@ -124,10 +123,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         Returns:
             -log p(original) [...] float32 in nats, and whether the original is the most probable token [...] bool.
         """
-        embedding = self.generator_embedding.weight
-        if not self.is_fast:
-            return linear_cross_entropy(hidden, embedding, bias, originals)
-        return chunked_cross_entropy(hidden, embedding, bias, originals, self.with_triton)
+        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, str(self.cfg.kernels))
 
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
