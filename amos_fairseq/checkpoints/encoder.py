@@ -70,14 +70,14 @@ class Encoder(nn.Module):
         batch_size: number of texts in one forward pass.
 
     Raises:
-        UserError: ``batch_size`` is below 1, or the model has no encoder to keep.
+        UserError: ``batch_size`` is below 1, or the model has no encoder after pretraining.
     """
 
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size} is too small: give 1 or more")
-        _ = loaded.model.encoder  # raises now, not at the first text, if the model has no encoder to keep
+        _ = loaded.model.encoder  # raises now, not at the first text, if the model has no encoder
         self.model = loaded.model
         self.loaded = loaded
         self.batch_size = batch_size
@@ -124,7 +124,7 @@ class Encoder(nn.Module):
             length = 1 + sum(len(part) + 1 for part in parts)
             if length > limit and not truncate:
                 raise UserError(
-                    f"text {number} has {length} tokens, the encoder reads {limit}: shorten or split it, or pass truncate=True"
+                    f"text {number} has {length} tokens, the encoder takes {limit}: shorten or split it, or pass truncate=True"
                 )
             lengths = truncated_lengths([len(part) for part in parts], limit - 1 - len(parts))
             yield self._sequence([part[:length] for part, length in zip(parts, lengths, strict=True)])

@@ -159,7 +159,7 @@ def print_report(name: str, report: Report) -> None:
 
 def _inference_line(report: Report) -> str:
     if report.inference is None:
-        return "No encoder is kept after training: the towers score text (amos score)."
+        return "No encoder remains after training: the towers score text (amos score)."
     operations = report.inference
     return (
         f"Inference on one text of {report.inference_length} tokens: {operations.matmul:.3g} (today), "

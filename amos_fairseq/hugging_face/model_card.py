@@ -248,7 +248,7 @@ def limits(loaded: LoadedCheckpoint, part: Part) -> str:
     case = "keeps upper case" if loaded.tokenizer.cased else "converts upper case to lower case"
     return (
         f"{part.limits or _LIMITS[part.kind]} Its vocabulary comes from the training text and {case}; other languages and "
-        f"characters that were rare there become unknown. It reads at most {part.shape.max_positions} tokens. A text that "
+        f"characters that were rare there become unknown. It takes at most {part.shape.max_positions} tokens. A text that "
         "spells a special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
     )
 

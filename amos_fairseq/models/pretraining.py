@@ -24,7 +24,7 @@ from amos_fairseq.modules.initialization import initialize, mark_undecayed
 
 @runtime_checkable
 class PretrainingTask(Protocol):
-    """A task that masks blocks, and therefore knows which share of a block it masks.
+    """A task that masks blocks, with the share of a block that it masks.
 
     For such a task :meth:`PretrainingModel.build_model` builds the pretraining model, for any other the encoder alone.
     """

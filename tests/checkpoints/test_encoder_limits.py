@@ -26,7 +26,7 @@ def test_length_limit(encoder):
     long, short = "the end " * 60, "the lazy dog"
     whole = encoder.loaded.tokens(long)
     eos = encoder.loaded.dictionary.eos()
-    with pytest.raises(UserError, match=rf"text 2 has {len(whole)} tokens, the encoder reads 80: .*truncate=True"):
+    with pytest.raises(UserError, match=rf"text 2 has {len(whole)} tokens, the encoder takes 80: .*truncate=True"):
         encoder([short, long])
     single = encoder([long], truncate=True).tokens[0]
     assert single.tolist() == [*whole[:79].tolist(), eos]

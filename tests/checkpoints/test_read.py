@@ -104,7 +104,7 @@ def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path
 
 
 def test_text_longer_than_max_positions_is_refused(save_dir):
-    with pytest.raises(UserError, match=r"text 2 has \d+ tokens, the encoder reads 80: shorten or split it"):
+    with pytest.raises(UserError, match=r"text 2 has \d+ tokens, the encoder takes 80: shorten or split it"):
         amos_fairseq.load(save_dir)(["the end", "the end " * 60])
 
 
