@@ -44,6 +44,12 @@ def whole_file(path: str) -> Iterator[str]:
         raise
 
 
+def write_text(path: str | os.PathLike, content: str) -> None:
+    """Write a UTF-8 file atomically (:func:`whole_file`)."""
+    with whole_file(str(path)) as unfinished:
+        Path(unfinished).write_text(content, encoding="utf-8")
+
+
 def abandoned(prefix: str, extension: str = "") -> list[str]:
     """Return the paths ``{prefix}{process id}{extension}`` whose process on this machine has ended."""
     paths = glob.glob(f"{glob.escape(prefix)}*{glob.escape(extension)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 
 DESCRIPTION = """\
 Mask a text as pretraining does, and show for each masked token the original, the predictions of each generator depth with
@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     try:
-        with whole_file(arguments.html) as unfinished:
-            Path(unfinished).write_text(render_page(inspection), encoding="utf-8")
+        write_text(arguments.html, render_page(inspection))
     except OSError as error:
         raise UserError(
             f"{arguments.html}: the page cannot be written ({error.strerror}); choose another place with --html"

@@ -11,7 +11,7 @@ from typing import Any
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import content_sha256
@@ -157,5 +157,4 @@ def write_predictions(directory: Path, split: SquadSplit, decoded: dict[str, Dec
 
 
 def _write_json(path: Path, content: Any) -> None:
-    with whole_file(str(path)) as unfinished:
-        Path(unfinished).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
