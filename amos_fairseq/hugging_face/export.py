@@ -15,18 +15,15 @@ from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import os_error_behind, whole_folder
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, family_of, hugging_face_config
+from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, families_of, hugging_face_config
 from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_card_settings, write_card
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
 from amos_fairseq.hugging_face.weights import (
     AUTO_CLASSES,
     ENCODER,
-    ENERGY,
     FAMILIES,
     MASKED_LM,
-    PRETRAINING,
-    SEQUENCE_CLASSIFICATION,
     to_hugging_face,
     to_hugging_face_rows,
 )
@@ -110,7 +107,7 @@ def choose_family(part: Part, activation: str, wanted: str | None) -> str:
     Raises:
         UserError: no class of the family computes this part.
     """
-    families = possible_families(part, activation)
+    families = families_of(part.kind, part.shape, activation)
     if wanted is None:
         return families[0]
     if wanted not in families:
@@ -119,26 +116,6 @@ def choose_family(part: Part, activation: str, wanted: str | None) -> str:
             " (positions, width of the embeddings and activation of the head decide)"
         )
     return wanted
-
-
-def possible_families(part: Part, activation: str) -> list[str]:
-    """Return the families that compute the part, the closest first."""
-    first = family_of(part.shape, activation)
-    if part.shape.position_scheme != "none":
-        return [first]
-    if part.kind in (PRETRAINING, ENERGY):
-        return ["electra"]
-    projected = part.shape.embedding_width not in (0, part.shape.width)
-    if part.kind == SEQUENCE_CLASSIFICATION:
-        families = ["electra"] if activation == "gelu" else [] if projected else ["bert", "roberta"]
-    else:
-        families = ["electra"] if projected else ["bert", "electra", "roberta"]
-    if not families:
-        raise UserError(
-            "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
-            "narrower than the encoder: export the encoder alone, with --part encoder"
-        )
-    return sorted(families, key=lambda family: family != first)
 
 
 def class_name(part: Part, family: str) -> str:
