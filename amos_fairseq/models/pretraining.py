@@ -123,7 +123,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         Returns:
             -log p(original) [...] float32 in nats, and whether the original is the most probable token [...] bool.
         """
-        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, str(self.cfg.kernels))
+        kernels = str(self.cfg.kernels) if self.is_fast else "reference"
+        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, kernels)
 
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
