@@ -164,7 +164,7 @@ def bytes_of(event: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class RanksSettings:
-    """What is traced.
+    """The settings of the traces.
 
     Attributes:
         bench: configuration, overrides, precision; on the CPU, one thread per rank.

@@ -1,4 +1,4 @@
-"""What ``amos glue`` and ``amos squad`` share: their arguments, the session that these describe, and how they end."""
+"""Arguments, session and exits that ``amos glue`` and ``amos squad`` share."""
 
 import argparse
 import sys

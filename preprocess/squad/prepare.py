@@ -162,7 +162,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
     with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
-        # What can be checked is checked before any work.
+        # Check as much as possible before any work.
         for path in (given.train, given.dev):
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give an official file of SQuAD")

@@ -29,7 +29,7 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class SquadSettings:
-    """What determines the result besides recipe, checkpoint and data. ``span_head``: one of ``SPAN_HEADS``."""
+    """The settings that determine the result besides recipe, checkpoint and data. ``span_head``: one of ``SPAN_HEADS``."""
 
     span_head: str
     windows: WindowLimits
