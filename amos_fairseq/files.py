@@ -6,7 +6,9 @@ import glob
 import os
 import pickle
 import re
+import shutil
 import socket
+from pathlib import Path
 from typing import Any, Iterator
 
 import torch
@@ -42,6 +44,12 @@ def whole_file(path: str) -> Iterator[str]:
         raise
 
 
+def write_text(path: str | os.PathLike, content: str) -> None:
+    """Write a UTF-8 file atomically (:func:`whole_file`)."""
+    with whole_file(str(path)) as unfinished:
+        Path(unfinished).write_text(content, encoding="utf-8")
+
+
 def abandoned(prefix: str, extension: str = "") -> list[str]:
     """Return the paths ``{prefix}{process id}{extension}`` whose process on this machine has ended."""
     paths = glob.glob(f"{glob.escape(prefix)}*{glob.escape(extension)}")
@@ -57,6 +65,39 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         pass  # a process of another user
     return True
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises.
+
+    Folders that a killed process left behind are removed by the next call. ``replace`` permits a ``path`` that exists, which is
+    removed with everything in it.
+    """
+    prefix = f".{path.name}.unfinished.{socket.gethostname()}."
+    for left in abandoned(str(path.with_name(prefix))):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished = path.with_name(f"{prefix}{os.getpid()}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        if replace and path.exists():
+            _exchange(unfinished, path)
+        else:
+            os.rename(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _exchange(unfinished: Path, path: Path) -> None:
+    replaced = path.with_name(f".{path.name}.replaced.{os.getpid()}")
+    os.rename(path, replaced)
+    try:
+        os.rename(unfinished, path)
+    except OSError:
+        os.rename(replaced, path)
+        raise
+    shutil.rmtree(replaced)
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:

@@ -208,9 +208,9 @@ def hugging_face_entry(setup: Setup, task: TextPretrainingTask, name: str, label
     from amos_fairseq.bench.hugging_face import HuggingFaceStep, build_objective
 
     peer_setup, difference = comparable(setup)
-    rows = PaddedVocabulary.of(task.source_dictionary)
+    vocabulary = PaddedVocabulary.of(task.source_dictionary)
     torch.manual_seed(setup.cfg.common.seed)
-    module = build_objective(peer_setup.cfg, rows.padded_size, rows.pad, naive=name == "hf_naive")
+    module = build_objective(peer_setup.cfg, vocabulary.padded_size, vocabulary.pad, naive=name == "hf_naive")
     step = HuggingFaceStep(peer_setup, module, label, HUGGING_FACE[name])
     return Entry(step, peer_setup, difference, compiled=compiled)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from amos_fairseq.bench.settings import Setup
 from amos_fairseq.compat.master_weights import master_weights
-from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 
@@ -36,10 +35,6 @@ class FairseqStep:
         if model.awaits_token_counts:
             model.set_token_counts(synthetic_counts(task))
         self.trainer = UnsavedTrainer(setup.cfg, task, model, task.build_criterion(setup.cfg.criterion))
-
-    @classmethod
-    def of(cls, setup: Setup, name: str, description: str) -> "FairseqStep":
-        return cls(setup, build_task(setup.cfg.task, setup.vocabulary_size), name, description)
 
     @property
     def module(self) -> nn.Module:

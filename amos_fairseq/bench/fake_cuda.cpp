@@ -1,9 +1,9 @@
 // Lets PyTorch's autograd engine run backward passes of tensors on device "cuda" on a machine without a GPU.
 //
 // The tensors are FakeTensors: they have a device but no memory, so nothing is ever launched. The engine still asks two
-// parts of PyTorch about the device: the device guard (which device and stream are current) and the CUDA hooks (is CUDA
-// there). Without a GPU the first is missing or fails, and the second says no. begin_fake_cuda() puts stand-ins in their
-// places, end_fake_cuda() restores what was there.
+// parts of PyTorch about the device: the device guard (current device and stream) and the CUDA hooks (is CUDA available).
+// Without a GPU the guard is missing or fails, and the hooks return false. begin_fake_cuda() replaces both, end_fake_cuda()
+// restores them.
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

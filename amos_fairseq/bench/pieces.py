@@ -124,10 +124,12 @@ class SyntheticOutputLayer:
     hidden: list[Tensor]
     gamma: Tensor
     originals: Tensor
-    rows: OutputLayerWeights
+    weights: OutputLayerWeights
 
     @classmethod
-    def of(cls, setup: Setup, rows: PaddedVocabulary, num_sequences: int, num_masked: int) -> "SyntheticOutputLayer":
+    def of(
+        cls, setup: Setup, vocabulary: PaddedVocabulary, num_sequences: int, num_masked: int
+    ) -> "SyntheticOutputLayer":
         model, device, dtype = setup.cfg.model, setup.device, setup.dtype
         depths = model.generator_depths.split(",") if setup.cfg.criterion._name == "amos" else [""]
         width, shape = embedding_width(model), (num_sequences, num_masked)
@@ -135,37 +137,35 @@ class SyntheticOutputLayer:
         def leaf(*shape: int) -> Tensor:
             return torch.randn(*shape, device=device).mul_(model.init_std).to(dtype).requires_grad_()
 
-        embedding, biases = leaf(rows.padded_size, width), leaf(1, rows.padded_size)
-        output_rows = OutputLayerWeights(
-            embedding, biases, rows.never_sampled_mask().to(device), rows.never_sampled_indices().to(device)
-        )
+        embedding, biases = leaf(vocabulary.padded_size, width), leaf(1, vocabulary.padded_size)
+        weights = OutputLayerWeights(embedding, biases, vocabulary.never_sampled_indices().to(device))
         gamma = torch.full((*shape, len(depths)), 1 / len(depths), device=device).requires_grad_()
-        originals = torch.randint(rows.num_tokens, shape, device=device)
-        return cls([leaf(*shape, width) for _ in depths], gamma, originals, output_rows)
+        originals = torch.randint(vocabulary.num_tokens, shape, device=device)
+        return cls([leaf(*shape, width) for _ in depths], gamma, originals, weights)
 
     @property
     def sizes(self) -> str:
-        vocabulary_size, width = self.rows.embedding.shape
+        vocabulary_size, width = self.weights.embedding.shape
         return f"K={len(self.hidden)} N={self.originals.numel()} E={width} V={vocabulary_size}"
 
     @property
     def product(self) -> int:
         """FLOPs of all logits."""
-        return 2 * len(self.hidden) * self.originals.numel() * self.rows.embedding.numel()
+        return 2 * len(self.hidden) * self.originals.numel() * self.weights.embedding.numel()
 
     @property
     def traffic(self) -> int:
         """Bytes of hidden states and embeddings, forward and backward, and of their gradients."""
-        return 3 * self.rows.embedding.nbytes + 3 * sum(h.nbytes for h in self.hidden)
+        return 3 * self.weights.embedding.nbytes + 3 * sum(h.nbytes for h in self.hidden)
 
     @property
     def leaves(self) -> list[Tensor]:
-        return [*self.hidden, self.gamma, self.rows.embedding, self.rows.biases]
+        return [*self.hidden, self.gamma, self.weights.embedding, self.weights.biases]
 
 
 def output_layer_alone(layer: SyntheticOutputLayer) -> Piece:
     """Cross entropy of every depth, forward and backward."""
-    embedding, biases = layer.rows.embedding, layer.rows.biases
+    embedding, biases = layer.weights.embedding, layer.weights.biases
 
     def fast() -> None:
         hidden = torch.stack([h.flatten(0, 1) for h in layer.hidden])
@@ -183,7 +183,7 @@ def sampling(layer: SyntheticOutputLayer) -> Piece:
     """Sample a token for each of some positions from given logits: from the exponentials of the cross entropy (fast), or
     with Gumbel noise for every logit (reference)."""
     num_positions = min(layer.originals.numel(), SAMPLED_POSITIONS)
-    logits = torch.randn(num_positions, len(layer.rows.embedding), device=layer.gamma.device)
+    logits = torch.randn(num_positions, len(layer.weights.embedding), device=layer.gamma.device)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
     sampler, chunk = ReplacementSampler(), slice(0, num_positions)
     ways = {
@@ -199,7 +199,7 @@ def mixture(setup: Setup, layer: SyntheticOutputLayer) -> Piece:
     adversary = Adversary(model.gumbel_temperature, model.adversarial_mlm_multiplier, model.gumbel_entries)
 
     def step(predict: Callable) -> None:
-        prediction = predict(layer.hidden, layer.gamma, layer.originals, layer.rows, adversary)
+        prediction = predict(layer.hidden, layer.gamma, layer.originals, layer.weights, adversary)
         differentiate(prediction.nll.sum() + prediction.adversarial_term.float().sum(), layer.leaves)
 
     ways = {"fast": lambda: step(predict_chunked), "reference": lambda: step(predict_reference)}

@@ -164,7 +164,7 @@ def bytes_of(event: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class RanksSettings:
-    """What is traced.
+    """The settings of the traces.
 
     Attributes:
         bench: configuration, overrides, precision; on the CPU, one thread per rank.
@@ -258,7 +258,7 @@ def make_step(setup: Setup, update_freq: int, rank: int) -> tuple[FairseqStep, l
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     batches = make_synthetic_text(task, setup.batch_size).batches
     first = rank % len(batches)
-    return FairseqStep.of(setup, f"rank {rank}", ""), batches[first:] + batches[:first]
+    return FairseqStep(setup, task, f"rank {rank}", ""), batches[first:] + batches[:first]
 
 
 def trace_updates(step: FairseqStep, micro_batches: Sequence[Batch], updates: int, path: Path) -> None:

@@ -20,8 +20,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.measurement import Batch, synchronize
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder, TransformerLayer
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead
 from amos_fairseq.modules.mixture import MixtureWeights
 from amos_fairseq.modules.relative_position import RelativePositionBias

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.checkpoints.read import CheckpointPath, Pretrained, load_pretrained
+from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>.
@@ -66,20 +66,20 @@ class Encoder(nn.Module):
     dropout. ``.to(...)`` moves it and changes its dtype, as for any module.
 
     Args:
-        pretrained: the checkpoint.
+        loaded: the checkpoint.
         batch_size: number of texts in one forward pass.
 
     Raises:
-        UserError: ``batch_size`` is below 1, or the model has no encoder to keep.
+        UserError: ``batch_size`` is below 1, or the model has no encoder after pretraining.
     """
 
-    def __init__(self, pretrained: Pretrained, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size} is too small: give 1 or more")
-        _ = pretrained.model.encoder  # raises now, not at the first text, if the model has no encoder to keep
-        self.model = pretrained.model
-        self.pretrained = pretrained
+        _ = loaded.model.encoder  # raises now, not at the first text, if the model has no encoder
+        self.model = loaded.model
+        self.loaded = loaded
         self.batch_size = batch_size
 
     def forward(self, texts: str | Iterable[Text], truncate: bool = False) -> Features:
@@ -124,23 +124,23 @@ class Encoder(nn.Module):
             length = 1 + sum(len(part) + 1 for part in parts)
             if length > limit and not truncate:
                 raise UserError(
-                    f"text {number} has {length} tokens, the encoder reads {limit}: shorten or split it, or pass truncate=True"
+                    f"text {number} has {length} tokens, the encoder takes {limit}: shorten or split it, or pass truncate=True"
                 )
             lengths = truncated_lengths([len(part) for part in parts], limit - 1 - len(parts))
             yield self._sequence([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
     def _sequence(self, parts: list[Tensor]) -> _Sequence:
-        dictionary = self.pretrained.dictionary
+        dictionary = self.loaded.dictionary
         start, end = torch.tensor([dictionary.bos()]), torch.tensor([dictionary.eos()])
         return _Sequence(torch.cat([start, *itertools.chain(*((part, end) for part in parts))]), len(parts[0]) + 2)
 
     def _parts(self, text: Text) -> list[Tensor]:
         """Return the tokens of a text, or of both texts of a pair, without the outer ``<s>`` and ``</s>``."""
         if isinstance(text, str):
-            return [self.pretrained.tokens(text)[1:-1]]
+            return [self.loaded.tokens(text)[1:-1]]
         if not (isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text)):
             raise UserError(f"expected a string or a pair of strings, got {text!r:.60}")
-        return [self.pretrained.tokens(re.sub(r"[\r\n]+", " ", part))[1:-1] for part in text]
+        return [self.loaded.tokens(re.sub(r"[\r\n]+", " ", part))[1:-1] for part in text]
 
     def _encode(self, sequences: list[_Sequence]) -> list[Tensor]:
         """Run one batch: returns [L,D] for each sequence."""
@@ -148,7 +148,7 @@ class Encoder(nn.Module):
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             states = self.model.encoder(
                 self.model.embed_tokens(tokens),
-                padding_mask=tokens.eq(self.pretrained.dictionary.pad()),
+                padding_mask=tokens.eq(self.loaded.dictionary.pad()),
                 token_types=self._token_types(sequences, tokens.size(1)),
             )[-1]
         return [each[: len(sequence.tokens)] for sequence, each in zip(sequences, states, strict=True)]
@@ -164,11 +164,11 @@ class Encoder(nn.Module):
 
     def _features(self, sequences: list[_Sequence], states: list[Tensor]) -> Features:
         tokens = self._padded_tokens(sequences)
-        mask = tokens.ne(self.pretrained.dictionary.pad())
+        mask = tokens.ne(self.loaded.dictionary.pad())
         return Features(pad_sequence(states, batch_first=True), mask, tokens)
 
     def _padded_tokens(self, sequences: list[_Sequence]) -> Tensor:
-        pad = self.pretrained.dictionary.pad()
+        pad = self.loaded.dictionary.pad()
         tokens = pad_sequence([sequence.tokens for sequence in sequences], batch_first=True, padding_value=pad)
         return tokens.to(self._device())
 
@@ -202,13 +202,13 @@ def load(
         batch_size: number of texts in one forward pass.
 
     Raises:
-        UserError: as for :func:`amos_fairseq.checkpoints.read.load_pretrained`; or the device or dtype is not available.
+        UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or the device or dtype is not available.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype {dtype} is not supported: give one of {', '.join(map(str, DTYPES))}")
     if device is not None:
         check_device(device)
-    encoder = Encoder(load_pretrained(checkpoint, tokenizer), batch_size).eval()
+    encoder = Encoder(load_checkpoint(checkpoint, tokenizer), batch_size).eval()
     return encoder.to(device=device, dtype=dtype)
 
 

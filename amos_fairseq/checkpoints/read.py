@@ -36,7 +36,7 @@ CheckpointPath = str | os.PathLike
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class LoadedCheckpoint:
     """The content of a checkpoint, pretrained or fine-tuned, ready for text.
 
     Attributes:
@@ -72,7 +72,7 @@ class Pretrained:
         return torch.tensor(ids)
 
 
-def load_pretrained(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None = None) -> Pretrained:
+def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
     """Read a checkpoint with its tokenizer.
 
     Args:
@@ -91,7 +91,7 @@ def load_pretrained(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
     num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
     criterion = state["cfg"].get("criterion") or {}
-    return Pretrained(file, model.eval(), dictionary, run_tokenizer, state["cfg"]["task"], num_updates, criterion)
+    return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, state["cfg"]["task"], num_updates, criterion)
 
 
 def checkpoint_file(path: Path) -> Path:

@@ -1,6 +1,6 @@
 """Tables of weight names, ours | those of another library, one line for a group of weights.
 
-``N`` stands for the number of a layer, ``*`` for weight and bias.
+``N`` is the number of a layer, ``*`` means ``weight`` and ``bias``.
 """
 
 import re

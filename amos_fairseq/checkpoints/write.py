@@ -4,7 +4,6 @@ Parts that the foreign model lacks (a generator, heads) start from the model cla
 update 0: it is for ``--finetune-from-model``, ``--restore-file`` with ``--reset-*``, ``load`` and ``export``.
 """
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from amos_fairseq.checkpoints.weight_names import Weights
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import os_error_behind, whole_file
+from amos_fairseq.files import os_error_behind, whole_file, whole_folder
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization import Tokenizer
 from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
@@ -216,10 +215,5 @@ def _write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         if directory_sha256(directory) != tokenizer.sha256:
             raise UserError(f"{directory} holds another tokenizer: give OUT.pt a directory of its own")
         return
-    unfinished = directory.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
+    with whole_folder(directory) as unfinished:
         tokenizer.save(unfinished)
-        os.rename(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

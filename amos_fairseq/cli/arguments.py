@@ -1,7 +1,7 @@
 """Help formatting, and the arguments that several subcommands share.
 
-Subcommand modules import torch, fairseq and matplotlib inside their ``run`` functions, so that ``--help`` and mistakes in
-the arguments do not wait for these imports.
+Importing the package loads torch and fairseq. Modules that load further libraries (matplotlib, transformers) are imported
+inside the functions that need them.
 """
 
 import argparse

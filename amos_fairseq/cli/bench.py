@@ -8,7 +8,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 
 DESCRIPTION = """\
 Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of
@@ -102,7 +102,6 @@ def make_directory(path: Path) -> None:
 def write_file(path: Path, text: str) -> None:
     """Write a file of --out atomically; raise :class:`UserError` where that fails."""
     try:
-        with whole_file(str(path)) as unfinished:
-            Path(unfinished).write_text(text, encoding="utf-8")
+        write_text(path, text)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): make room, or give another --out") from error

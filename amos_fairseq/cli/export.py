@@ -4,7 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
+from amos_fairseq.hugging_face.export import check_output_folder, export
+from amos_fairseq.hugging_face.model_card import CardSettings
 
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
@@ -39,15 +42,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.checkpoints.read import load_pretrained
-    from amos_fairseq.hugging_face.export import check_output_folder, export
-    from amos_fairseq.hugging_face.model_card import CardSettings
-
     check_output_folder(arguments.out, arguments.force)  # before any long work
-    pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
+    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
     exported = export(
-        pretrained, arguments.out, part=arguments.part, depth=arguments.depth, family=arguments.family, labels=labels,
+        loaded, arguments.out, part=arguments.part, depth=arguments.depth, family=arguments.family, labels=labels,
         card=CardSettings(arguments.data_license, arguments.language), check=arguments.check, force=arguments.force,
     )  # fmt: skip
     code = "; it contains custom code: trust_remote_code=True" if exported.has_code else ""

@@ -1,16 +1,14 @@
-"""What ``amos glue`` and ``amos squad`` share: their arguments, the session that these describe, and how they end."""
+"""Arguments, session and exits that ``amos glue`` and ``amos squad`` share."""
 
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from amos_fairseq.errors import UserError
-
-if TYPE_CHECKING:
-    from amos_fairseq.finetuning.report import Table
-    from amos_fairseq.finetuning.runner import Failure
-    from amos_fairseq.finetuning.session import Session
+from amos_fairseq.finetuning.report import Table
+from amos_fairseq.finetuning.runner import Failure
+from amos_fairseq.finetuning.session import OVERRIDES, Session, open_session
 
 STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
 
@@ -52,10 +50,8 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep all checkpoints of every run, not only the weights of each task's best run")  # fmt: skip
 
 
-def session_from(arguments: argparse.Namespace) -> "Session":
+def session_from(arguments: argparse.Namespace) -> Session:
     """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
-    from amos_fairseq.finetuning.session import OVERRIDES, open_session
-
     return open_session(
         arguments.checkpoint, arguments.out, arguments.recipe, size=arguments.size, num_seeds=arguments.seeds,
         from_scratch=arguments.from_scratch, overrides={name: getattr(arguments, name) for name in OVERRIDES},
@@ -70,7 +66,7 @@ def exit_stopped(out: str) -> NoReturn:
     sys.exit(STOPPED)
 
 
-def print_outcome(table: "Table | None", lines: Iterable[object], failures: Sequence["Failure"]) -> None:
+def print_outcome(table: Table | None, lines: Iterable[object], failures: Sequence[Failure]) -> None:
     """Print the table and further lines of a session; raise :class:`UserError` if a run failed."""
     if table is not None:
         table.print()

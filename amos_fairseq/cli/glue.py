@@ -6,6 +6,9 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.finetuning.benchmark import Stopped
+from amos_fairseq.finetuning.glue.experiment import run_glue
+from amos_fairseq.finetuning.glue.tasks import parse_tasks
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
@@ -33,12 +36,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.finetuning.glue.tasks import parse_tasks
-
     tasks = parse_tasks(arguments.tasks)
-    from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.glue.experiment import run_glue
-
     session = fine_tuning.session_from(arguments)
     intermediate = None
     if arguments.intermediate is not None:

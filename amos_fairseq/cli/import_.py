@@ -2,13 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amos_fairseq.checkpoints.microsoft_amos import import_release
+from amos_fairseq.checkpoints.write import Imported, changed_flags, check_output_file, write
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
-
-if TYPE_CHECKING:
-    from amos_fairseq.checkpoints.write import Imported
+from amos_fairseq.hugging_face.import_model import import_folder
 
 DESCRIPTION = """\
 Convert SOURCE to OUT.pt, a checkpoint for fairseq-train (fine-tuning or further pretraining), `amos glue`, `amos squad`,
@@ -44,22 +44,18 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.checkpoints.write import check_output_file, write
-
     check_output_file(arguments.out)
     imported = read_source(arguments)
     write(imported, arguments.out)
     print("\n".join(report_lines(imported, arguments)))
 
 
-def read_source(arguments: argparse.Namespace) -> "Imported":
+def read_source(arguments: argparse.Namespace) -> Imported:
     """Read and convert SOURCE; raise :class:`UserError` for flags that do not apply to its kind."""
     arch, generator, tokenizer, depths = arguments.arch, arguments.generator, arguments.tokenizer, arguments.depths
     if arguments.origin == HUGGING_FACE:
         if depths is not None:
             raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
-        from amos_fairseq.hugging_face.import_model import import_folder
-
         return import_folder(arguments.source, arch, generator, tokenizer, arguments.seed)
     if tokenizer is None:
         raise UserError(
@@ -67,16 +63,12 @@ def read_source(arguments: argparse.Namespace) -> "Imported":
         )
     if generator is not None:
         raise UserError("--generator does not apply to --from microsoft-amos: the released file contains its generator")
-    from amos_fairseq.checkpoints.microsoft_amos import import_release
-
     return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
 
 
-def report_lines(imported: "Imported", arguments: argparse.Namespace) -> list[str]:
+def report_lines(imported: Imported, arguments: argparse.Namespace) -> list[str]:
     """Return lines about the parameters that are imported, initialized or left out, and the flags of fairseq-train that
     build the same model."""
-    from amos_fairseq.checkpoints.write import changed_flags
-
     model, config = imported.model, imported.config
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     initialized = [name for name in imported.newly_initialized if name in sizes]

@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 
 DESCRIPTION = """\
 Mask a text as pretraining does, and show for each masked token the original, the predictions of each generator depth with
@@ -42,17 +42,16 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
-    from amos_fairseq.checkpoints.read import load_pretrained
+    from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.inspection.compute import inspect_text
     from amos_fairseq.inspection.html_page import render_page
     from amos_fairseq.inspection.terminal import print_inspection
 
-    pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
-    inspection = inspect_text(pretrained, text, arguments.seed, mask_prob, arguments.top)
+    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     try:
-        with whole_file(arguments.html) as unfinished:
-            Path(unfinished).write_text(render_page(inspection), encoding="utf-8")
+        write_text(arguments.html, render_page(inspection))
     except OSError as error:
         raise UserError(
             f"{arguments.html}: the page cannot be written ({error.strerror}); choose another place with --html"

@@ -5,8 +5,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.checkpoints.encoder import check_device
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
 from amos_fairseq.errors import UserError
+from amos_fairseq.scoring.jobs import rerank, score_file
+from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
@@ -26,12 +30,8 @@ def add_parser(subparsers: Any) -> None:
     add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line")
     add("--format", choices=("tsv", "jsonl"),
         help="tab-separated values with a header, or one JSON object per line (default: tsv)")  # fmt: skip
-    add(
-        "--out",
-        metavar="OUT",
-        type=Path,
-        help="file for the scores, or for the JSON of --rerank (default: the terminal)",
-    )
+    add("--out", metavar="OUT", type=Path,
+        help="file for the scores, or for the JSON of --rerank (default: the terminal)")  # fmt: skip
     add("--electra-formula", metavar="F", choices=("exact", "thesis"),
         help="how scores follow from ELECTRA's discriminator: from the labels that it was trained with (exact), or from those "
         "of thesis section 5.4.5 (thesis) (default: exact)")  # fmt: skip
@@ -54,15 +54,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_arguments(arguments, parser)
-    from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.checkpoints.read import load_pretrained
-    from amos_fairseq.scoring.jobs import rerank, score_file
-    from amos_fairseq.scoring.pseudo_likelihood import LineScorer
-
     check_device(arguments.device)
-    pretrained = load_pretrained(arguments.checkpoint, arguments.tokenizer)
-    pretrained.model.to(arguments.device)
-    scorer = LineScorer(pretrained, arguments.batch_tokens, arguments.electra_formula)
+    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    loaded.model.to(arguments.device)
+    scorer = LineScorer(loaded, arguments.batch_tokens, arguments.electra_formula)
     if arguments.rerank is not None:
         rerank(scorer, arguments.rerank, arguments.dev, arguments.weight, arguments.out)
     else:

@@ -4,14 +4,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.data.squad import WindowLimits
 from amos_fairseq.errors import UserError
-
-if TYPE_CHECKING:
-    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
+from amos_fairseq.finetuning.benchmark import Stopped
+from amos_fairseq.finetuning.squad.benchmark import SquadSettings
+from amos_fairseq.finetuning.squad.decoding import DecodingLimits
+from amos_fairseq.finetuning.squad.experiment import run_squad
+from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever DIR was prepared from: one fairseq-train process per
@@ -57,9 +60,6 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
-    from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.squad.experiment import run_squad
-
     session = fine_tuning.session_from(arguments)
     settings = read_settings(arguments, session.checkpoint.max_positions)
     try:
@@ -69,15 +69,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     fine_tuning.print_outcome(outcome.table, outcome.files, outcome.failures)
 
 
-def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":
+def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
     """Return the settings of windows, head and decoding for an encoder of ``max_positions``.
 
     Raises:
         UserError: a length is out of range.
     """
-    from amos_fairseq.data.squad import WindowLimits
-    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
-    from amos_fairseq.finetuning.squad.decoding import DecodingLimits
 
     def given_or(value: Any, default: Any) -> Any:
         return default if value is None else value
@@ -102,8 +99,6 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
 
 def print_scores(arguments: argparse.Namespace) -> None:
     """Print the scores as JSON on stdout, in the format of the official script."""
-    from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
-
     predictions, dataset = map(Path, arguments.evaluate)
     odds = None if arguments.null_odds is None else read_null_odds(Path(arguments.null_odds))
     if odds is None and arguments.null_threshold is not None:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from amos_fairseq.compat.failing_updates import stop_at_gradient
 
-# Stands for a norm that has not been read, in the code of fairseq between clipping and the optimizer's step.
+# Placeholder for a norm that has not been read, in the code of fairseq between clipping and the optimizer's step.
 NOT_READ_YET = torch.zeros(())
 
 

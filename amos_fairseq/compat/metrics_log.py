@@ -150,11 +150,6 @@ class MetricsProgressBar(progress_bar.BaseProgressBar):
         self.wrapped_bar.update_config(config)
 
 
-def is_master_rank() -> bool:
-    """True in the one process that writes files (also where nothing is distributed)."""
-    return distributed_utils.get_global_rank() == 0
-
-
 _logs: dict[str, MetricsLog] = {}
 _resumed_updates: dict[str, int] = {}
 
@@ -172,7 +167,7 @@ def record_logged_values(make_bar: Callable[..., Any], iterator: Any, *args: Any
         # Here and not when the checkpoint was loaded: a run that is refused in between changes nothing.
         if save_dir in _resumed_updates:
             on_first_rank(functools.partial(log.cut_back, _resumed_updates.pop(save_dir)))
-    return MetricsProgressBar(bar, iterator, log) if is_master_rank() else bar
+    return MetricsProgressBar(bar, iterator, log) if distributed_utils.get_global_rank() == 0 else bar
 
 
 def note_resumed_update(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:

@@ -18,19 +18,26 @@ RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start
 
 
 def blocks_per_batch(
-    tokens_per_block: int, max_tokens: Optional[int], max_sentences: Optional[int], max_positions: Optional[int]
+    tokens_per_block: int,
+    max_tokens: Optional[int],
+    max_sentences: Optional[int],
+    max_positions: Optional[int],
+    flag: str = "--tokens-per-sample",
 ) -> int:
-    """Return ``max_sentences`` or what fits into ``max_tokens``; raise :class:`UserError` if no whole block fits."""
+    """Return ``max_sentences`` or what fits into ``max_tokens``; raise :class:`UserError` if no whole block fits.
+
+    ``flag``: the one that sets ``tokens_per_block``, for error messages.
+    """
     if max_positions is not None and max_positions < tokens_per_block:
         raise UserError(
-            f"a block has --tokens-per-sample {tokens_per_block} tokens, but the model's --max-positions or --max-tokens "
-            f"allows {max_positions}"
+            f"a sequence has {flag} {tokens_per_block} tokens, but the model's --max-positions or --max-tokens allows "
+            f"{max_positions}: give no more"
         )
     limits = [limit for limit in (max_sentences, max_tokens and max_tokens // tokens_per_block) if limit is not None]
     if not limits or min(limits) < 1:
         raise UserError(
             f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
-            f"--tokens-per-sample {tokens_per_block}: give more"
+            f"{flag} {tokens_per_block}: give more"
         )
     return min(limits)
 

@@ -1,6 +1,5 @@
 """The dictionary and tokenizer of a corpus: found, checked against each other, and copied next to the checkpoints."""
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_folder
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 DICTIONARY_FILE = "dict.txt"
@@ -102,15 +102,11 @@ class Vocabulary:
                 f"{target} belongs to a run with another vocabulary than {self.dictionary_file}: give another "
                 "--save-dir, or the corpus of that run"
             )
-        unfinished = target.with_name(f"{TOKENIZER_DIRECTORY}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
         try:
-            unfinished.mkdir(parents=True)
-            for source in self._files():
-                shutil.copyfile(source, unfinished / source.name)
-            os.rename(unfinished, target)
+            with whole_folder(target) as unfinished:
+                for source in self._files():
+                    shutil.copyfile(source, unfinished / source.name)
         except OSError as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
             raise UserError(
                 f"{target} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir"
             ) from error

@@ -15,8 +15,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.runs import Result, read_json, write_json
+from amos_fairseq.files import write_text
+from amos_fairseq.finetuning.runs import Result, read_json
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 MISSING = "-"
@@ -159,8 +159,7 @@ class Table:
         """Write STEM.md and STEM.csv; return their paths."""
         contents = {stem.with_suffix(".md"): self.as_markdown(), stem.with_suffix(".csv"): self.as_csv()}
         for path, content in contents.items():
-            with whole_file(str(path)) as unfinished:
-                Path(unfinished).write_text(content, encoding="utf-8")
+            write_text(path, content)
         return list(contents)
 
 
@@ -184,29 +183,6 @@ def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]
     """Return the paper's scores of SQuAD 2.0; a dash for a score that it does not report."""
     deviations = paper.get("deviations", {})
     return [format_score(paper["squad"].get(name), deviations.get(name)) for name in scores]
-
-
-def write_summary(
-    out: Path, name: str, setup: dict[str, Any], results: Sequence[Result], tasks: dict[str, TaskSummary],
-    notes: Sequence[str], **extra: Any,
-) -> Path:  # fmt: skip
-    """Write the summary of a benchmark and return its path.
-
-    Args:
-        setup: what all runs share: checkpoint, recipe, precision.
-        extra: further parts, such as an average.
-    """
-    content = {
-        "benchmark": name,
-        "setup": setup,
-        "tasks": {task: summary.as_dict() for task, summary in tasks.items()},
-        **extra,
-        "notes": list(notes),
-        "runs": [result.as_dict() for result in results],
-    }
-    file = out / f"{name}.json"
-    write_json(file, content)
-    return file
 
 
 def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] | None:

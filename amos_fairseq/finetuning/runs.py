@@ -16,7 +16,7 @@ from typing import Any, Sequence
 import torch
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Task
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
 from amos_fairseq.versions import version_of
@@ -218,8 +218,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    with whole_file(str(file)) as unfinished:
-        Path(unfinished).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def content_sha256(content: Any) -> str:

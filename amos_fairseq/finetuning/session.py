@@ -12,9 +12,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Benchmark, Task
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint, read_pretrained_checkpoint
 from amos_fairseq.finetuning.recipes import Recipe, load_recipe
-from amos_fairseq.finetuning.report import Table, TaskSummary, write_summary
+from amos_fairseq.finetuning.report import Table, TaskSummary
 from amos_fairseq.finetuning.runner import Failure, Runner, find_devices
-from amos_fairseq.finetuning.runs import Result, Run, content_sha256, plan_runs
+from amos_fairseq.finetuning.runs import Result, Run, content_sha256, plan_runs, write_json
 
 OVERRIDES = ("lr", "epochs", "batch_size")
 
@@ -154,6 +154,14 @@ def save_results(
 
     ``extra``: further parts of the summary ``NAME.json``.
     """
-    checkpoint = {"file": str(session.checkpoint.file), "num_updates": session.checkpoint.num_updates}
-    summary = write_summary(session.out, name, setup, results, summaries, table.notes, checkpoint=checkpoint, **extra)
-    return [*table.save(session.out / name), summary]
+    summary = {
+        "benchmark": name,
+        "setup": setup,
+        "tasks": {task: summary.as_dict() for task, summary in summaries.items()},
+        "checkpoint": {"file": str(session.checkpoint.file), "num_updates": session.checkpoint.num_updates},
+        **extra,
+        "notes": list(table.notes),
+        "runs": [result.as_dict() for result in results],
+    }
+    write_json(session.out / f"{name}.json", summary)
+    return [*table.save(session.out / name), session.out / f"{name}.json"]

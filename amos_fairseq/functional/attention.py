@@ -34,7 +34,7 @@ SDPA_BACKENDS = {
 
 
 class AttentionBias(NamedTuple):
-    """Terms that are added to the scores of every layer; None stands for zeros."""
+    """Terms that are added to the scores of every layer; None means zeros."""
 
     learned: Tensor | None = None  # [H,T,T], float32 or the dtype of the heads; its gradient has its dtype
     fixed: Tensor | None = None  # [B or 1, H or 1, T or 1, T]; must not require a gradient on a CPU
@@ -46,7 +46,7 @@ NO_BIAS = AttentionBias()
 class ToeplitzBias(NamedTuple):
     """The same terms for the backend ``triton``: one value per distance, and a rule for the masked pairs."""
 
-    values: Tensor | None  # [H,2T-1] float32, contiguous, indexed by key - query + T - 1; None stands for zeros
+    values: Tensor | None  # [H,2T-1] float32, contiguous, indexed by key - query + T - 1; None means zeros
     padding: Tensor | None  # [B,T] bool, True at keys that are not attended to
     side: str = "all"  # attend to all keys, or to the "past" or "future" keys and the query's own position
 

@@ -15,6 +15,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from amos_fairseq.functional.cross_entropy import linear_cross_entropy
+
 # Size of the logits of a chunk; with intermediate results about three times as much is allocated. On a GPU enough positions
 # (1,024 at V = 32,768) for a product that keeps every multiprocessor busy. On a CPU below 32 MB, from which on glibc maps
 # memory for each tensor separately: with 64 MB the page faults made a pass of 320 positions in bfloat16 a third slower.
@@ -119,6 +121,13 @@ def triton_kernels() -> ModuleType:
         ValueError: Triton is not installed.
     """
     return importlib.import_module("amos_fairseq.functional.cuda.output_layer")
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, kernels: str) -> tuple[Tensor, Tensor]:
+    """Compute :func:`~amos_fairseq.functional.cross_entropy.linear_cross_entropy` with the implementation of ``kernels``."""
+    if kernels == "reference":
+        return linear_cross_entropy(hidden, weight, bias, targets)
+    return chunked_cross_entropy(hidden, weight, bias, targets, runs_in_triton(kernels, hidden.device))
 
 
 def chunked_cross_entropy(

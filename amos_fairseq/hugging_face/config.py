@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.weights import EXPORTED_TOKEN_TYPES
+from amos_fairseq.hugging_face.weights import ENERGY, EXPORTED_TOKEN_TYPES, PRETRAINING, SEQUENCE_CLASSIFICATION
 from amos_fairseq.modules.encoder import TransformerConfig
 
 if TYPE_CHECKING:
@@ -18,20 +18,39 @@ POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0}
 CUSTOM = "custom"
 
 
-def family_of(shape: TransformerConfig, pooler_activation: str = "tanh") -> str:
-    """Return mpnet, electra or bert, or ``CUSTOM`` if the encoder needs code of its own.
+def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
+    """Return the families of classes that compute a part, the closest first: mpnet, electra, bert, roberta or ``CUSTOM``.
 
-    Without relative positions both ELECTRA and BERT fit; only ELECTRA projects its embeddings and has gelu in the
-    classification head, BERT has tanh.
+    Args:
+        kind: the part, one of the constants in :mod:`amos_fairseq.hugging_face.weights`.
+        shape: of its encoder.
+        activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA).
 
     Raises:
-        UserError: no Hugging Face class computes this encoder.
+        UserError: no Hugging Face class computes this part.
     """
-    projected = shape.embedding_width not in (0, shape.width)
-    if shape.position_scheme == "none":
-        return "electra" if projected or pooler_activation == "gelu" else "bert"
+    projected = shape.embedding_width not in (0, shape.width)  # only ELECTRA projects its embeddings
     if shape.position_scheme == "amos":
-        return CUSTOM
+        return [CUSTOM]
+    if shape.position_scheme == "t5":
+        check_mpnet(shape, projected)
+        return ["mpnet"]
+    if kind in (PRETRAINING, ENERGY):
+        return ["electra"]
+    if kind == SEQUENCE_CLASSIFICATION and activation == "tanh":
+        if projected:
+            raise UserError(
+                "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
+                "narrower than the encoder: export the encoder alone, with --part encoder"
+            )
+        return ["bert", "roberta"]
+    if projected or kind == SEQUENCE_CLASSIFICATION:
+        return ["electra"]
+    return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
+
+
+def check_mpnet(shape: TransformerConfig, projected: bool) -> None:
+    """Raise :class:`UserError` if MPNet does not compute an encoder with t5 positions."""
     if (shape.position_buckets, shape.position_max_distance) != (MPNET_BUCKETS, MPNET_MAX_DISTANCE):
         raise UserError(
             f"Hugging Face's MPNet has {MPNET_BUCKETS} buckets and a maximum distance of {MPNET_MAX_DISTANCE}, this "
@@ -42,7 +61,6 @@ def family_of(shape: TransformerConfig, pooler_activation: str = "tanh") -> str:
             "Hugging Face's MPNet has neither token types nor embeddings of another width than the encoder's: an encoder "
             "with these and t5 positions cannot be exported"
         )
-    return "mpnet"
 
 
 def config_class(family: str) -> type["PretrainedConfig"]:

@@ -1,9 +1,6 @@
 """Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
 
 import json
-import os
-import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,23 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import abandoned, os_error_behind
+from amos_fairseq.files import os_error_behind, whole_folder
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, family_of, hugging_face_config
+from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, families_of, hugging_face_config
 from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_card_settings, write_card
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
 from amos_fairseq.hugging_face.weights import (
     AUTO_CLASSES,
     ENCODER,
-    ENERGY,
     FAMILIES,
     MASKED_LM,
-    PRETRAINING,
-    SEQUENCE_CLASSIFICATION,
     to_hugging_face,
     to_hugging_face_rows,
 )
@@ -63,7 +57,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    pretrained: Pretrained,
+    loaded: LoadedCheckpoint,
     out: Path,
     part: str | None = None,
     depth: str | None = None,
@@ -76,7 +70,7 @@ def export(
     """Write the folder ``out``, completely or not at all.
 
     Args:
-        pretrained: a checkpoint of this package.
+        loaded: a checkpoint of this package.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
         part: encoder, generator, discriminator or mlm; for the default see :func:`.parts.choose_part`.
         depth: of the generator; the default is the deepest.
@@ -91,16 +85,16 @@ def export(
     """
     card = card or CardSettings()
     check_card_settings(card)
-    chosen = choose_part(pretrained, part, depth, labels)
-    family = choose_family(chosen, str(pretrained.model.cfg.pooler_activation_fn), family)
-    tokenizer = folder_tokenizer(pretrained.tokenizer, family, chosen.shape.max_positions)
+    chosen = choose_part(loaded, part, depth, labels)
+    family = choose_family(chosen, str(loaded.model.cfg.pooler_activation_fn), family)
+    tokenizer = folder_tokenizer(loaded.tokenizer, family, chosen.shape.max_positions)
     target = Target(out.name, class_name(chosen, family), family == CUSTOM or tokenizer.has_code)
-    with whole_folder(out, force) as unfinished, without_progress_bars():
+    with export_folder(out, force) as unfinished, without_progress_bars():
         write_model(unfinished, chosen, family, tokenizer)
         tokenizer.save(unfinished)
-        agreement = verify_folder(unfinished, pretrained, chosen, tokenizer.ids, target.has_code) if check else None
+        agreement = verify_folder(unfinished, loaded, chosen, tokenizer.ids, target.has_code) if check else None
         checked = f"Before this folder was written, both were loaded and compared: {agreement}"
-        write_card(unfinished, target, pretrained, chosen, card, checked if agreement else "Not compared (--no-check)")
+        write_card(unfinished, target, loaded, chosen, card, checked if agreement else "Not compared (--no-check)")
     class_labels = list(chosen.settings.get("id2label", {}).values())
     return Exported(target.class_name, chosen.description, target.has_code, class_labels, agreement)
 
@@ -113,7 +107,7 @@ def choose_family(part: Part, activation: str, wanted: str | None) -> str:
     Raises:
         UserError: no class of the family computes this part.
     """
-    families = possible_families(part, activation)
+    families = families_of(part.kind, part.shape, activation)
     if wanted is None:
         return families[0]
     if wanted not in families:
@@ -122,26 +116,6 @@ def choose_family(part: Part, activation: str, wanted: str | None) -> str:
             " (positions, width of the embeddings and activation of the head decide)"
         )
     return wanted
-
-
-def possible_families(part: Part, activation: str) -> list[str]:
-    """Return the families that compute the part, the closest first."""
-    first = family_of(part.shape, activation)
-    if part.shape.position_scheme != "none":
-        return [first]
-    if part.kind in (PRETRAINING, ENERGY):
-        return ["electra"]
-    projected = part.shape.embedding_width not in (0, part.shape.width)
-    if part.kind == SEQUENCE_CLASSIFICATION:
-        families = ["electra"] if activation == "gelu" else [] if projected else ["bert", "roberta"]
-    else:
-        families = ["electra"] if projected else ["bert", "electra", "roberta"]
-    if not families:
-        raise UserError(
-            "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
-            "narrower than the encoder: export the encoder alone, with --part encoder"
-        )
-    return sorted(families, key=lambda family: family != first)
 
 
 def class_name(part: Part, family: str) -> str:
@@ -311,23 +285,16 @@ def check_output_folder(path: Path, replace: bool) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
-    """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises.
-
-    Folders that a killed process left behind are removed by the next export.
+def export_folder(path: Path, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``path``, completely or not at all: see :func:`amos_fairseq.files.whole_folder`.
 
     Raises:
         UserError: ``path`` may not be written (:func:`check_output_folder`), or nothing can be written there.
     """
     check_output_folder(path, replace)
-    prefix = f".{path.name}.unfinished.{socket.gethostname()}."
-    for folder in abandoned(str(path.with_name(prefix))):
-        shutil.rmtree(folder, ignore_errors=True)
-    unfinished = path.with_name(f"{prefix}{os.getpid()}")
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        _put_in_place(unfinished, path)
+        with whole_folder(path, replace) as unfinished:
+            yield unfinished
     except UserError:
         raise
     except Exception as error:
@@ -337,19 +304,3 @@ def whole_folder(path: Path, replace: bool) -> Iterator[Path]:
         raise UserError(
             f"{path} cannot be written ({cause.strerror or cause}): make room, permit writing, or give another folder"
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _put_in_place(unfinished: Path, path: Path) -> None:
-    if not path.exists():
-        os.rename(unfinished, path)
-        return
-    replaced = path.with_name(f".{path.name}.replaced.{os.getpid()}")
-    os.rename(path, replaced)
-    try:
-        os.rename(unfinished, path)
-    except OSError:
-        os.rename(replaced, path)
-        raise
-    shutil.rmtree(replaced)

@@ -334,7 +334,7 @@ def check_encoder_is_complete(newly_initialized: list[str], prefix: str, path: P
 
 
 def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[str]:
-    """Describe the rows that do not stand for a token on both sides."""
+    """Describe the vocabulary rows that have no token in the folder or in our dictionary."""
     remarks = []
     dictionary = embedding_symbols(symbols)
     absent = [dictionary[row] for row in (ids == ABSENT).nonzero().flatten().tolist()]

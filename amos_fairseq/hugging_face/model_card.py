@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import import_source
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import Part
@@ -100,7 +100,7 @@ class Target(NamedTuple):
 
 
 def write_card(
-    folder: Path, target: Target, pretrained: Pretrained, part: Part, settings: CardSettings, checked: str
+    folder: Path, target: Target, loaded: LoadedCheckpoint, part: Part, settings: CardSettings, checked: str
 ) -> None:
     """Write ``README.md`` into ``folder``. ``checked``: the result of the verification, in words."""
     from huggingface_hub import ModelCard, ModelCardData
@@ -110,21 +110,21 @@ def write_card(
         license=settings.data_license,
         library_name="transformers",
         pipeline_tag=_PIPELINES.get(part.kind),
-        tags=["amos_fairseq", "fairseq", *filter(None, [objective(pretrained)])],
+        tags=["amos_fairseq", "fairseq", *filter(None, [objective(loaded)])],
     )
     sections = [
-        f"# {title(pretrained, part)}",
-        f"A `{target.class_name}`: {part.description} of {origin(pretrained)}.",
+        f"# {title(loaded, part)}",
+        f"A `{target.class_name}`: {part.description} of {origin(loaded)}.",
         "## Use\n\n" + usage(part, target),
-        "## The model\n\n" + as_table(model_facts(pretrained, part)),
+        "## The model\n\n" + as_table(model_facts(loaded, part)),
     ]
-    if run := run_facts(pretrained):
+    if run := run_facts(loaded):
         sections.append("## The run\n\n" + as_table(run))
-    if metrics := validation_metrics(pretrained):
-        units = _UNITS.get(task_name(pretrained), _OTHER_UNITS)
+    if metrics := validation_metrics(loaded):
+        units = _UNITS.get(task_name(loaded), _OTHER_UNITS)
         sections.append(f"## Validation\n\n{units}\n\n" + as_table(metrics))
     sections += [
-        "## Limits\n\n" + limits(pretrained, part),
+        "## Limits\n\n" + limits(loaded, part),
         "## License\n\n" + license_text(settings.data_license),
         f"## Comparison with the checkpoint\n\n{checked}.",
         "## Versions\n\n" + ", ".join(f"{name} {version_of(name)}" for name in _LIBRARIES) + ".",
@@ -133,23 +133,23 @@ def write_card(
     ModelCard(content).save(folder / "README.md")
 
 
-def title(pretrained: Pretrained, part: Part) -> str:
+def title(loaded: LoadedCheckpoint, part: Part) -> str:
     shape = part.shape
-    name = objective(pretrained).upper() or import_source(pretrained.task)
+    name = objective(loaded).upper() or import_source(loaded.task)
     return f"{name}, {shape.num_layers} layers of width {shape.width}: {part.description}"
 
 
-def objective(pretrained: Pretrained) -> str:
+def objective(loaded: LoadedCheckpoint) -> str:
     """Return the name of the pretraining objective, such as ``amos``; empty for an imported model."""
-    if import_source(pretrained.task):
+    if import_source(loaded.task):
         return ""
-    settings = pretrained.model.cfg
-    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(pretrained.model).__name__
+    settings = loaded.model.cfg
+    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(loaded.model).__name__
     return str(name).partition("_")[0].lower()
 
 
-def origin(pretrained: Pretrained) -> str:
-    source = import_source(pretrained.task)
+def origin(loaded: LoadedCheckpoint) -> str:
+    source = import_source(loaded.task)
     if source:
         return f"{source}, imported with amos_fairseq and not trained further"
     return "a model trained with amos_fairseq"
@@ -171,56 +171,56 @@ def usage(part: Part, target: Target) -> str:
     return "\n".join(lines)
 
 
-def model_facts(pretrained: Pretrained, part: Part) -> dict[str, str]:
-    shape, tokenizer = part.shape, pretrained.tokenizer
+def model_facts(loaded: LoadedCheckpoint, part: Part) -> dict[str, str]:
+    shape, tokenizer = part.shape, loaded.tokenizer
     return {
         "Layers, width, FFN width, heads": f"{shape.num_layers}, {shape.width}, {shape.ffn_width}, {shape.num_heads}",
         "Longest input": f"{shape.max_positions} tokens",
         "Positions": _POSITIONS[shape.position_scheme],
         "Vocabulary": f"{len(tokenizer):,} pieces, {tokenizer.kind}, {'cased' if tokenizer.cased else 'uncased'}",
-        "Parameters": f"{num_parameters(pretrained, part):,}",
+        "Parameters": f"{num_parameters(loaded, part):,}",
     }
 
 
-def num_parameters(pretrained: Pretrained, part: Part) -> int:
+def num_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
     """Count the part's parameters in our model, without the rows that only round up the vocabulary."""
-    num_tokens = len(pretrained.dictionary)
+    num_tokens = len(loaded.dictionary)
     return sum(
         (tensor[:num_tokens] if name in _ROW_PER_TOKEN else tensor).numel() for name, tensor in part.weights.items()
     )
 
 
-def run_facts(pretrained: Pretrained) -> dict[str, str]:
+def run_facts(loaded: LoadedCheckpoint) -> dict[str, str]:
     """Return facts of the training from the checkpoint and the log beside it; none for an imported model."""
-    if import_source(pretrained.task):
+    if import_source(loaded.task):
         return {}
-    task = pretrained.task
+    task = loaded.task
     facts = {
-        "Objective": objective(pretrained),
-        "Task": task_name(pretrained),
-        "Updates": f"{pretrained.num_updates:,}",
-        "Tokens read": num_tokens_read(pretrained),
+        "Objective": objective(loaded),
+        "Task": task_name(loaded),
+        "Updates": f"{loaded.num_updates:,}",
+        "Tokens read": num_tokens_read(loaded),
         "Tokens masked": f"{task['mask_prob']:.0%}" if "mask_prob" in task else "",
     }
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def task_name(pretrained: Pretrained) -> str:
-    return str(pretrained.task.get("_name", PRETRAINING_TASK))
+def task_name(loaded: LoadedCheckpoint) -> str:
+    return str(loaded.task.get("_name", PRETRAINING_TASK))
 
 
-def num_tokens_read(pretrained: Pretrained) -> str:
+def num_tokens_read(loaded: LoadedCheckpoint) -> str:
     """Return updates times the mean number of tokens per update; empty without the log of the run."""
-    records = [record for record in read_metrics(pretrained) if record.get("split") == "train" and record.get("wpb")]
+    records = [record for record in read_metrics(loaded) if record.get("split") == "train" and record.get("wpb")]
     if not records:
         return ""
     mean = sum(record["wpb"] for record in records) / len(records)
-    return f"about {float(f'{mean * pretrained.num_updates:.3g}'):,.0f}"
+    return f"about {float(f'{mean * loaded.num_updates:.3g}'):,.0f}"
 
 
-def validation_metrics(pretrained: Pretrained) -> dict[str, str]:
+def validation_metrics(loaded: LoadedCheckpoint) -> dict[str, str]:
     """Return the last validation up to the checkpoint's update, without measurements of speed."""
-    records = [record for record in read_metrics(pretrained) if record.get("split") != "train"]
+    records = [record for record in read_metrics(loaded) if record.get("split") != "train"]
     if not records:
         return {}
     record = records[-1]
@@ -228,9 +228,9 @@ def validation_metrics(pretrained: Pretrained) -> dict[str, str]:
     return {"update": f"{record['update']:,}", **values}
 
 
-def read_metrics(pretrained: Pretrained) -> list[dict[str, Any]]:
+def read_metrics(loaded: LoadedCheckpoint) -> list[dict[str, Any]]:
     """Return the log's records up to the checkpoint's update; none without a log. A truncated last line is skipped."""
-    path = pretrained.file.parent / METRICS_FILE
+    path = loaded.file.parent / METRICS_FILE
     if not path.is_file():
         return []
     records = []
@@ -239,16 +239,16 @@ def read_metrics(pretrained: Pretrained) -> list[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and record.get("update", pretrained.num_updates + 1) <= pretrained.num_updates:
+        if isinstance(record, dict) and record.get("update", loaded.num_updates + 1) <= loaded.num_updates:
             records.append(record)
     return records
 
 
-def limits(pretrained: Pretrained, part: Part) -> str:
-    case = "keeps upper case" if pretrained.tokenizer.cased else "converts upper case to lower case"
+def limits(loaded: LoadedCheckpoint, part: Part) -> str:
+    case = "keeps upper case" if loaded.tokenizer.cased else "converts upper case to lower case"
     return (
         f"{part.limits or _LIMITS[part.kind]} Its vocabulary comes from the training text and {case}; other languages and "
-        f"characters that were rare there become unknown. It reads at most {part.shape.max_positions} tokens. A text that "
+        f"characters that were rare there become unknown. It takes at most {part.shape.max_positions} tokens. A text that "
         "spells a special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
     )
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.weight_names import Weights
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import (
@@ -66,7 +66,7 @@ class Part:
 
 
 def choose_part(
-    pretrained: Pretrained,
+    loaded: LoadedCheckpoint,
     name: str | None = None,
     depth: str | None = None,
     labels: Sequence[str] | None = None,
@@ -75,7 +75,7 @@ def choose_part(
     its head, or the encoder of any other pretraining.
 
     Args:
-        pretrained: a checkpoint of this package.
+        loaded: a checkpoint of this package.
         name: encoder, generator, discriminator or mlm.
         depth: of the generator, as in the log keys; the default is the deepest.
         labels: names of the classes of a fine-tuned head, in their order.
@@ -83,25 +83,25 @@ def choose_part(
     Raises:
         UserError: the checkpoint has no such part, or no Hugging Face class computes it.
     """
-    model = pretrained.model
+    model = loaded.model
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
     has_classes = isinstance(model, FineTunedModel) and len(model.classification_heads) and name is None
     if labels is not None and not has_classes:
         raise UserError("--labels names the classes of a fine-tuned classification head, which is not exported here")
     if isinstance(model, FineTunedModel):
-        return fine_tuned_part(pretrained, model, name, labels)
+        return fine_tuned_part(loaded, model, name, labels)
     is_mlm = isinstance(model, MlmModel)
     if is_mlm and name in ("generator", "discriminator"):
-        raise UserError(f"{pretrained.file} is a masked language model and has no {name}: give --part mlm or encoder")
+        raise UserError(f"{loaded.file} is a masked language model and has no {name}: give --part mlm or encoder")
     if name == "mlm" and not is_mlm:
-        raise UserError(f"{pretrained.file} is not an mlm: its masked language model is --part generator")
+        raise UserError(f"{loaded.file} is not an mlm: its masked language model is --part generator")
     if name == "mlm" or (name is None and is_mlm):
-        return mlm_part(pretrained, model)
+        return mlm_part(loaded, model)
     if name == "generator":
-        return generator_part(pretrained, depth)
+        return generator_part(loaded, depth)
     if name == "discriminator":
-        return discriminator_part(pretrained)
+        return discriminator_part(loaded)
     return encoder_part(model)
 
 
@@ -111,16 +111,16 @@ def encoder_part(model: nn.Module) -> Part:
     return Part(ENCODER, model.encoder.shape, weights, model.extract_features, "the encoder")
 
 
-def mlm_part(pretrained: Pretrained, model: MlmModel) -> Part:
+def mlm_part(loaded: LoadedCheckpoint, model: MlmModel) -> Part:
     """Return the single network of MLM with its head."""
     num_layers = len(model.transformer.layers)
     limits = "It predicts masked words. Its encoder can be fine-tuned: AutoModel and its variants load this folder too."
-    return _masked_lm(pretrained, model.transformer, model.mlm_head, num_layers, "the masked language model", limits)
+    return _masked_lm(loaded, model.transformer, model.mlm_head, num_layers, "the masked language model", limits)
 
 
-def generator_part(pretrained: Pretrained, depth: str | None) -> Part:
+def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     """Return the generator up to ``depth``, by default the deepest; raise :class:`UserError` if no class computes it."""
-    model = pretrained.model
+    model = loaded.model
     if depth is not None and depth not in model.depth_names:
         raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]
@@ -131,14 +131,12 @@ def generator_part(pretrained: Pretrained, depth: str | None) -> Part:
     elif isinstance(getattr(model, "generator", None), TransformerEncoder):  # of ELECTRA and TEAMS; not two towers
         encoder, head, num_layers = model.generator, model.mlm_head, len(model.generator.layers)
     else:
-        raise UserError(
-            f"{pretrained.file} has no generator that a masked language model of Hugging Face can represent"
-        )
-    return _masked_lm(pretrained, encoder, head, num_layers, f"the generator at depth {name}")
+        raise UserError(f"{loaded.file} has no generator that a masked language model of Hugging Face can represent")
+    return _masked_lm(loaded, encoder, head, num_layers, f"the generator at depth {name}")
 
 
 def _masked_lm(
-    pretrained: Pretrained,
+    loaded: LoadedCheckpoint,
     encoder: TransformerEncoder,
     head: MlmHead,
     num_layers: int,
@@ -146,9 +144,9 @@ def _masked_lm(
     limits: str = "",
 ) -> Part:
     """Return the first ``num_layers`` layers with an MLM head."""
-    model: PretrainingModel = pretrained.model
+    model: PretrainingModel = loaded.model
     embedding = model.generator_embedding
-    num_tokens = len(pretrained.dictionary)
+    num_tokens = len(loaded.dictionary)
 
     def outputs(tokens: Tensor) -> Tensor:
         states = encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1]
@@ -159,18 +157,18 @@ def _masked_lm(
     return Part(MASKED_LM, shape, weights, outputs, description, limits=limits)
 
 
-def discriminator_part(pretrained: Pretrained) -> Part:
+def discriminator_part(loaded: LoadedCheckpoint) -> Part:
     """Return the discriminator with its detection head, or Electric's with the head of its energies.
 
     Raises :class:`UserError` if there is none, or no Hugging Face class computes it.
     """
-    model = pretrained.model
+    model = loaded.model
     head = getattr(model, "detection_head", None)
     if head is None or (isinstance(model, TeamsModel) and model.rtd_ffn is not None):
         reason = (
             "has no detection head" if head is None else "detects by a network on top of its encoder (--task-heads ffn)"
         )
-        raise UserError(f"{pretrained.file} {reason}: export the encoder alone, with --part encoder")
+        raise UserError(f"{loaded.file} {reason}: export the encoder alone, with --part encoder")
     encoder = detection_encoder(model)
     dense = isinstance(head, DenseDetectionHead)
     if dense and encoder.relative_position is not None:
@@ -199,18 +197,18 @@ def detection_encoder(model: nn.Module) -> TransformerEncoder:
 
 
 def fine_tuned_part(
-    pretrained: Pretrained, model: FineTunedModel, name: str | None, labels: Sequence[str] | None
+    loaded: LoadedCheckpoint, model: FineTunedModel, name: str | None, labels: Sequence[str] | None
 ) -> Part:
     """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
     if name not in (None, "encoder"):
-        raise UserError(f"{pretrained.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
+        raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
     if name == "encoder" or not (model.classification_heads or model.span_head):
         return encoder_part(model)
     if model.span_head is not None:
-        return _span_part(pretrained, model)
+        return _span_part(loaded, model)
     if len(model.classification_heads) > 1:
         raise UserError(
-            f"{pretrained.file} has several heads ({', '.join(model.classification_heads)}), a Hugging Face class has one: "
+            f"{loaded.file} has several heads ({', '.join(model.classification_heads)}), a Hugging Face class has one: "
             "export the encoder alone, with --part encoder"
         )
     (head_name, head) = next(iter(model.classification_heads.items()))
@@ -221,14 +219,14 @@ def fine_tuned_part(
         weights,
         lambda tokens: model(tokens, classification_head_name=head_name)[0],
         "the encoder with its classification head",
-        label_settings(pretrained, head.output.out_features, labels),
+        label_settings(loaded, head.output.out_features, labels),
     )
 
 
-def _span_part(pretrained: Pretrained, model: FineTunedModel) -> Part:
+def _span_part(loaded: LoadedCheckpoint, model: FineTunedModel) -> Part:
     if not isinstance(model.span_head, IndependentSpanHead):
         raise UserError(
-            f"{pretrained.file} marks answers with a joint head, which no Hugging Face question answering class for "
+            f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
             "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
         )
     weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("span_head.", model.span_head)
@@ -241,7 +239,7 @@ def _span_part(pretrained: Pretrained, model: FineTunedModel) -> Part:
     )
 
 
-def label_settings(pretrained: Pretrained, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:
+def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and the kind of problem.
 
     The names are ``labels``, else those in the data of the task if it is still there, else ``LABEL_0``, ``LABEL_1``, ...
@@ -249,12 +247,12 @@ def label_settings(pretrained: Pretrained, num_classes: int, labels: Sequence[st
     Raises:
         UserError: there are more or fewer labels than classes, or two are equal.
     """
-    names = list(labels or labels_of_task(pretrained, num_classes))
+    names = list(labels or labels_of_task(loaded, num_classes))
     if len(names) != num_classes or len(set(names)) != num_classes:
         raise UserError(
             f"--labels needs {num_classes} different names, one per class in their order; got {', '.join(names)}"
         )
-    regression = bool(pretrained.task.get("regression_target")) or num_classes == 1
+    regression = bool(loaded.task.get("regression_target")) or num_classes == 1
     return {
         "num_labels": num_classes,
         "id2label": dict(enumerate(names)),
@@ -263,10 +261,10 @@ def label_settings(pretrained: Pretrained, num_classes: int, labels: Sequence[st
     }
 
 
-def labels_of_task(pretrained: Pretrained, num_classes: int) -> list[str]:
+def labels_of_task(loaded: LoadedCheckpoint, num_classes: int) -> list[str]:
     """Return the labels in the ``task.json`` of the task's data, if it exists and has as many as the head, else numbers."""
     numbered = [f"LABEL_{number}" for number in range(num_classes)]
-    path = Path(str(pretrained.task.get("data", ""))) / TASK_FILE
+    path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
     if not path.is_file():
         return numbered
     try:

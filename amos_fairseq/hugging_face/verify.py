@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import Part
 from amos_fairseq.hugging_face.weights import AUTO_CLASSES, DETECTION, ENCODER, MASKED_LM, QUESTION_ANSWERING
@@ -64,12 +64,12 @@ class Agreement(NamedTuple):
         )
 
 
-def verify_folder(folder: Path, pretrained: Pretrained, part: Part, ids: Tensor, has_code: bool) -> Agreement:
+def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor, has_code: bool) -> Agreement:
     """Compare the folder with the checkpoint.
 
     Args:
         folder: the exported one.
-        pretrained: the checkpoint that it was made from.
+        loaded: the checkpoint that it was made from.
         part: the exported part of it.
         ids: [dictionary size] int64, id of each of our rows in the folder, -1 where there is none.
         has_code: the folder contains code, which may be run.
@@ -78,13 +78,13 @@ def verify_folder(folder: Path, pretrained: Pretrained, part: Part, ids: Tensor,
         UserError: a text gets other ids, or an output differs by more than ``TOLERANCE`` of the largest one.
     """
     tokenizer, model = load_folder(folder, part, has_code)
-    num_texts = compare_token_ids(tokenizer, pretrained, ids)
+    num_texts = compare_token_ids(tokenizer, loaded, ids)
     found = []
-    for tokens in token_batches(pretrained, ids):
-        ours, theirs = outputs_of_both(model, part, pretrained, tokens, ids)
+    for tokens in token_batches(loaded, ids):
+        ours, theirs = outputs_of_both(model, part, loaded, tokens, ids)
         found.append(torch.stack([(ours - theirs).abs().max(), ours.abs().max()]))
     difference, largest = torch.stack(found).amax(0).tolist()  # nan if one of them is nan
-    agreement = Agreement(num_texts, len(found), (2, pretrained.model.max_positions()), difference, largest)
+    agreement = Agreement(num_texts, len(found), (2, loaded.model.max_positions()), difference, largest)
     if not difference <= TOLERANCE * largest:  # true for nan
         raise UserError(
             f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}; float32 "
@@ -109,22 +109,22 @@ def load_folder(folder: Path, part: Part, has_code: bool) -> tuple["PreTrainedTo
     return tokenizer, model
 
 
-def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", pretrained: Pretrained, ids: Tensor) -> int:
+def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> int:
     """Compare the ids of texts alone and in pairs; return the number of texts, or raise :class:`UserError` at a difference."""
-    texts = list(texts_to_compare(pretrained))
+    texts = list(texts_to_compare(loaded))
     for text, second in zip(texts, ["", *texts], strict=False):
-        expected = framed_ids(pretrained, ids, text)
+        expected = framed_ids(loaded, ids, text)
         _compare_ids(tokenizer, text, expected, _folder_ids(tokenizer, text))
         if second:  # transformers ignores an empty second text
-            expected += framed_ids(pretrained, ids, second)[1:]
+            expected += framed_ids(loaded, ids, second)[1:]
             _compare_ids(tokenizer, text, expected, _folder_ids(tokenizer, text, second))
     return len(texts)
 
 
-def framed_ids(pretrained: Pretrained, ids: Tensor, text: str) -> list[int]:
+def framed_ids(loaded: LoadedCheckpoint, ids: Tensor, text: str) -> list[int]:
     """Return ``<s> text </s>`` in the ids of the folder."""
-    dictionary = pretrained.dictionary
-    pieces = [dictionary.index(piece) for piece in pretrained.tokenizer.encode(text)]
+    dictionary = loaded.dictionary
+    pieces = [dictionary.index(piece) for piece in loaded.tokenizer.encode(text)]
     return ids[torch.tensor([dictionary.bos(), *pieces, dictionary.eos()])].tolist()
 
 
@@ -144,7 +144,7 @@ def _compare_ids(tokenizer: "PreTrainedTokenizerBase", text: str, expected: list
     )
 
 
-def texts_to_compare(pretrained: Pretrained) -> Iterator[str]:
+def texts_to_compare(loaded: LoadedCheckpoint) -> Iterator[str]:
     """Yield unusual texts, random characters of all of Unicode and of parts of it, and random pieces of the vocabulary."""
     yield from _UNUSUAL_TEXTS
     rng = random.Random(_SEED)
@@ -156,16 +156,16 @@ def texts_to_compare(pretrained: Pretrained) -> Iterator[str]:
         [*range(0x41, 0x7B), *range(0x300, 0x345)],
         range(0x3000),
     )
-    pieces = pretrained.tokenizer.dictionary_symbols
+    pieces = loaded.tokenizer.dictionary_symbols
     for _ in range(_NUM_RANDOM_TEXTS):
         characters = [chr(code) for code in rng.choices(rng.choice(alphabets), k=rng.randint(1, 40))]
         yield "".join(characters)
-        yield pretrained.tokenizer.decode(rng.choices(pieces, k=rng.randint(1, 40)))
+        yield loaded.tokenizer.decode(rng.choices(pieces, k=rng.randint(1, 40)))
 
 
-def token_batches(pretrained: Pretrained, ids: Tensor) -> Iterator[Tensor]:
+def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
     """Yield right-padded batches [B,T] of random tokens in our ids, of 2 to the maximum number of tokens, mostly short."""
-    longest, dictionary = pretrained.model.max_positions(), pretrained.dictionary
+    longest, dictionary = loaded.model.max_positions(), loaded.dictionary
     lengths = sorted({*range(2, min(longest, 9) + 1), *(longest * k // 12 for k in range(1, 13)), longest - 1} - {0, 1})
     framing = {dictionary.bos(), dictionary.pad(), dictionary.eos()}
     inner = torch.tensor([row for row in range(len(dictionary)) if row not in framing and ids[row] != ABSENT])
@@ -183,12 +183,12 @@ def token_batches(pretrained: Pretrained, ids: Tensor) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def outputs_of_both(
-    model: Any, part: Part, pretrained: Pretrained, tokens: Tensor, ids: Tensor
+    model: Any, part: Part, loaded: LoadedCheckpoint, tokens: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return our and the folder's outputs for tokens [B,T] in our ids, at real tokens only."""
-    real = tokens.ne(pretrained.dictionary.pad())
+    real = tokens.ne(loaded.dictionary.pad())
     inputs = {"input_ids": ids[tokens], "attention_mask": real.long()}
-    if isinstance(pretrained.model, FineTunedModel) and (types := pretrained.model.token_types(tokens)) is not None:
+    if isinstance(loaded.model, FineTunedModel) and (types := loaded.model.token_types(tokens)) is not None:
         inputs["token_type_ids"] = types
     ours, theirs = part.outputs(tokens), _output_like_ours(part, model(**inputs), ids)
     if part.kind == MASKED_LM:

@@ -2,8 +2,8 @@
 
 On the left is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.encoder.TransformerEncoder`),
 ``mlm_head.*``, ``detection_head.*``, ``classification_head.*``, ``span_head.*``. On the right are the names of the class with
-the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*`` stands for weight
-and bias. Rows of the vocabulary keep their order. Three conversions change more than the name:
+the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*`` means ``weight``
+and ``bias``. Rows of the vocabulary keep their order. Three conversions change more than the name:
 
     q|k|v   three matrices, concatenated by rows on our side (three names on theirs)
     +2      a position table whose first two rows belong to no position; ours counts from 0

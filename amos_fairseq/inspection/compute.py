@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Token, printable
@@ -18,7 +18,7 @@ from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 
 @torch.no_grad()
-def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float | None, top: int) -> Inspection:
+def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: float | None, top: int) -> Inspection:
     """Mask one text, predict and sample the masked tokens, and run the discriminator.
 
     The masked positions are sampled from ``seed`` as for a validation block, and all of them are replaced by <mask>,
@@ -27,15 +27,13 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
     Raises:
         UserError: the model has no generator, or the text is empty or has no token that may be masked.
     """
-    model = pretrained.model
+    model = loaded.model
     if not isinstance(model, PretrainingModel):
-        raise UserError(
-            f"{pretrained.file} holds a model without a generator: inspect needs a checkpoint of pretraining"
-        )
-    mask_prob = mask_prob or pretrained.task["mask_prob"]
-    all_tokens = pretrained.tokens(text)
+        raise UserError(f"{loaded.file} holds a model without a generator: inspect needs a checkpoint of pretraining")
+    mask_prob = mask_prob or loaded.task["mask_prob"]
+    all_tokens = loaded.tokens(text)
     tokens = all_tokens[: model.max_positions()]
-    batch = mask_block(pretrained, tokens, seed, mask_prob)
+    batch = mask_block(loaded, tokens, seed, mask_prob)
     if not batch["num_masked"]:
         raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
     with torch.random.fork_rng(devices=[]):
@@ -46,16 +44,16 @@ def inspect_text(pretrained: Pretrained, text: str, seed: int, mask_prob: float 
     positions = batch["net_input"]["masked_positions"][0]
     is_noise = _field(output, "is_noise")
     return Inspection(
-        file=str(pretrained.file),
-        num_updates=pretrained.num_updates,
+        file=str(loaded.file),
+        num_updates=loaded.num_updates,
         seed=seed,
         mask_prob=mask_prob,
         depth_names=model.depth_names,
-        tokens=_tokens(pretrained, tokens, positions, output),
+        tokens=_tokens(loaded, tokens, positions, output),
         masked=[
             _masked_token(
-                pretrained, int(position), int(tokens[position]), logits[:, 0, i], weights[0, i], top,
-                candidates=_candidates(pretrained, output, i), **_discriminator_prediction(output, i, int(position)),
+                loaded, int(position), int(tokens[position]), logits[:, 0, i], weights[0, i], top,
+                candidates=_candidates(loaded, output, i), **_discriminator_prediction(output, i, int(position)),
             )
             for i, position in enumerate(positions)
         ],
@@ -72,11 +70,11 @@ def _field(output: Any, name: str) -> Tensor | None:
     return None if value is None else value[0]
 
 
-def mask_block(pretrained: Pretrained, tokens: Tensor, seed: int, mask_prob: float) -> dict:
+def mask_block(loaded: LoadedCheckpoint, tokens: Tensor, seed: int, mask_prob: float) -> dict:
     """Return a batch of one block [1,T] with its masked positions [1,M], masked by the code that training uses."""
     dataset = MaskedBlockDataset(
         [tokens[1:]],  # the dataset prepends <s>
-        pretrained.dictionary,
+        loaded.dictionary,
         tokens_per_block=len(tokens),
         mask_prob=mask_prob,
         seed=seed,
@@ -88,9 +86,9 @@ def mask_block(pretrained: Pretrained, tokens: Tensor, seed: int, mask_prob: flo
     return batch
 
 
-def _tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, output: Any) -> list[Token]:
+def _tokens(loaded: LoadedCheckpoint, original: Tensor, positions: Tensor, output: Any) -> list[Token]:
     """Return every token [T] of the main network's input, with what the model predicts for it."""
-    dictionary = pretrained.dictionary
+    dictionary = loaded.dictionary
     corrupted, rtd_logits, is_noise, is_scored = (
         _field(output, name) for name in ("corrupted_tokens", "rtd_logits", "is_noise", "is_scored")
     )
@@ -100,12 +98,12 @@ def _tokens(pretrained: Pretrained, original: Tensor, positions: Tensor, output:
     is_special = [i in special for i in original.tolist()]
     masked = set(positions.tolist())
     scored = [True] * len(original) if is_scored is None else is_scored.tolist()
-    token_log_probs = pretrained.model.token_log_probs if isinstance(pretrained.model, ElectricModel) else None
+    token_log_probs = loaded.model.token_log_probs if isinstance(loaded.model, ElectricModel) else None
     columns = (
         original_pieces,
         input_pieces,
-        surfaces(pretrained.tokenizer, input_pieces, is_special),
-        surfaces(pretrained.tokenizer, original_pieces, is_special),
+        surfaces(loaded.tokenizer, input_pieces, is_special),
+        surfaces(loaded.tokenizer, original_pieces, is_special),
         [position in masked for position in range(len(original))],
         is_special,
         _values_where(scored, None if rtd_logits is None else rtd_logits.sigmoid()),
@@ -122,13 +120,13 @@ def _values_where(scored: list[bool], values: Tensor | None) -> list[float | Non
     return [value if is_scored else None for value, is_scored in zip(values.tolist(), scored, strict=True)]
 
 
-def _candidates(pretrained: Pretrained, output: Any, index: int) -> list[Prediction]:
+def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Prediction]:
     """Return the candidates of multi-word selection at one masked token, the original first, with their softmax."""
     candidates, logits = _field(output, "candidates"), _field(output, "mws_logits")
     if candidates is None or logits is None:
         return []
     pairs = zip(candidates[index].tolist(), logits[index].softmax(-1).tolist(), strict=True)
-    return [Prediction(pretrained.dictionary[token], probability) for token, probability in pairs]
+    return [Prediction(loaded.dictionary[token], probability) for token, probability in pairs]
 
 
 def _discriminator_prediction(output: Any, index: int, position: int) -> dict[str, float]:
@@ -145,7 +143,7 @@ def _discriminator_prediction(output: Any, index: int, position: int) -> dict[st
 
 
 def _masked_token(
-    pretrained: Pretrained, position: int, original: int, logits: Tensor, weights: Tensor, top: int, **fields: Any
+    loaded: LoadedCheckpoint, position: int, original: int, logits: Tensor, weights: Tensor, top: int, **fields: Any
 ) -> MaskedToken:
     """Return the ``top`` predictions of each depth from its logits [K,V], and its probability of the original token.
 
@@ -153,13 +151,13 @@ def _masked_token(
     part of the softmax, as in training. ``fields`` are further fields of :class:`MaskedToken`.
     """
     probabilities = logits.softmax(-1)
-    never_sampled = pretrained.model.never_sampled_mask
+    never_sampled = loaded.model.never_sampled_mask
     best = probabilities.masked_fill(never_sampled, -1.0).topk(min(top, int((~never_sampled).sum())), dim=-1)
     return MaskedToken(
         position=position,
         mixture_weights=weights.tolist(),
         predictions=[
-            [Prediction(pretrained.dictionary[i], p) for i, p in zip(ids, values, strict=True)]
+            [Prediction(loaded.dictionary[i], p) for i, p in zip(ids, values, strict=True)]
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
         original_probabilities=probabilities[:, original].tolist(),

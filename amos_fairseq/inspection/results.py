@@ -58,7 +58,7 @@ class Token:
 
 @dataclass(frozen=True)
 class MaskedToken:
-    """What the generator predicts for one masked token.
+    """The predictions of the generator for one masked token.
 
     Attributes:
         mixture_weights: [K], one per depth.

@@ -187,9 +187,7 @@ class AmosModel(PretrainingModel):
             originals: [B,M] int64.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
-        weights = OutputLayerWeights(
-            self.embed_tokens.weight, biases, self.never_sampled_mask, self.never_sampled_indices, self.with_triton
-        )
+        weights = OutputLayerWeights(self.embed_tokens.weight, biases, self.never_sampled_indices, self.with_triton)
         predict = predict_chunked if self.is_fast else predict_reference
         return predict(hidden, gamma, originals, weights, self.adversary if torch.is_grad_enabled() else None)
 

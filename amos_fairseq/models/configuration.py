@@ -184,16 +184,13 @@ class PaddedVocabulary:
     def embedding(self, width: int) -> nn.Embedding:
         return nn.Embedding(self.padded_size, width, padding_idx=self.pad)
 
-    def never_sampled_mask(self) -> Tensor:
-        """Return a mask of the special tokens and the padding, which a generator never samples: [V] bool."""
-        mask = torch.zeros(self.padded_size, dtype=torch.bool)
-        mask[list(self.special)] = True
-        mask[self.num_tokens :] = True
-        return mask
-
     def never_sampled_indices(self) -> Tensor:
-        """Return the indices of the entries that a generator never samples, int64."""
+        """Return the indices of special tokens and padding, which a generator never samples, ascending: int64."""
         return torch.tensor([*self.special, *range(self.num_tokens, self.padded_size)])
+
+    def never_sampled_mask(self) -> Tensor:
+        """Return True at :meth:`never_sampled_indices`: [V] bool."""
+        return torch.zeros(self.padded_size, dtype=torch.bool).index_fill_(0, self.never_sampled_indices(), True)
 
 
 def register_sizes(model: str, **also: dict) -> None:

@@ -32,8 +32,7 @@ from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
 from amos_fairseq.models.pretraining import SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TokenNoise
-from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead
-from amos_fairseq.modules.token_prediction import TokenPrediction, TokenPredictions
+from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, TokenPrediction, TokenPredictions
 
 EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.output_layer import Sampler, chunked_cross_entropy, output_layer, runs_in_triton
+from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
 from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, check_encoder, embedding_width
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
@@ -25,7 +24,7 @@ from amos_fairseq.modules.initialization import initialize, mark_undecayed
 
 @runtime_checkable
 class PretrainingTask(Protocol):
-    """A task that masks blocks, and therefore knows which share of a block it masks.
+    """A task that masks blocks, with the share of a block that it masks.
 
     For such a task :meth:`PretrainingModel.build_model` builds the pretraining model, for any other the encoder alone.
     """
@@ -54,6 +53,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        # The mask is looked up by token id, the indices select columns of logits.
         self.register_buffer("never_sampled_mask", vocabulary.never_sampled_mask(), persistent=False)
         self.register_buffer("never_sampled_indices", vocabulary.never_sampled_indices(), persistent=False)
 
@@ -123,10 +123,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         Returns:
             -log p(original) [...] float32 in nats, and whether the original is the most probable token [...] bool.
         """
-        embedding = self.generator_embedding.weight
-        if not self.is_fast:
-            return linear_cross_entropy(hidden, embedding, bias, originals)
-        return chunked_cross_entropy(hidden, embedding, bias, originals, self.with_triton)
+        kernels = str(self.cfg.kernels) if self.is_fast else "reference"
+        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, kernels)
 
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler

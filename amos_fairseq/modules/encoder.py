@@ -14,10 +14,20 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, choose_backend, prepare_bias
+from amos_fairseq.functional.attention import (
+    MASKED_SCORE,
+    NO_BIAS,
+    AttentionBias,
+    ToeplitzBias,
+    choose_backend,
+    fast_attention,
+    prepare_bias,
+    reference_attention,
+    toeplitz_attention,
+)
+from amos_fairseq.functional.cpu.dropout import dropout as fast_dropout
+from amos_fairseq.functional.cpu.linear import linear as fast_linear
 from amos_fairseq.functional.positions import gather_positions
-from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.layers import make_dropout, make_linear
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
 # The number of graphs that PyTorch may compile for one function. With its default of 8, further kinds of layers would run
@@ -60,6 +70,70 @@ class TransformerConfig:
     attends_to: str = "all"
     kernels: str = "fast"
     activation_checkpointing: bool = False
+
+
+class FastLinear(nn.Linear):
+    """``nn.Linear`` whose matrix product uses the faster library of a CPU."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> [...,F]."""
+        return fast_linear(states, self.weight, self.bias)
+
+
+class FastDropout(nn.Dropout):
+    """``nn.Dropout`` with masks that cost less on a CPU."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[...] -> [...]."""
+        return fast_dropout(states, self.p) if self.training else states
+
+
+def make_linear(width: int, output_width: int, kernels: str) -> nn.Linear:
+    """Return a linear layer with a bias: PyTorch's own if ``kernels`` is ``reference``."""
+    return nn.Linear(width, output_width) if kernels == "reference" else FastLinear(width, output_width)
+
+
+def make_dropout(probability: float, kernels: str) -> nn.Dropout:
+    """Return a dropout layer: PyTorch's own if ``kernels`` is ``reference``."""
+    return nn.Dropout(probability) if kernels == "reference" else FastDropout(probability)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention: softmax(q k^T / sqrt(d) + bias) v, then an output projection.
+
+    Args:
+        width: D, a multiple of ``num_heads``.
+        num_heads: H.
+        dropout: probability of dropping an attention weight in training.
+        kernels: ``fast``, ``triton`` or ``reference``; the results are equal up to rounding.
+
+    Raises:
+        ValueError: ``width`` is not a multiple of ``num_heads``.
+    """
+
+    def __init__(self, width: int, num_heads: int, dropout: float, kernels: str = "fast"):
+        super().__init__()
+        if width % num_heads:
+            raise ValueError(f"the width {width} must be a multiple of the number of attention heads {num_heads}")
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.attend = reference_attention if kernels == "reference" else fast_attention
+        self.query_key_value = make_linear(width, 3 * width, kernels)
+        self.output = make_linear(width, width, kernels)
+
+    def forward(self, states: Tensor, bias: Bias = NO_BIAS, positions: Tensor | None = None) -> Tensor:
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64.
+
+        ``bias`` is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given
+        positions; the other backends compute all positions and select.
+        """
+        B, T, D = states.shape
+        heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(bias, ToeplitzBias):
+            return self.output(toeplitz_attention(heads, bias, dropout, positions).flatten(2))
+        attended = self.attend(heads, bias, dropout).reshape(B, T, D)
+        return self.output(attended if positions is None else gather_positions(attended, positions))
 
 
 class TransformerLayer(nn.Module):

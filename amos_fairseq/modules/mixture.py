@@ -134,14 +134,12 @@ class OutputLayerWeights:
     Attributes:
         embedding: [V,E].
         biases: [1 or K,V].
-        never_sampled_mask: [V] bool.
-        never_sampled: int64 ids of the same tokens.
+        never_sampled: int64 ids of these tokens.
         with_triton: run the chunks in Triton, see :func:`amos_fairseq.functional.output_layer.runs_in_triton`.
     """
 
     embedding: Tensor
     biases: Tensor
-    never_sampled_mask: Tensor
     never_sampled: Tensor
     with_triton: bool = False
 
@@ -187,7 +185,7 @@ def sample_reference(
     """Sample with Gumbel noise for every token; return tokens and adversarial term, with the leading shape of ``gamma``."""
     multiplier = adversary.hidden_gradient if adversary else 0.0
     logits = mix_logits(hidden, list(weights.biases), gamma, weights.embedding, multiplier)
-    logits = logits.masked_fill(weights.never_sampled_mask, float("-inf"))
+    logits = logits.index_fill(-1, weights.never_sampled, float("-inf"))
     noise = gumbel_noise(logits)
     sampled = gumbel_max(logits, noise)
     if adversary is None:

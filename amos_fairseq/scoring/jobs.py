@@ -134,8 +134,8 @@ def identity(scorer: LineScorer, sources: Sequence[Path], row: str) -> dict[str,
     except OSError as error:
         raise UserError(f"{error.filename}: the text cannot be read ({error.strerror})") from error
     return {
-        "checkpoint": file_sha256(scorer.pretrained.file),
-        "tokenizer": scorer.pretrained.tokenizer.sha256,
+        "checkpoint": file_sha256(scorer.loaded.file),
+        "tokenizer": scorer.loaded.tokenizer.sha256,
         "texts": texts,
         "row": row,
         "electra_formula": scorer.electra_formula,

@@ -1,4 +1,4 @@
-"""Output files of ``amos score``: the formats of rows, rows kept in ``OUT.unfinished``, and the finished file."""
+"""Output files of ``amos score``: the formats of rows, rows stored in ``OUT.unfinished``, and the finished file."""
 
 import contextlib
 import json

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.token_scorers import TokenScorer, build_token_scorer
 
@@ -67,11 +67,11 @@ class LineScorer:
         UserError: the objective gives no probability of a token.
     """
 
-    def __init__(self, pretrained: Pretrained, tokens_per_batch: int, electra_formula: str | None = None):
-        self.pretrained = pretrained
+    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int, electra_formula: str | None = None):
+        self.loaded = loaded
         self.electra_formula = electra_formula
-        self.token_scorer: TokenScorer = build_token_scorer(pretrained, tokens_per_batch, electra_formula)
-        self.max_tokens: int = pretrained.model.max_positions()
+        self.token_scorer: TokenScorer = build_token_scorer(loaded, tokens_per_batch, electra_formula)
+        self.max_tokens: int = loaded.model.max_positions()
 
     def score_windows(self, texts: Iterable[str], first: int = 1) -> Iterator[list[ScoredLine]]:
         """Score all texts in their order, one window at a time; line numbers start at ``first``.
@@ -79,7 +79,7 @@ class LineScorer:
         Raises:
             UserError: the model returns values that are not finite.
         """
-        lines = encoded_lines(self.pretrained, texts, first)
+        lines = encoded_lines(self.loaded, texts, first)
         limit = BATCHES_PER_WINDOW * self.token_scorer.tokens_per_batch
         for window in windows(lines, self._cost, limit):
             yield self._score(window)
@@ -101,7 +101,7 @@ class LineScorer:
         if not values.isfinite().all():
             piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
             raise UserError(
-                f"{self.pretrained.file} has no finite score for {piece!r} in line {line.number}: its training diverged "
+                f"{self.loaded.file} has no finite score for {piece!r} in line {line.number}: its training diverged "
                 "(use an earlier checkpoint), or its generator never predicts this piece"
             )
         is_scored = self.token_scorer.is_scored(line.tokens).tolist()
@@ -141,12 +141,12 @@ def num_lines(file: Path) -> int:
     return count + (last != b"\n")
 
 
-def encoded_lines(pretrained: Pretrained, texts: Iterable[str], first: int) -> Iterator[Line]:
+def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) -> Iterator[Line]:
     """Encode each text as ``<s> pieces </s>``; line numbers start at ``first``."""
-    dictionary = pretrained.dictionary
+    dictionary = loaded.dictionary
     texts, numbers = iter(texts), itertools.count(first)
     while chunk := list(itertools.islice(texts, LINES_ENCODED_AT_ONCE)):
-        for text, pieces in zip(chunk, pretrained.tokenizer.encode_lines(chunk), strict=True):
+        for text, pieces in zip(chunk, loaded.tokenizer.encode_lines(chunk), strict=True):
             ids = [dictionary.bos(), *map(dictionary.index, pieces), dictionary.eos()]
             yield Line(next(numbers), text, pieces, torch.tensor(ids))
 

@@ -11,7 +11,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
@@ -31,14 +31,14 @@ class TokenScorer(abc.ABC):
     """A model that scores tokens in their context, in eval mode on one device, in float32.
 
     Args:
-        pretrained: model, dictionary and settings.
+        loaded: model, dictionary and settings.
         tokens_per_batch: tokens of a batch, including padding.
     """
 
-    def __init__(self, pretrained: Pretrained, tokens_per_batch: int):
-        self.model: BaseFairseqModel = pretrained.model
-        self.pad: int = pretrained.dictionary.pad()
-        self.mask: int = pretrained.dictionary.index(MASK_SYMBOL)
+    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
+        self.model: BaseFairseqModel = loaded.model
+        self.pad: int = loaded.dictionary.pad()
+        self.mask: int = loaded.dictionary.index(MASK_SYMBOL)
         self.tokens_per_batch = tokens_per_batch
         self.device = self.model.never_sampled_mask.device
         self._special = self.model.never_sampled_mask.cpu()
@@ -135,10 +135,10 @@ class ElectraScorer(TokenScorer):
     15 % of them), the training's q differs from this q.
     """
 
-    def __init__(self, pretrained: Pretrained, tokens_per_batch: int, formula: str):
-        super().__init__(pretrained, tokens_per_batch)
-        check_electra_variant(pretrained)
-        self.mask_prob: float = pretrained.task["mask_prob"]
+    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int, formula: str):
+        super().__init__(loaded, tokens_per_batch)
+        check_electra_variant(loaded)
+        self.mask_prob: float = loaded.task["mask_prob"]
         self.formula = formula
 
     def num_passes(self, tokens: Tensor) -> int:
@@ -169,9 +169,9 @@ class ElectraScorer(TokenScorer):
         return self.model.detection_head(self.model.extract_features(tokens))
 
 
-def check_electra_variant(pretrained: Pretrained) -> None:
+def check_electra_variant(loaded: LoadedCheckpoint) -> None:
     """Raise :class:`UserError` for variants of ELECTRA that define no probability of a token."""
-    cfg, positions = pretrained.model.cfg, str(pretrained.criterion.get("detection_positions", "all"))
+    cfg, positions = loaded.model.cfg, str(loaded.criterion.get("detection_positions", "all"))
     reason = None
     if str(cfg.main_objective) != "detection":
         reason = f"its main network is not trained to detect replacements (--main-objective {cfg.main_objective})"
@@ -180,13 +180,11 @@ def check_electra_variant(pretrained: Pretrained) -> None:
     elif positions == "masked":
         reason = "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
     if reason:
-        raise UserError(
-            f"{pretrained.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
-        )
+        raise UserError(f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric")
 
 
 def build_token_scorer(
-    pretrained: Pretrained, tokens_per_batch: int, electra_formula: str | None = None
+    loaded: LoadedCheckpoint, tokens_per_batch: int, electra_formula: str | None = None
 ) -> TokenScorer:
     """Build the scorer for the model of a checkpoint.
 
@@ -197,17 +195,17 @@ def build_token_scorer(
         UserError: the objective gives no probability of a token, or the model was fine-tuned; or a formula is given for
             a model that is not an ELECTRA.
     """
-    model = pretrained.model
+    model = loaded.model
     if isinstance(model, ElectraModel):
-        return ElectraScorer(pretrained, tokens_per_batch, electra_formula or "exact")
+        return ElectraScorer(loaded, tokens_per_batch, electra_formula or "exact")
     if electra_formula is not None:
-        raise UserError(f"--electra-formula has no effect on {pretrained.file}, which is not an ELECTRA: omit it")
+        raise UserError(f"--electra-formula has no effect on {loaded.file}, which is not an ELECTRA: omit it")
     if isinstance(model, ElectricModel):
-        return OnePassScorer(pretrained, tokens_per_batch)
+        return OnePassScorer(loaded, tokens_per_batch)
     if isinstance(model, MlmModel):
-        return MaskedScorer(pretrained, tokens_per_batch)
+        return MaskedScorer(loaded, tokens_per_batch)
     name = type(model).__name__
     raise UserError(
-        f"{pretrained.file} holds a model of the class {name}, which gives no probability of a token: amos score needs a "
+        f"{loaded.file} holds a model of the class {name}, which gives no probability of a token: amos score needs a "
         "pretraining checkpoint of the objectives mlm, electra or electric"
     )

@@ -10,7 +10,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.collectives import on_first_rank
-from amos_fairseq.data.block_iterator import BlockBatchIterator
+from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
@@ -109,15 +109,9 @@ class SquadTask(CorpusTask):
         Raises:
             UserError: windows are too long for the model or for a batch.
         """
-        length = self.cfg.tokens_per_window
-        if max_positions is not None and max_positions < length:
-            raise UserError(
-                f"a window has --tokens-per-window {length} tokens, but the model's --max-positions or --max-tokens allows "
-                f"{max_positions}: give no more"
-            )
-        batch_size = min(limit for limit in (max_sentences, max_tokens and max_tokens // length) if limit is not None)
-        if batch_size < 1:
-            raise UserError(f"--max-tokens {max_tokens} leaves no room for one window of --tokens-per-window {length}")
+        batch_size = blocks_per_batch(
+            self.cfg.tokens_per_window, max_tokens, max_sentences, max_positions, "--tokens-per-window"
+        )
         return self.batches(dataset, batch_size, partial_update=True, **others)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:

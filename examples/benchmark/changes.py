@@ -29,9 +29,8 @@ from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.functional.cpu import linear
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.modules import layers
-from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules import encoder
+from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
 
 
 @contextlib.contextmanager
@@ -47,7 +46,7 @@ def attention(model: nn.Module) -> Iterator[None]:
 
 
 def hidden_dropout(model: nn.Module) -> contextlib.AbstractContextManager:
-    return mock.patch.object(layers, "dropout", lambda x, probability: functional.dropout(x, probability))
+    return mock.patch.object(encoder, "fast_dropout", lambda x, probability: functional.dropout(x, probability))
 
 
 def linear_layers(model: nn.Module) -> contextlib.AbstractContextManager:

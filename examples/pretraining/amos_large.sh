@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# AMOS large as flags; config/amos_large.yaml holds the same and says where each number comes from.
+# AMOS large as flags: the same settings as config/amos_large.yaml, which states the source of each value.
 #
-#   bash examples/pretraining/amos_large.sh DATA SAVE_DIR [more flags; of two equal ones the last one counts]
+#   bash examples/pretraining/amos_large.sh DATA SAVE_DIR [flags of fairseq-train, which override those below]
 #
-# The same command continues the run. Another --max-update wants the same --total-num-update (of the learning rate).
-# Global batch 2048: --batch-size x --update-freq x number of GPUs; as it stands for ONE GPU.
+# The same command continues the run. Change --max-update and --total-num-update (of the learning rate) together.
+# Global batch 2048: --batch-size x --update-freq x number of GPUs. These values are for ONE GPU.
 set -euo pipefail
 data="${1:?usage: amos_large.sh DATA SAVE_DIR [flags of fairseq-train]}"
 save_dir="${2:?usage: amos_large.sh DATA SAVE_DIR [flags of fairseq-train]}"

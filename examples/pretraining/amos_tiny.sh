@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# AMOS tiny as flags; config/amos_tiny.yaml holds the same and says where each number comes from.
+# AMOS tiny as flags: the same settings as config/amos_tiny.yaml, which states the source of each value.
 #
-#   bash examples/pretraining/amos_tiny.sh DATA SAVE_DIR [more flags; of two equal ones the last one counts]
+#   bash examples/pretraining/amos_tiny.sh DATA SAVE_DIR [flags of fairseq-train, which override those below]
 #
-# The same command continues the run. Another --max-update wants the same --total-num-update (of the learning rate).
+# The same command continues the run. Change --max-update and --total-num-update (of the learning rate) together.
 # Global batch 128: --batch-size x --update-freq x number of ranks.
 set -euo pipefail
 data="${1:?usage: amos_tiny.sh DATA SAVE_DIR [flags of fairseq-train]}"

@@ -1,4 +1,4 @@
-"""What the commands of ``preprocess`` share: messages, progress bars, number of processes, and how they end."""
+"""Messages, progress bars, number of processes and exits that the commands of ``preprocess`` share."""
 
 import contextlib
 import os

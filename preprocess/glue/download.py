@@ -30,7 +30,7 @@ its authors. The data has its own licenses: examples/glue/DATA.md."""
 
 @dataclass(frozen=True)
 class Source:
-    """Where to download from, and what to check. ``mrpc_dev_ids``: the user's list; None to download it."""
+    """The address to download from, and the checks. ``mrpc_dev_ids``: the user's list; None to download it."""
 
     base_url: str
     check_hashes: bool

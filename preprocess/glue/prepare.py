@@ -211,7 +211,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
     with ending_in_one_line("finished tasks are skipped"):
         given = build_parser().parse_args(arguments)
-        # What can be checked is checked before any work.
+        # Check as much as possible before any work.
         tasks = _tasks_to_prepare(given.glue, given.tasks)
         if given.max_train_rows is not None and given.max_train_rows < 1:
             raise UserError(f"--max-train-rows {given.max_train_rows} must be at least 1")

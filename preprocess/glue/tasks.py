@@ -61,12 +61,8 @@ def is_test(split: str) -> bool:
     return split.startswith("test")
 
 
-def _in_own_directory(name: str, files: Dict[str, str]) -> Dict[str, Tuple[str, ...]]:
-    return {split: (f"{name}/{file}",) for split, file in files.items()}
-
-
 def _task(name: str, texts: Tuple[str, ...], label: str, labels: Tuple[str, ...], **other: Tuple[str, ...]) -> GlueTask:
-    files = _in_own_directory(name, _MNLI_FILES if name == "MNLI" else _FILES)
+    files = {split: (f"{name}/{file}",) for split, file in (_MNLI_FILES if name == "MNLI" else _FILES).items()}
     return GlueTask(name, texts, label, labels, files, **other)
 
 

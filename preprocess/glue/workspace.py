@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 from preprocess.common.processes import take_lock
@@ -79,8 +79,7 @@ class Workspace:
     def publish(self, task: str, record: Dict[str, Any]) -> None:
         """Replace an earlier version of the task by the finished one; the tokenizer is published before the first task."""
         directory = self.root / task
-        with whole_file(str(directory / TASK_FILE)) as unfinished:
-            Path(unfinished).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(directory / TASK_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         if not (self.out / "tokenizer").exists():
             copy = self.root / "tokenizer.copy"
             self._tokenizer.save(copy)

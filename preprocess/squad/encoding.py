@@ -20,7 +20,7 @@ NAMED_ANSWERS = 20
 
 
 class Fit(str, Enum):
-    """How well the text of an answer's tokens matches the answer.
+    """The match between an answer and the text of its tokens.
 
     ``exact``: it scores an exact match. ``wider``: the answer ends inside a token ("1910" in "1910s"), so the smallest span
     of tokens that contains it has more text. ``lost``: no token covers its characters. ``misplaced``: the context does not

@@ -5,9 +5,7 @@ Read both files -> sample training questions -> encode, align, write to a tempor
 
 import argparse
 import dataclasses
-import glob
 import json
-import os
 import random
 import shutil
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.common.command import ending_in_one_line, progress_bar, say
@@ -59,31 +58,11 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     paragraphs = {split: file.paragraphs for split, file in files.items()}
     if settings.max_train_questions is not None:
         paragraphs["train"] = sample_questions(paragraphs["train"], settings.max_train_questions, settings.seed)
-    unfinished = _temporary_directory(out.absolute())
-    try:
+    with whole_folder(out.absolute()) as unfinished:
         facts = _write(unfinished, files, paragraphs, tokenizer)
         manifest = json.dumps(description | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
-        os.rename(unfinished, out)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
-
-
-def _temporary_directory(out: Path) -> Path:
-    """Create a hidden directory on the file system of ``out``, and remove those that killed runs have left."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{out.name}.unfinished."
-    for left in out.parent.glob(f"{glob.escape(prefix)}*"):
-        try:
-            os.kill(int(left.name.removeprefix(prefix)), 0)  # signal 0 only checks
-        except (ProcessLookupError, ValueError):
-            shutil.rmtree(left, ignore_errors=True)
-        except PermissionError:
-            pass  # a running process of another user
-    unfinished = out.with_name(f"{prefix}{os.getpid()}")
-    unfinished.mkdir()
-    return unfinished
 
 
 def sample_questions(paragraphs: Sequence[Paragraph], number: int, seed: int) -> List[Paragraph]:
@@ -183,7 +162,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
     with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
-        # What can be checked is checked before any work.
+        # Check as much as possible before any work.
         for path in (given.train, given.dev):
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give an official file of SQuAD")

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.functional.cpu import linear
-from amos_fairseq.modules import layers
-from amos_fairseq.modules.attention import SelfAttention
+from amos_fairseq.modules import encoder
+from amos_fairseq.modules.encoder import SelfAttention
 
 sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
 import changes
@@ -28,7 +28,7 @@ def state(model: torch.nn.Module) -> dict[str, bool | float]:
         model(**BATCH)
     return {
         "attention": attends == {reference_attention},
-        "hidden_dropout": layers.dropout.__name__ == "<lambda>",
+        "hidden_dropout": encoder.fast_dropout.__name__ == "<lambda>",
         "output_layer_and_sampling": not model.is_fast,
         "kept_logits": output_layer.CPU_CACHE_BYTES == 0,
         "linear_layers": math.inf == linear.MIN_MULTIPLICATIONS,

@@ -54,7 +54,7 @@ def encoder(save_dir):
 
 def symbols(encoder: Encoder, row: torch.Tensor) -> str:
     """Tokens as text; the word mark of the tokenizer is a low line here."""
-    return " ".join(encoder.pretrained.dictionary[token] for token in row.tolist()).replace("\u2581", "_")
+    return " ".join(encoder.loaded.dictionary[token] for token in row.tolist()).replace("\u2581", "_")
 
 
 def test_batched_texts_equal_single_texts(encoder):
@@ -70,7 +70,7 @@ def test_batched_texts_equal_single_texts(encoder):
         assert every.mask[row, : lengths[row]].all()
         assert torch.equal(every.tokens[row, : lengths[row]], one.tokens[0])
         torch.testing.assert_close(every.states[row, : lengths[row]], one.states[0], **ROUNDING)
-    assert every.tokens[~every.mask].unique().tolist() == [encoder.pretrained.dictionary.pad()]
+    assert every.tokens[~every.mask].unique().tolist() == [encoder.loaded.dictionary.pad()]
     assert every.states[~every.mask].abs().max() == 0
 
 

@@ -24,15 +24,15 @@ def encoder(save_dir):
 def test_length_limit(encoder):
     """80 tokens: refused, or cut so that the row still ends in ``</s>`` and begins as the whole text does."""
     long, short = "the end " * 60, "the lazy dog"
-    whole = encoder.pretrained.tokens(long)
-    eos = encoder.pretrained.dictionary.eos()
-    with pytest.raises(UserError, match=rf"text 2 has {len(whole)} tokens, the encoder reads 80: .*truncate=True"):
+    whole = encoder.loaded.tokens(long)
+    eos = encoder.loaded.dictionary.eos()
+    with pytest.raises(UserError, match=rf"text 2 has {len(whole)} tokens, the encoder takes 80: .*truncate=True"):
         encoder([short, long])
     single = encoder([long], truncate=True).tokens[0]
     assert single.tolist() == [*whole[:79].tolist(), eos]
     assert torch.equal(encoder([short], truncate=True).tokens, encoder([short]).tokens)
     pair = encoder([(short, long)], truncate=True).tokens[0].tolist()
-    kept = encoder.pretrained.tokens(short).tolist()
+    kept = encoder.loaded.tokens(short).tolist()
     assert len(pair) == 80
     assert pair == [*kept, *whole[1 : 80 - len(kept)].tolist(), eos]
     assert len(next(encoder.stream([(long, long)], truncate=True)).tokens[0]) == 80

@@ -14,11 +14,11 @@ from full_disk import full_disk
 from safetensors.torch import load_file, save_file
 from small_runs import UPDATES, write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
-from amos_fairseq.hugging_face.export import check_output_folder, export, whole_folder
+from amos_fairseq.hugging_face.export import check_output_folder, export, export_folder
 from amos_fairseq.hugging_face.model_card import CardSettings
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -142,7 +142,7 @@ def test_force_replaces_nothing_but_exported_folders(tmp_path, monkeypatch):
         (".", "no name of its own"),
         ("..", "no name of its own"),
     ):
-        with pytest.raises(UserError, match=message), whole_folder(Path(name), replace=True):
+        with pytest.raises(UserError, match=message), export_folder(Path(name), replace=True):
             pass
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
 
@@ -150,7 +150,7 @@ def test_force_replaces_nothing_but_exported_folders(tmp_path, monkeypatch):
 @pytest.mark.parametrize("limit", [1_000, 35_000])
 def test_a_full_disk_leaves_nothing(runs, tmp_path, limit):
     """1,000 bytes hold no weights, 35,000 no tokenizer.json: each library hides the system's error in its own way."""
-    pretrained = load_pretrained(runs / "amos")
+    pretrained = load_checkpoint(runs / "amos")
     said = r"out cannot be written \(File too large\): make room"
     with full_disk(limit), pytest.raises(UserError, match=said):
         export(pretrained, tmp_path / "out", check=False)
@@ -161,7 +161,7 @@ def test_folder_of_a_killed_export_is_removed_by_the_next(tmp_path):
     prefix = f".out.unfinished.{socket.gethostname()}."
     for process in ("999999999", os.getppid()):  # no process has the first id; the second runs
         (tmp_path / f"{prefix}{process}").mkdir()
-    with whole_folder(tmp_path / "out", replace=False) as unfinished:
+    with export_folder(tmp_path / "out", replace=False) as unfinished:
         (unfinished / "config.json").write_text("{}")
     assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
@@ -187,8 +187,8 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         rename(source, target)
 
-    monkeypatch.setattr(export_module.os, "rename", fail_on_new)
-    with pytest.raises(UserError, match="No space left on device"), whole_folder(out, replace=True):
+    monkeypatch.setattr(os, "rename", fail_on_new)
+    with pytest.raises(UserError, match="No space left on device"), export_folder(out, replace=True):
         pass
     assert [path.name for path in out.iterdir()] == ["config.json"]
     assert list(tmp_path.iterdir()) == [out]
@@ -217,7 +217,7 @@ def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch,
     monkeypatch.chdir(runs)
     if "other" in arguments and not Path("other").exists():
         write_run(runs / "other_run", task={})
-        tokenizer = load_pretrained(runs / "other_run").tokenizer
+        tokenizer = load_checkpoint(runs / "other_run").tokenizer
         tokenizer.cased = not tokenizer.cased
         tokenizer.save("other")
     with pytest.raises(SystemExit) as exit_info:
@@ -242,7 +242,7 @@ def test_a_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypa
 
     monkeypatch.setattr(export_module, "write_model", write_wrong_model)
     with pytest.raises(UserError, match=r"differs from the checkpoint by .* nothing was written"):
-        export(load_pretrained(runs / "amos"), tmp_path / "out")
+        export(load_checkpoint(runs / "amos"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,12 +259,12 @@ def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkey
 
     monkeypatch.setattr(export_module, "folder_tokenizer", wrong_tokenizer)
     with pytest.raises(UserError, match=r"has other token ids in the exported tokenizer: .* nothing was written"):
-        export(load_pretrained(runs / "amos"), tmp_path / "out")
+        export(load_checkpoint(runs / "amos"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nan_is_not_agreement(runs, tmp_path):
-    pretrained = load_pretrained(runs / "amos")
+    pretrained = load_checkpoint(runs / "amos")
     with torch.no_grad():
         pretrained.model.discriminator.layers[0].ffn_in.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="differs from the checkpoint by nan"):

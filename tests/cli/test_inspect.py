@@ -8,7 +8,7 @@ import torch
 from small_checkpoint import TEXT, write_save_dir
 from small_runs import write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
@@ -24,7 +24,7 @@ def save_dir(tmp_path):
 
 @pytest.fixture
 def pretrained(save_dir):
-    return load_pretrained(save_dir)
+    return load_checkpoint(save_dir)
 
 
 def test_tokens_are_those_of_the_binarized_corpus(pretrained):
@@ -122,7 +122,7 @@ def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
 def test_electra_predicts_from_its_single_depth(tmp_path):
     """Its generator once more by hand: the softmax of the head's output times the token embeddings."""
     write_run(tmp_path, "electra", encoder_layers=2)
-    pretrained = load_pretrained(tmp_path)
+    pretrained = load_checkpoint(tmp_path)
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
     assert inspection.depth_names == ["2"]
     model, tokens = pretrained.model, pretrained.tokens(TEXT)
@@ -143,7 +143,7 @@ def test_electra_predicts_from_its_single_depth(tmp_path):
 def test_sampled_mixture_is_that_of_the_forward_pass(tmp_path):
     """Weights are 0 and 1: the input token was sampled from the depth with weight 1."""
     write_run(tmp_path, "amos", encoder_layers=2, mixture="random_layer")
-    pretrained = load_pretrained(tmp_path)
+    pretrained = load_checkpoint(tmp_path)
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.3, top=1)
     batch = mask_block(pretrained, pretrained.tokens(TEXT), seed=3, mask_prob=0.3)["net_input"]
     torch.manual_seed(3)
@@ -207,7 +207,7 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
     page = tmp_path / "out.html"
     assert main(["inspect", str(save_dir), "--text", TEXT, "--html", str(page)]) == 0
     out = capsys.readouterr().out
-    inspection = inspect_text(load_pretrained(save_dir), TEXT, seed=1, mask_prob=0.15, top=3)
+    inspection = inspect_text(load_checkpoint(save_dir), TEXT, seed=1, mask_prob=0.15, top=3)
     assert page.read_text(encoding="utf-8") == render_page(inspection)
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]

@@ -7,7 +7,7 @@ import torch
 from small_checkpoint import TEXT
 from small_runs import write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.inspection.compute import inspect_text, mask_block
 from amos_fairseq.inspection.html_page import render_page
@@ -27,7 +27,7 @@ def printed(directory, capsys, monkeypatch) -> tuple[str, str]:
 @torch.no_grad()
 def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
     """Probabilities by the softmax of its head's output times the token embeddings."""
-    pretrained = load_pretrained(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
+    pretrained = load_checkpoint(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
     model, tokens = pretrained.model, pretrained.tokens(TEXT)
     read = tokens.clone()
@@ -56,7 +56,7 @@ def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
 def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_path, capsys, monkeypatch):
-    pretrained = load_pretrained(write_run(tmp_path, "electric", electric_variant=variant))
+    pretrained = load_checkpoint(write_run(tmp_path, "electric", electric_variant=variant))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
     model, dictionary = pretrained.model, pretrained.dictionary
     drawn = {masked.position for masked in inspection.masked}
@@ -89,7 +89,7 @@ def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_pa
 @torch.no_grad()
 def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
     settings = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
-    pretrained = load_pretrained(write_run(tmp_path, "electric", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path, "electric", **settings))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     tokens = pretrained.tokens(TEXT)
     log_probs = pretrained.model.token_log_probs(tokens[None])[0].tolist()
@@ -105,7 +105,7 @@ def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
 @torch.no_grad()
 def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
     """Selection once more from what the page says: the softmax of the scores of exactly these candidates."""
-    pretrained = load_pretrained(write_run(tmp_path, "teams"))
+    pretrained = load_checkpoint(write_run(tmp_path, "teams"))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     model, dictionary = pretrained.model, pretrained.dictionary
     read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
@@ -130,7 +130,7 @@ def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
 @torch.no_grad()
 def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
     """All-Tokens MLM: its probability of the original by hand, copying mixed with the softmax of its head."""
-    pretrained = load_pretrained(write_run(tmp_path, "electra", main_objective="all_tokens_mlm"))
+    pretrained = load_checkpoint(write_run(tmp_path, "electra", main_objective="all_tokens_mlm"))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     model, dictionary = pretrained.model, pretrained.dictionary
     read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
@@ -152,7 +152,7 @@ def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
 
 def test_masks_are_those_of_training_without_its_treatment(tmp_path):
     """The run replaced some masked tokens by others; here all read <mask>, so that predictions are comparable."""
-    pretrained = load_pretrained(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
+    pretrained = load_checkpoint(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
     batch = mask_block(pretrained, pretrained.tokens(TEXT), SEED, 0.9)["net_input"]
     read = batch["masked_tokens"].gather(1, batch["masked_positions"])
     assert read.unique().tolist() == [pretrained.dictionary.index("<mask>")]
@@ -160,5 +160,5 @@ def test_masks_are_those_of_training_without_its_treatment(tmp_path):
 
 def test_page_of_every_objective_is_escaped(tmp_path):
     for objective in ("mlm", "electric", "teams"):
-        inspection = inspect_text(load_pretrained(write_run(tmp_path / objective, objective)), TEXT, 1, 0.3, 2)
+        inspection = inspect_text(load_checkpoint(write_run(tmp_path / objective, objective)), TEXT, 1, 0.3, 2)
         assert "<script" not in render_page(inspection)

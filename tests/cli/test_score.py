@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
@@ -39,7 +39,7 @@ def test_a_row_for_each_line_in_its_order(run, text, capsys):
     captured = capsys.readouterr()
     rows = table(captured.out)
     assert [row[0] for row in rows] == [str(number) for number in range(1, 8)]
-    loaded = load_pretrained(run)
+    loaded = load_checkpoint(run)
     for line, (_, pll, num_pieces, num_unknown, pieces, log_probs) in zip(LINES, rows, strict=True):
         assert pieces.split() == loaded.tokenizer.encode(line)
         assert int(num_pieces) == len(pieces.split())
@@ -63,7 +63,7 @@ def test_numbers_are_those_of_the_model(run, text, capsys):
     """One line by hand: the loss of the model's own forward pass, one masked position after the other."""
     main(["score", str(run), str(text)])
     values = [float(value) for value in table(capsys.readouterr().out)[2][5].split()]
-    loaded = load_pretrained(run)
+    loaded = load_checkpoint(run)
     tokens = loaded.tokens(LINES[2])[None]
     for position, value in enumerate(values, start=1):
         masked = tokens.index_fill(1, torch.tensor(position), loaded.dictionary.index("<mask>"))

@@ -6,7 +6,7 @@ import pytest
 from full_disk import full_disk
 from small_runs import write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.jobs import score_file
@@ -80,7 +80,7 @@ def test_no_more_lines_are_read_than_a_window_needs(run):
             taken += 1
             yield "the quick brown fox"
 
-    scorer = LineScorer(load_pretrained(run), tokens_per_batch=64)
+    scorer = LineScorer(load_checkpoint(run), tokens_per_batch=64)
     first = next(scorer.score_windows(endless()))
     passes = len(first[0].line.pieces)
     assert len(first) == math.ceil(32 * 64 / (passes * (passes + 2)))
@@ -91,8 +91,8 @@ def test_no_more_lines_are_read_than_a_window_needs(run):
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
     out = tmp_path / "scores.tsv"
     out.write_text("old", encoding="utf-8")
-    scorer = LineScorer(load_pretrained(run), tokens_per_batch=4096)
-    assert scorer.pretrained.tokenizer.sha256  # known from here on; it needs files of its own
+    scorer = LineScorer(load_checkpoint(run), tokens_per_batch=4096)
+    assert scorer.loaded.tokenizer.sha256  # known from here on; it needs files of its own
     with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv.unfinished cannot be written \(File too large\)"):
         score_file(scorer, long_text, "tsv", out)
     assert out.read_text(encoding="utf-8") == "old"

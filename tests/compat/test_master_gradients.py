@@ -18,6 +18,7 @@ from torch.multiprocessing import spawn
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, prepare
 from amos_fairseq.compat.master_weights import MasterGradients, can_sum, distributed_model
+from amos_fairseq.flops.recipe import build_task
 
 MICRO_BATCHES = 16
 WIDTH = 64
@@ -226,7 +227,7 @@ def test_who_sums(world_size: int, update_freq: int, hook: str, expected: bool, 
 
 def test_the_trainer_arranges_it() -> None:
     setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], precision="bf16", device="cpu"), 600)
-    trainer: Trainer = FairseqStep.of(setup, "ours", "").trainer
+    trainer: Trainer = FairseqStep(setup, build_task(setup.cfg.task, setup.vocabulary_size), "ours", "").trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert not hasattr(_FP16OptimizerMixin, "master_gradients")
 

@@ -52,7 +52,9 @@ def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path
 
 
 def test_the_kernels_without_triton_are_one_line(tmp_path: Path) -> None:
-    script = "import torch\nfrom amos_fairseq.compilers import require_triton\nrequire_triton(torch.device('cpu'))"
+    script = (
+        "import torch\nfrom amos_fairseq.compat.compilation import require_triton\nrequire_triton(torch.device('cpu'))"
+    )
     result = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -12,7 +12,7 @@ from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.models.electra import ElectraOutput
-from amos_fairseq.modules.token_prediction import TokenPredictions
+from amos_fairseq.modules.heads import TokenPredictions
 
 PADDED = (12, 7, 12, 10)
 FULL = (12, 12, 12)

@@ -422,8 +422,8 @@ def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> 
 
         hidden, embedding, bias = [leaf(B, M, width) for _ in range(K)], leaf(V, width), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
-        never_sampled_mask, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, never_sampled_mask, unsampled, with_triton=True)
+        unsampled = torch.empty(69, dtype=torch.int64)
+        rows = OutputLayerWeights(embedding, bias, unsampled, with_triton=True)
         with LiveBytes() as live, Float32Tensors() as made:
             guesses = predict_chunked(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
             (guesses.nll.sum() + guesses.adversarial_term.float().sum()).backward()

@@ -12,7 +12,7 @@ from small_checkpoint import TEXT
 from small_runs import write_run
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint, read_pretrained_checkpoint
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -54,7 +54,7 @@ def test_flags_and_weights_give_the_encoder_that_the_run_keeps(name: str, tmp_pa
     """Bit for bit the states of the pretraining model's own encoder; those of `amos_fairseq.load` too."""
     objective, settings = RUNS[name]
     run = write_run(tmp_path, objective, **settings)
-    pretrained = load_pretrained(run)
+    pretrained = load_checkpoint(run)
     model = fine_tuned(read_pretrained_checkpoint(run), pretrained)
     tokens = pretrained.tokens(TEXT)[None]
     kept = pretrained.model.extract_features(tokens)

@@ -51,7 +51,7 @@ def test_dropout_is_a_comparison_of_a_random_number_and_two_products() -> None:
 
 def test_attention_is_counted_as_its_two_products_and_softmax() -> None:
     """Fused kernels would be counted by other formulas, or, on a CPU, not at all."""
-    from amos_fairseq.modules.attention import SelfAttention
+    from amos_fairseq.modules.encoder import SelfAttention
 
     with META:
         attention = SelfAttention(D, num_heads=2, dropout=0.0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from amos_fairseq.functional.cpu.dropout import dropout, dropped_levels, keep_scale, sample_keep_mask
-from amos_fairseq.modules.layers import make_dropout
+from amos_fairseq.modules.encoder import make_dropout
 
 COUNT = 2**20
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from amos_fairseq.functional.cpu import linear as module
 from amos_fairseq.functional.cpu.linear import linear, uses_convolution
-from amos_fairseq.modules.layers import make_linear
+from amos_fairseq.modules.encoder import make_linear
 
 
 @pytest.fixture

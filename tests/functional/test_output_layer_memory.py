@@ -23,8 +23,8 @@ def forward_and_backward(guess: Callable, dtype: torch.dtype, num_entries: int) 
 
         hidden, embedding, bias = [leaf(B, M, E) for _ in range(K)], leaf(V, E), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
-        never_sampled_mask, unsampled = torch.empty(V, dtype=torch.bool), torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, never_sampled_mask, unsampled)
+        unsampled = torch.empty(69, dtype=torch.int64)
+        rows = OutputLayerWeights(embedding, bias, unsampled)
         with LiveBytes() as live:
             guesses = guess(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
             (guesses.nll.sum() + guesses.adversarial_term.float().sum()).backward()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.cli.main import main
 
 TOLERANCE = 1e-5
@@ -21,7 +21,7 @@ def export(run: Path, out: Path, *flags: str, check: bool = False) -> None:
     assert main(["export", str(run), str(out), *flags, *([] if check else ["--no-check"])]) == 0
 
 
-def padded_tokens(pretrained: Pretrained) -> Tensor:
+def padded_tokens(pretrained: LoadedCheckpoint) -> Tensor:
     """Random tokens in our ids, right-padded, of lengths 1 to the maximum."""
     lengths = (1, 2, 3, 7, 40, 127, 128, 129, LONGEST - 1, LONGEST)
     draw = torch.Generator().manual_seed(0)

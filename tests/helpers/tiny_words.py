@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 from small_models import small_dictionary
 
-from amos_fairseq.checkpoints.read import Pretrained
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.models.pretraining import PretrainingModel
 
 SIZES = {
@@ -34,7 +34,7 @@ class Words:
 
 def pretrained(
     model_class: type[PretrainingModel], config: Any, num_words: int, mask_prob: float = 0.15, **criterion: str
-) -> Pretrained:
+) -> LoadedCheckpoint:
     """An untrained model in eval mode that knows ``word0`` to ``word{num_words - 1}``, ids from 4 on."""
     dictionary = small_dictionary(num_words)
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def pretrained(
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
-    return Pretrained(Path("tiny.pt"), model.eval(), dictionary, Words(), {"mask_prob": mask_prob}, 7, criterion)
+    return LoadedCheckpoint(Path("tiny.pt"), model.eval(), dictionary, Words(), {"mask_prob": mask_prob}, 7, criterion)
 
 
 def sequences(dictionary: Dictionary, lengths: tuple[int, ...], num_words: int, seed: int = 0) -> list[torch.Tensor]:

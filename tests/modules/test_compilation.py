@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.compat import compilation as trainers
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
@@ -203,7 +203,7 @@ def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Pa
     model = small_model(compile=True)
     small_criterion()(model, small_batch())[0].backward()
     run = write_run(tmp_path, "mlm", compile=True, activation_checkpointing=True)
-    pretrained = load_pretrained(run)
+    pretrained = load_checkpoint(run)
     pretrained.model.extract_features(pretrained.tokens(TEXT)[None])
     amos_fairseq.load(run)([TEXT])
     assert num_graphs() == 0

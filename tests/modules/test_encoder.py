@@ -9,8 +9,7 @@ from small_models import small_batch, small_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
-from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import SelfAttention, TransformerConfig, TransformerEncoder
 
 SHAPE = {
     "num_layers": 3,

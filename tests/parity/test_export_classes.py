@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from small_runs import write_run
 from torch.nn.functional import linear
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.tokenization import load_tokenizer
 
 
@@ -36,7 +36,7 @@ ENCODERS = {
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder(name, tmp_path):
     settings, flags, class_name = ENCODERS[name]
-    pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", *flags)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == [class_name]
@@ -63,7 +63,7 @@ def test_encoder(name, tmp_path):
 )
 def test_generator_at_each_depth(settings, depth, num_layers, class_name, tmp_path):
     """Against ``predict_logits``, which ``amos inspect`` shows: all logits, without padding rows of the vocabulary."""
-    pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "generator", *(["--depth", depth] if depth else []))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["architectures"], config["num_hidden_layers"]) == ([class_name], num_layers)
@@ -90,7 +90,7 @@ def test_generator_at_each_depth(settings, depth, num_layers, class_name, tmp_pa
 )
 def test_discriminator(settings, auto_class, class_name, tmp_path):
     """The probability of "replaced" is our sigmoid."""
-    pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "discriminator")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == [class_name]
@@ -118,7 +118,7 @@ CLASSIFIERS = {
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifier(name, tmp_path):
     settings, class_name = CLASSIFIERS[name]
-    pretrained = load_pretrained(write_run(tmp_path / "run", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
     names = ["no", "maybe", "yes"][: settings["classes"]]
     export(tmp_path / "run", tmp_path / "out", "--labels", ",".join(names))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -133,7 +133,7 @@ def test_classifier(name, tmp_path):
 @torch.no_grad()
 def test_question_answering(tmp_path):
     """Against the logits of our span head in training, in which it masks tokens outside the answer text."""
-    pretrained = load_pretrained(write_run(tmp_path / "run", span_head="independent"))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", span_head="independent"))
     export(tmp_path / "run", tmp_path / "out")
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
@@ -149,7 +149,7 @@ def test_token_types_of_a_pair(tmp_path):
     """From two texts on both sides: our model derives the types from ``</s>``, theirs gets them from the tokenizer."""
     run = write_run(tmp_path / "run", "electra", classes=2, token_types=2)
     export(run, tmp_path / "out")
-    pretrained = load_pretrained(run)
+    pretrained = load_checkpoint(run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     inputs = tokenizer("the quick fox", "a lazy dog", return_tensors="pt")
@@ -167,7 +167,7 @@ def test_ids_of_a_hugging_face_tokenizer(scheme, tmp_path):
     write_tokenizer(tmp_path / "bert", "bert")
     run = write_run(tmp_path / "run", tokenizer=load_tokenizer(tmp_path / "bert"), relative_position_scheme=scheme)
     export(run, tmp_path / "out", check=True)
-    pretrained = load_pretrained(run)
+    pretrained = load_checkpoint(run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     original = transformers.AutoTokenizer.from_pretrained(tmp_path / "bert")
     text = "the quick \u4e2d fox"

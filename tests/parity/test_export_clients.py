@@ -13,7 +13,7 @@ from small_runs import write_run
 from transformers.pipelines import get_supported_tasks
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 
 TOLERANCE = 1e-4
@@ -43,7 +43,7 @@ def test_fill_mask(folders):
     """The pipeline's probabilities are those of our generator's softmax at the masked position."""
     fill = transformers.pipeline("fill-mask", model=str(folders / "generator"), top_k=5)
     found = fill("the quick <mask> jumps")
-    pretrained = load_pretrained(folders / "run")
+    pretrained = load_checkpoint(folders / "run")
     dictionary, model = pretrained.dictionary, pretrained.model
     before, after = (
         [dictionary.index(p) for p in pretrained.tokenizer.encode(text)] for text in ("the quick", "jumps")
@@ -61,7 +61,7 @@ def test_token_classification(folders):
     classify = transformers.pipeline("token-classification", model=str(folders / "discriminator"))
     text = TEXTS[2]
     found = classify(text)
-    pretrained = load_pretrained(folders / "run")
+    pretrained = load_checkpoint(folders / "run")
     model = pretrained.model
     with torch.no_grad():
         tokens = pretrained.tokens(text)[None]
@@ -75,7 +75,7 @@ def test_token_classification(folders):
 
 def test_text_classification(folders):
     classify = transformers.pipeline("text-classification", model=str(folders / "classifier"), top_k=None)
-    pretrained = load_pretrained(folders / "classified")
+    pretrained = load_checkpoint(folders / "classified")
     for text, found in zip(TEXTS, classify(TEXTS, batch_size=3), strict=True):
         tokens = pretrained.tokens(text)[None]
         with torch.no_grad():

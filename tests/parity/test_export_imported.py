@@ -17,7 +17,7 @@ from hugging_face_folders import write_electra, write_model
 from safetensors.torch import load_file
 from small_runs import write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
@@ -152,7 +152,7 @@ def test_released_positions_and_tokenizer_without_this_package(released, tmp_pat
     assert result.returncode == 0, result.stderr[-2000:]
     found = json.loads(result.stdout)
     assert found["type"] == "AmosModel"
-    pretrained = load_pretrained(released / "run")
+    pretrained = load_checkpoint(released / "run")
     dictionary = pretrained.dictionary
     for text, (ids, states) in zip(RELEASED_TEXTS, found["rows"], strict=True):
         rows = [dictionary.index(piece) for piece in pretrained.tokenizer.encode(text)]
@@ -169,7 +169,7 @@ def test_released_positions_and_tokenizer_without_this_package(released, tmp_pat
 )
 def test_heads_on_released_positions(released, part, auto_class):
     """Beyond the maximum distance, with padding."""
-    pretrained = load_pretrained(released / "run")
+    pretrained = load_checkpoint(released / "run")
     auto = getattr(transformers, auto_class)
     theirs = auto.from_pretrained(released / part, trust_remote_code=True).eval()
     draw = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from exported_folders import LONGEST, assert_close, export, outputs, padded_tokens
 from small_runs import write_run
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ MLM_CLASSES = {
 def test_mlm_is_exported_as_masked_language_model(name, tmp_path):
     """Against ``predict_logits``, at every position; and the encoder that AutoModel loads from the same folder."""
     settings, class_name = MLM_CLASSES[name]
-    pretrained = load_pretrained(write_run(tmp_path / "run", "mlm", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", "mlm", **settings))
     export(tmp_path / "run", tmp_path / "out", check=True)
     assert class_in(tmp_path / "out") == class_name
     tokens = padded_tokens(pretrained)
@@ -57,7 +57,7 @@ def test_mlm_is_exported_as_masked_language_model(name, tmp_path):
 
 @torch.no_grad()
 def test_encoder_of_mlm(tmp_path):
-    pretrained = load_pretrained(write_run(tmp_path / "run", "mlm"))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", "mlm"))
     export(tmp_path / "run", tmp_path / "out", "--part", "encoder")
     assert class_in(tmp_path / "out") == "BertModel"
     tokens = padded_tokens(pretrained)
@@ -88,7 +88,7 @@ TEAMS_BRANCHES = {
 @pytest.mark.parametrize("name", TEAMS_BRANCHES)
 def test_encoder_of_teams_is_the_chosen_branch(name, tmp_path):
     """Against the states that ``discriminate`` returns for the two tasks."""
-    pretrained = load_pretrained(write_run(tmp_path / "run", "teams", **TEAMS_BRANCHES[name]))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", "teams", **TEAMS_BRANCHES[name]))
     export(tmp_path / "run", tmp_path / "out")
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
@@ -104,7 +104,7 @@ def test_encoder_of_teams_is_the_chosen_branch(name, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"task_heads": "extra_layer"}, {"relative_position_scheme": "t5"}])
 def test_discriminator_of_teams_is_the_detection_branch(settings, tmp_path):
     """The detection head needs the branch of its task, although the other one is fine-tuned."""
-    pretrained = load_pretrained(write_run(tmp_path / "run", "teams", **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", "teams", **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "discriminator")
     assert (
         class_in(tmp_path / "out")
@@ -130,7 +130,7 @@ GENERATORS = {
 def test_generators_of_the_family(name, tmp_path):
     """Against ``predict_logits`` at every position."""
     objective, settings = GENERATORS[name]
-    pretrained = load_pretrained(write_run(tmp_path / "run", objective, **settings))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", objective, **settings))
     export(tmp_path / "run", tmp_path / "out", "--part", "generator")
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
@@ -143,7 +143,7 @@ def test_generators_of_the_family(name, tmp_path):
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
 def test_electric_and_electra_tt(variant, tmp_path):
     """Electric: -logits are its token_log_probs. ELECTRA-TT: the probability of noise, as ELECTRA's of "replaced"."""
-    pretrained = load_pretrained(write_run(tmp_path / "run", "electric", electric_variant=variant))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", "electric", electric_variant=variant))
     export(tmp_path / "run", tmp_path / "out", "--part", "discriminator", check=True)
     assert class_in(tmp_path / "out") == "ElectraForPreTraining"
     model, tokens = pretrained.model, padded_tokens(pretrained)
@@ -165,7 +165,7 @@ def test_electric_and_electra_tt(variant, tmp_path):
     [("teams", "BertForSequenceClassification"), ("electric", "ElectraForSequenceClassification")],
 )
 def test_fine_tuned_teams_and_electric(objective, class_name, tmp_path):
-    pretrained = load_pretrained(write_run(tmp_path / "run", objective, classes=3))
+    pretrained = load_checkpoint(write_run(tmp_path / "run", objective, classes=3))
     export(tmp_path / "run", tmp_path / "out")
     assert class_in(tmp_path / "out") == class_name
     tokens = padded_tokens(pretrained)

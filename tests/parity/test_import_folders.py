@@ -17,7 +17,7 @@ from hugging_face_folders import POSITIONS, write_electra, write_model
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from amos_fairseq.checkpoints.read import load_pretrained, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.hugging_face.weights import ENCODER, PRETRAINING, to_hugging_face, to_hugging_face_rows
 from amos_fairseq.tokenization import load_tokenizer
@@ -62,7 +62,7 @@ def checkpoints(folders) -> dict[str, Path]:
 
 def fine_tuned(checkpoint: Path) -> torch.nn.Module:
     """The model that fairseq-train builds for a task without pretraining, with the weights of the checkpoint."""
-    pretrained = load_pretrained(checkpoint)
+    pretrained = load_checkpoint(checkpoint)
     state = read_state(checkpoint)
     task = SimpleNamespace(source_dictionary=pretrained.dictionary)
     model = build_model(OmegaConf.create(state["cfg"]["model"]), task, from_checkpoint=True)
@@ -76,7 +76,7 @@ def test_states_of_padded_texts_agree(family, folders, checkpoints):
     """From text on both sides: their tokenizer and model against ours, every length up to the maximum."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / family)
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
-    pretrained = load_pretrained(checkpoints[family])
+    pretrained = load_checkpoint(checkpoints[family])
     texts = [*TEXTS, *(" ".join(["fox"] * n) for n in range(1, POSITIONS))]
     ids = [
         [tokenizer.cls_token_id, *tokenizer(t, add_special_tokens=False).input_ids, tokenizer.sep_token_id]
@@ -99,7 +99,7 @@ def test_states_of_pairs_agree(family, folders, checkpoints):
     """<s> A </s> B </s>: the second text has token type 1 on both sides."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / family)
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
-    model, pretrained = fine_tuned(checkpoints[family]), load_pretrained(checkpoints[family])
+    model, pretrained = fine_tuned(checkpoints[family]), load_checkpoint(checkpoints[family])
     first, second = ([tokenizer(t, add_special_tokens=False).input_ids for t in pair] for pair in (TEXTS, TEXTS[::-1]))
     ids = [
         [tokenizer.cls_token_id, *a, tokenizer.sep_token_id, *b, tokenizer.sep_token_id]
@@ -147,7 +147,7 @@ def test_round_trip_is_the_identity_on_imported_weights(family, folders, checkpo
 @torch.no_grad()
 def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints):
     """Log-probabilities of the generator are those of the folder, also where our vocabulary has more rows."""
-    pretrained = load_pretrained(checkpoints["electra"])
+    pretrained = load_checkpoint(checkpoints["electra"])
     model, ids = pretrained.model, row_map(pretrained.tokenizer)
     rows = pretrained.tokens(TEXTS[0])[None]
     generator = transformers.ElectraForMaskedLM.from_pretrained(folders / "generator").eval()
@@ -206,7 +206,7 @@ def test_half_precision_pickled_weights_and_a_tokenizer_without_json(folders, tm
         (tmp_path / "in" / name).unlink(missing_ok=True)  # transformers 5 writes no special_tokens_map.json
     (tmp_path / "in" / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)) + "\n")
     run_import(tmp_path / "in", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
-    pretrained = load_pretrained(tmp_path / "out" / "model.pt")
+    pretrained = load_checkpoint(tmp_path / "out" / "model.pt")
     assert pretrained.tokenizer.encode(TEXTS[0]) == load_tokenizer(folders / "bert").encode(TEXTS[0])
     held = pretrained.model.discriminator.layers[0].ffn_in.weight
     assert torch.equal(held, weights["bert.encoder.layer.0.intermediate.dense.weight"].half().float())

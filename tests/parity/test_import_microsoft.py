@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
 from amos_fairseq.checkpoints.microsoft_amos import Inert, import_release, read_release
-from amos_fairseq.checkpoints.read import load_pretrained, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 
@@ -138,7 +138,7 @@ def test_both_encoders_and_both_heads_match_the_second_computation(released, imp
     """150 tokens, beyond the largest distance. Tolerance 1e-5 of the largest value: the same float32 formulas in another
     order, some fifty roundings."""
     weights = read_release(released)["model"]
-    model = load_pretrained(imported).model
+    model = load_checkpoint(imported).model
     tokens = torch.randint(4, 60, (POSITIONS,), generator=torch.Generator().manual_seed(1))
     for side, encoder in (("encoder", model.discriminator), ("auxiliary", model.generators[0])):
         expected = released_states(weights, side, tokens)
@@ -177,7 +177,7 @@ def test_settings_come_from_shapes_and_from_the_file(imported):
 
 @torch.no_grad()
 def test_encodes_text_and_becomes_a_fine_tuned_model(imported):
-    pretrained = load_pretrained(imported)
+    pretrained = load_checkpoint(imported)
     assert pretrained.tokenizer.kind == "microsoft_amos"
     tokens = pretrained.tokens(TEXT)[None]
     assert tokens[0, 0] == pretrained.dictionary.bos()

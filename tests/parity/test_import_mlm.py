@@ -13,7 +13,7 @@ from hugging_face_folders import write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import Pretrained, load_pretrained, read_state
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint, read_state
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization.hugging_face_tokenizer import row_map
@@ -37,7 +37,7 @@ def folders(tmp_path_factory) -> Path:
     return root
 
 
-def padded_rows(pretrained: Pretrained) -> Tensor:
+def padded_rows(pretrained: LoadedCheckpoint) -> Tensor:
     """The texts in our ids, right-padded."""
     rows = [pretrained.tokens(text) for text in TEXTS]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pretrained.dictionary.pad())
@@ -47,7 +47,7 @@ def padded_rows(pretrained: Pretrained) -> Tensor:
 @pytest.mark.parametrize("family", CLASSES)
 def test_predictions_are_those_of_the_folder(family, folders):
     """Log-probabilities at every position, also where our vocabulary has more rows than theirs has tokens."""
-    pretrained = load_pretrained(folders / f"{family}_imported" / "model.pt")
+    pretrained = load_checkpoint(folders / f"{family}_imported" / "model.pt")
     model, ids, rows = pretrained.model, row_map(pretrained.tokenizer), padded_rows(pretrained)
     assert read_state(pretrained.file)["cfg"]["model"]["_name"] == "mlm_base"
     everywhere = torch.arange(rows.size(1)).expand_as(rows)
@@ -68,7 +68,7 @@ def test_round_trip_is_the_identity(family, folders, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [CLASSES[family]]
     theirs, back = load_file(folders / family / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert theirs.keys() == back.keys()
-    num_tokens = len(row_map(load_pretrained(checkpoint).tokenizer))
+    num_tokens = len(row_map(load_checkpoint(checkpoint).tokenizer))
     for name, tensor in theirs.items():
         kept, restored = tensor, back[name]
         if "word_embeddings" in name or name in ("lm_head.bias", "cls.predictions.bias"):
@@ -79,7 +79,7 @@ def test_round_trip_is_the_identity(family, folders, tmp_path):
 
 
 def test_rows_without_a_foreign_one_are_never_predicted(folders):
-    pretrained = load_pretrained(folders / "bert_imported" / "model.pt")
+    pretrained = load_checkpoint(folders / "bert_imported" / "model.pt")
     bias = pretrained.model.mlm_head.bias
     assert bias[len(pretrained.dictionary) :].unique().tolist() == [NEVER_PREDICTED]
     assert bias[: len(pretrained.dictionary)].abs().max() < 10
@@ -102,7 +102,7 @@ def test_the_encoder_continues_with_any_objective(arch, folders, tmp_path, capsy
     said = capsys.readouterr().out
     assert "detection_head" in said.partition("initialized randomly")[2]
     assert "cls.predictions.bias" in said.partition("left out")[2]
-    pretrained = load_pretrained(tmp_path / "model.pt")
+    pretrained = load_checkpoint(tmp_path / "model.pt")
     rows = padded_rows(pretrained)
     real = rows.ne(pretrained.dictionary.pad())
     theirs = transformers.BertModel.from_pretrained(folders / "bert").eval()

@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.config import CUSTOM, family_of, hugging_face_config
+from amos_fairseq.hugging_face.config import CUSTOM, families_of, hugging_face_config
 from amos_fairseq.hugging_face.weights import (
     DETECTION,
     ENCODER,
@@ -142,12 +142,12 @@ def test_detection_classifier_with_two_rows_is_one_logit():
     torch.testing.assert_close(logit.sigmoid(), expected, rtol=0, atol=1e-6)
 
 
-def test_family_of_an_encoder():
-    assert family_of(shape()) == "bert"
-    assert family_of(shape(), pooler_activation="gelu") == "electra"
-    assert family_of(shape(embedding_width=8)) == "electra"
-    assert family_of(shape(position_scheme="t5")) == "mpnet"
-    assert family_of(shape(position_scheme="amos", position_buckets=64)) == CUSTOM
+def test_families_of_an_encoder():
+    assert families_of(ENCODER, shape())[0] == "bert"
+    assert families_of(ENCODER, shape(), activation="gelu")[0] == "electra"
+    assert families_of(ENCODER, shape(embedding_width=8))[0] == "electra"
+    assert families_of(ENCODER, shape(position_scheme="t5"))[0] == "mpnet"
+    assert families_of(ENCODER, shape(position_scheme="amos", position_buckets=64))[0] == CUSTOM
     for unfit in (
         {"position_buckets": 64},
         {"position_max_distance": 64},
@@ -155,4 +155,4 @@ def test_family_of_an_encoder():
         {"embedding_width": 8},
     ):
         with pytest.raises(UserError, match="cannot be exported"):
-            family_of(shape(position_scheme="t5", **unfit))
+            families_of(ENCODER, shape(position_scheme="t5", **unfit))

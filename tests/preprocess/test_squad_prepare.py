@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -159,11 +160,12 @@ def test_what_a_killed_run_left_goes(data, tmp_path):
     """A directory of a process that no longer runs; one at work keeps its own."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
+    prefix = f".out.unfinished.{socket.gethostname()}."
     for process in (dead.pid, os.getppid()):
-        (tmp_path / f".out.unfinished.{process}").mkdir()
+        (tmp_path / f"{prefix}{process}").mkdir()
     source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
     prepare.main([str(part) for part in (source, source, tokenizer, tmp_path / "out")])
-    assert {path.name for path in tmp_path.iterdir()} == {"out", f".out.unfinished.{os.getppid()}"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
 
 def test_finished_data_are_left_alone(data, capsys, tmp_path):

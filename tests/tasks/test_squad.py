@@ -104,7 +104,7 @@ def test_a_head_of_the_other_kind_starts_anew(data):
 def test_windows_beyond_the_model_are_refused(data):
     task = make_task(data)
     task.load_dataset("train")
-    with pytest.raises(UserError, match=r"a window has --tokens-per-window 64 tokens, but .* allows 32"):
+    with pytest.raises(UserError, match=r"--tokens-per-window 64 tokens, but .* allows 32"):
         task.get_batch_iterator(task.datasets["train"], max_sentences=4, max_positions=32)
     with pytest.raises(UserError, match="--max-tokens 63 leaves no room"):
         task.get_batch_iterator(task.datasets["train"], max_tokens=63, max_positions=64)

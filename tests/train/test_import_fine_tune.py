@@ -9,7 +9,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from forked_command import run_command
 from hugging_face_folders import LINES, POSITIONS, write_electra
 
-from amos_fairseq.checkpoints.read import load_pretrained, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 
 
@@ -29,7 +29,7 @@ def run_import(out: Path, capsys: pytest.CaptureFixture, *arguments: str | Path)
 def dictionary_of(checkpoint: Path) -> Dictionary:
     """The dictionary of a corpus; the task adds ``<mask>``."""
     dictionary = Dictionary()
-    for symbol in load_pretrained(checkpoint).tokenizer.dictionary_symbols:
+    for symbol in load_checkpoint(checkpoint).tokenizer.dictionary_symbols:
         dictionary.add_symbol(symbol)
     return dictionary
 
@@ -66,7 +66,7 @@ def assert_started_from(before: dict[str, torch.Tensor], after: dict[str, torch.
 def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator")
-    dictionary, labels, pretrained = dictionary_of(checkpoint), Dictionary(), load_pretrained(checkpoint)
+    dictionary, labels, pretrained = dictionary_of(checkpoint), Dictionary(), load_checkpoint(checkpoint)
     for label in ("no", "yes"):
         labels.add_symbol(label)
     rows = [pretrained.tokens(line)[1:] for line in LINES[:8]]  # --init-token puts <s> in front
@@ -100,7 +100,7 @@ def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, c
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator", "--generator", folders / "generator")
     write_lines(
-        tmp_path / "data", dictionary_of(checkpoint), [load_pretrained(checkpoint).tokens(line)[1:] for line in LINES]
+        tmp_path / "data", dictionary_of(checkpoint), [load_checkpoint(checkpoint).tokens(line)[1:] for line in LINES]
     )
     task = ["--task", "text_pretraining", "--criterion", "electra", "--tokens-per-sample", str(POSITIONS)]
     said = train(

@@ -91,11 +91,11 @@ def test_both_stages_and_the_same_command_again(
     ("arguments", "message"),
     [
         (["huge", "DATA", "OUT", "4"], "there is no size 'huge': give tiny, small, base or large"),
-        (["tiny", "DATA", "OUT", "many"], "UPDATES 'many' is no number of updates"),
-        (["tiny", "absent", "OUT", "4"], "absent holds no binarized corpus (dict.txt)"),
+        (["tiny", "DATA", "OUT", "many"], "UPDATES 'many' is not an integer above 0"),
+        (["tiny", "absent", "OUT", "4"], "absent contains no binarized corpus (dict.txt)"),
         (["tiny", "SHARDS", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
         (["tiny", "DATA", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
-        (["tiny", "DATA", "BEGUN", "4"], "was begun with SIZE and UPDATES tiny 9: give these, or another SAVE_DIR"),
+        (["tiny", "DATA", "BEGUN", "4"], "was started with SIZE and UPDATES tiny 9: give these, or another SAVE_DIR"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_written(

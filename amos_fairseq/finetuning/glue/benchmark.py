@@ -11,9 +11,9 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.glue.data import GlueData, batches, read_glue_data
 from amos_fairseq.finetuning.glue.tasks import TASKS, GlueTask
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
@@ -56,8 +56,7 @@ class Glue:
         shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True)
         names = self.prepared[task].label_names
         if names:
-            with whole_file(str(directory / "labels.txt")) as unfinished:
-                Path(unfinished).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+            write_text(directory / "labels.txt", "".join(f"{name}\n" for name in names))
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -84,13 +83,13 @@ def predict(
     Raises:
         Stopped: ``stop`` is set.
     """
-    pretrained = load_pretrained(checkpoint)
-    model = pretrained.model.to(device)
+    loaded = load_checkpoint(checkpoint)
+    model = loaded.model.to(device)
     predicted = {}
     for split in splits:
         sequences = data.sequences(split, max_positions)
         logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
-        for indices, tokens in batches(sequences, pretrained.dictionary.pad(), stop):
+        for indices, tokens in batches(sequences, loaded.dictionary.pad(), stop):
             with torch.inference_mode():
                 output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
             logits[indices] = output.float().cpu().numpy()
@@ -104,10 +103,9 @@ def write_predictions(file: Path, data: GlueData, split: str, predictions: np.nd
     def spell(value: float) -> str:
         return f"{value:.4f}" if data.is_regression else data.label_names[int(value)]
 
-    with whole_file(str(file)) as unfinished, open(unfinished, "w", encoding="utf-8") as stream:
-        stream.write("index\tprediction\tlabel\n")
-        for index, prediction, label in zip(data.ids(split), predictions, labels, strict=True):
-            stream.write(f"{index}\t{spell(prediction)}\t{spell(label)}\n")
+    rows = zip(data.ids(split), predictions, labels, strict=True)
+    lines = (f"{index}\t{spell(prediction)}\t{spell(label)}\n" for index, prediction, label in rows)
+    write_text(file, "index\tprediction\tlabel\n" + "".join(lines))
 
 
 def score(task: GlueTask, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.checkpoints.read import load_pretrained
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import content_sha256
@@ -29,7 +29,7 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class SquadSettings:
-    """What determines the result besides recipe, checkpoint and data. ``span_head``: one of ``SPAN_HEADS``."""
+    """The settings that determine the result besides recipe, checkpoint and data. ``span_head``: one of ``SPAN_HEADS``."""
 
     span_head: str
     windows: WindowLimits
@@ -110,7 +110,7 @@ class Squad:
 
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
-        decoded = predict(load_pretrained(checkpoint).model, windows, device, self.settings.decoding, check_stop)
+        decoded = predict(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, check_stop)
         return write_predictions(directory, split, decoded)
 
 
@@ -157,5 +157,4 @@ def write_predictions(directory: Path, split: SquadSplit, decoded: dict[str, Dec
 
 
 def _write_json(path: Path, content: Any) -> None:
-    with whole_file(str(path)) as unfinished:
-        Path(unfinished).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

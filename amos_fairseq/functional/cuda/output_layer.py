@@ -227,5 +227,5 @@ def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
 
 
 def token_mask(tokens: Tensor, vocabulary_size: int) -> Tensor:
-    """Return True at ``tokens``, int64: [vocabulary_size] bool."""
+    """Return True at ``tokens``, int64: [vocabulary_size] bool. The kernels load a flag for each token of a tile."""
     return torch.zeros(vocabulary_size, dtype=torch.bool, device=tokens.device).index_fill_(0, tokens, True)

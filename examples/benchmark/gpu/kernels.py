@@ -202,8 +202,7 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
     gamma = torch.full((*positions, sizes.depths), 1 / sizes.depths, device=device).requires_grad_()
     originals = torch.randint(5, sizes.rows, positions, device=device)
     unsampled = torch.arange(5, device=device)
-    never_sampled_mask = torch.arange(sizes.rows, device=device) < 5
-    rows = OutputLayerWeights(embedding, biases, never_sampled_mask, unsampled)
+    rows = OutputLayerWeights(embedding, biases, unsampled)
     adversary = Adversary(temperature=0.3, hidden_gradient=0.0, num_entries=min(128, sizes.rows))
     leaves = (*hidden, embedding, biases)
     all_leaves = (*leaves, gamma)

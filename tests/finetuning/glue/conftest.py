@@ -6,7 +6,7 @@ import pytest
 import torch
 from made_up_glue import INFERENCE, write_glue, write_pretrained_checkpoint
 
-from amos_fairseq.checkpoints.read import load_pretrained, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.glue.benchmark import HEAD
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -44,7 +44,7 @@ def fake_training(monkeypatch):
         state = read_state(checkpoint_of(command))
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
-        model = FineTunedModel(cfg, load_pretrained(checkpoint_of(command)).model.vocabulary)
+        model = FineTunedModel(cfg, load_checkpoint(checkpoint_of(command)).model.vocabulary)
         model.register_classification_head(HEAD, int(flag(command, "--num-classes")))
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)

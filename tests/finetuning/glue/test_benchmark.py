@@ -9,7 +9,7 @@ import torch
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from made_up_glue import INFERENCE, change_task, session
 
-from amos_fairseq.checkpoints.read import load_pretrained, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.glue.benchmark import HEAD, Glue
@@ -62,7 +62,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
     assert outcome.failures == []
     for task, split in (("STS-B", "valid"), ("MNLI", "valid1")):
         directory = tmp_path / "runs" / task / "seed1"
-        prepared, loaded = read_glue_data(data, task), load_pretrained(directory / "checkpoint_best.pt")
+        prepared, loaded = read_glue_data(data, task), load_checkpoint(directory / "checkpoint_best.pt")
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
         assert rows.pop(0) == ["index", "prediction", "label"]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
@@ -84,7 +84,7 @@ def test_the_run_directory_serves_export_and_load(start, data, tmp_path, fake_tr
     directory = tmp_path / "runs/MNLI/seed1"
     assert (directory / "labels.txt").read_text() == "entailment\nneutral\ncontradiction\n"
     assert {p.name for p in (directory / "tokenizer").iterdir()} == {p.name for p in (start / "tokenizer").iterdir()}
-    assert load_pretrained(directory / "checkpoint_best.pt").tokenizer.encode("fox")
+    assert load_checkpoint(directory / "checkpoint_best.pt").tokenizer.encode("fox")
 
 
 def test_flags_describe_the_checkpoint_and_the_task(start, data, tmp_path, fake_training):
