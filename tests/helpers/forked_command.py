@@ -44,7 +44,7 @@ class ForkServer:
     A command gets its own arguments, working directory, files, process group and environment variables. It is started with
     :meth:`start` or :meth:`run`, or by a process that runs the executable ``python``: a script, torchrun, or a command that
     starts others with ``sys.executable``, which is ``python`` in a forked process. The console commands are beside it.
-    Only ``python`` heeds the variables of READ_AT_IMPORT: it starts a new process for other values.
+    Only ``python`` compares the variables of READ_AT_IMPORT: it starts a new process for other values.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
