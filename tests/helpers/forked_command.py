@@ -24,7 +24,7 @@ from tiny_runs import ROOT, environment
 # torch.optim imports torch._dynamo when the first optimizer is made.
 IMPORTED = ("fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config", "torch._dynamo", "matplotlib.pyplot")
 # Libraries read these variables while they are imported: a command with other values needs a new process.
-READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONHASHSEED", "TRITON_INTERPRET")
+READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONHASHSEED", "TRITON_INTERPRET", "CXX")
 # What the interpreter forks for: a module of these packages, or a script in examples/. Anything else is a new process.
 FORKED_PACKAGES = ("amos_fairseq", "fairseq_cli", "preprocess", "submitit", "torch")
 COMMANDS = {
@@ -44,6 +44,7 @@ class ForkServer:
     A command gets its own arguments, working directory, files, process group and environment variables. It is started with
     :meth:`start` or :meth:`run`, or by a process that runs the executable ``python``: a script, torchrun, or a command that
     starts others with ``sys.executable``, which is ``python`` in a forked process. The console commands are beside it.
+    Only ``python`` compares the variables of READ_AT_IMPORT: it starts a new process for other values.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:

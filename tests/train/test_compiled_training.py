@@ -3,11 +3,12 @@
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_command import run_command
+from forked_command import fork_server, run_command
 from interrupted_run import (
     BackgroundRun,
     assert_same_run,
@@ -17,7 +18,7 @@ from interrupted_run import (
     records,
     uninterrupted,
 )
-from tiny_runs import TINY_RUN
+from tiny_runs import ROOT, TINY_RUN, environment
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
@@ -93,10 +94,14 @@ def test_layers_that_are_computed_again_train_the_same_bits(
 
 @pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/false"])
 def test_without_a_compiler_one_line_says_so_before_training(
-    compiler: str, run_training: Callable, tmp_path: Path
+    compiler: str, binarized_corpus: Path, tmp_path: Path
 ) -> None:
     save_dir = tmp_path / "run"
-    refused = run_training(save_dir, "--compile", check=False, env={"CXX": compiler, CACHE: str(tmp_path / "empty")})
+    command = [fork_server().python, "-m", "fairseq_cli.train", str(binarized_corpus), *TINY_RUN, "--compile"]
+    variables = environment({"CXX": compiler, CACHE: str(tmp_path / "empty")})
+    refused = subprocess.run(
+        [*command, "--save-dir", str(save_dir)], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
     assert refused.returncode == 1
     (line,) = [line for line in refused.stderr.splitlines() if "error:" in line]
     assert line.startswith("amos_fairseq: error: model.compile=true does not work on this machine (")
