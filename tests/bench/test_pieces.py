@@ -18,7 +18,7 @@ def pieces_of(recipe: str, *overrides: str) -> tuple[Setup, dict[str, Piece]]:
     return setup, {piece.name: piece for piece in pieces}
 
 
-def test_flops_are_those_that_pytorch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_are_those_that_pytorch_counts() -> None:
     """PyTorch has no formula for a fused attention of the CPU; the definition is made of products that it counts."""
     _, pieces = pieces_of("amos_tiny")
     for name in ("attention with a learned bias", "output layer"):
