@@ -1,6 +1,5 @@
 """Pieces by themselves: both ways do the work, and the FLOPs of the floor are those that PyTorch counts."""
 
-import pytest
 import torch
 
 from amos_fairseq.bench.pieces import WAYS, Piece, all_pieces, time_piece
