@@ -10,9 +10,9 @@ import torch
 from fairseq.logging import metrics
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
+from synchronization import READ, Synchronizations
 from torch import distributed
 from torch.multiprocessing import spawn
-from waiting import READ, Waits
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, prepare
@@ -39,10 +39,10 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
 
 
 def waits_of_update(step: FairseqStep, batches: list[dict[str, Any]]) -> list[str]:
-    with Waits(NOT_READ_YET) as waits, metrics.aggregate(new_root=True):
+    with Synchronizations(NOT_READ_YET) as calls, metrics.aggregate(new_root=True):
         step.trainer.train_step(batches)
     assert step.trainer.get_num_updates() == 2
-    return waits.places
+    return calls.places
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -91,9 +91,9 @@ def test_two_ranks_wait_for_the_sample_size_and_to_compare_their_norms_too(tmp_p
 
 def test_a_validation_step_waits_once() -> None:
     step, batches = warm_step("amos_tiny", "float32")
-    with Waits() as waits, metrics.aggregate(new_root=True):
+    with Synchronizations() as calls, metrics.aggregate(new_root=True):
         step.trainer.valid_step(batches[0])
-    (place,) = waits.places
+    (place,) = calls.places
     assert place.startswith("aten::_to_copy compat/host_reads.py")
 
 
@@ -139,9 +139,9 @@ def test_counts_and_tensors_arrive_as_they_left() -> None:
         {"count": torch.tensor(2**24 + 1), "loss": torch.tensor(0.1), "ntokens": 7, "name": "text"},
         {"count": torch.tensor([3]), "half": torch.tensor(1.5).bfloat16(), "histogram": histogram, "nothing": None},
     ]
-    with Waits() as waits:
+    with Synchronizations() as calls:
         first, second = on_host(logs)
-    assert len(waits.places) == 1
+    assert len(calls.places) == 1
     assert first == {"count": 2**24 + 1, "loss": float(torch.tensor(0.1)), "ntokens": 7, "name": "text"}
     assert type(first["count"]) is int
     assert second.pop("histogram").equal(histogram)

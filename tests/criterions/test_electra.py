@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from fairseq.logging import metrics
-from small_electra import VARIANTS, small_electra, small_electra_criterion
-from small_models import TOKENS, small_batch
+from small_models import BLOCK_LENGTH, ELECTRA_VARIANTS, electra_criterion, small_batch, small_electra
 
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
@@ -16,7 +15,7 @@ from amos_fairseq.modules.token_prediction import TokenPredictions
 
 PADDED = (12, 7, 12, 10)
 FULL = (12, 12, 12)
-SHARE = 3 / TOKENS  # ceil(0.25 * 12) masked positions of 12 tokens
+SHARE = 3 / BLOCK_LENGTH  # ceil(0.25 * 12) masked positions of 12 tokens
 RTD = {"rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
 MLM = {"mlm_loss_2", "mlm_acc_2"}
 
@@ -77,7 +76,7 @@ def test_a_frozen_or_blind_generator_adds_nothing(lengths: tuple[int, ...]) -> N
     expected = 50 * SHARE * all_detection(batch, frozen.output)
     logs = []
     for model in (frozen, blind):
-        loss, sample_size, log = small_electra_criterion()(model, batch)
+        loss, sample_size, log = electra_criterion()(model, batch)
         assert loss.item() == pytest.approx(expected, rel=1e-6)
         assert sample_size == len(masked_slots(batch))
         logs.append(logged(log))
@@ -94,7 +93,7 @@ def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
     log_probs, baseline = -torch.rand(shape, generator=draw) * 4, torch.randn(shape, generator=draw)
     given = {"sampled_log_probs": log_probs, "baseline_logits": baseline, "learns_by_likelihood": False}
     model = GivenOutput(batch, **given)
-    loss, _, log = small_electra_criterion()(model, batch)
+    loss, _, log = electra_criterion()(model, batch)
     policy = base = reward = 0.0
     for row, slot, position in masked_slots(batch):
         r, guess = detection(model.output, row, position), 1 / (1 + math.exp(-baseline[row, slot].item()))
@@ -113,7 +112,7 @@ def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
 def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int, ...]) -> None:
     batch = small_batch(lengths)
     model = GivenOutput(batch)
-    loss, sample_size, log = small_electra_criterion(detection_positions="masked")(model, batch)
+    loss, sample_size, log = electra_criterion(detection_positions="masked")(model, batch)
     losses = [detection(model.output, row, position) for row, _, position in masked_slots(batch)]
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     assert loss.item() == pytest.approx(mlm + 50 * sum(losses), rel=1e-6)
@@ -130,7 +129,7 @@ def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int
 def test_random_positions_are_as_many_as_masked_and_their_expected_loss_is_the_mean_over_all() -> None:
     """Over 1,000 draws, within 4 standard errors of the mean of what was seen."""
     batch = small_batch(PADDED)
-    model, criterion = GivenOutput(batch), small_electra_criterion(1.0, detection_positions="random")
+    model, criterion = GivenOutput(batch), electra_criterion(1.0, detection_positions="random")
     torch.manual_seed(0)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     losses, log = [], {}
@@ -175,7 +174,7 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
     nll, correct = torch.rand(weights.shape, generator=draw) * 5, torch.rand(weights.shape, generator=draw) < 0.5
     copies = torch.rand(weights.shape, generator=draw) if over_all_tokens else None
     model = GivenOutput(batch, rtd_logits=None, predictions=TokenPredictions(nll, correct, weights, copies))
-    loss, sample_size, log = small_electra_criterion(main_loss_weight=3.0)(model, batch)
+    loss, sample_size, log = electra_criterion(main_loss_weight=3.0)(model, batch)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     counted = [tuple(place) for place in weights.nonzero().tolist()]
     main = sum(nll[place].item() for place in counted)
@@ -194,7 +193,7 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
 @pytest.mark.parametrize("variant", ["replace_mlm", "all_tokens_mlm"])
 def test_what_the_main_network_predicts_is_what_stood_there(variant: str) -> None:
     """From the encoder's states, head and embeddings step by step in float64; padding and special tokens never count."""
-    model, batch = small_electra(**VARIANTS[variant]).double(), small_batch()
+    model, batch = small_electra(**ELECTRA_VARIANTS[variant]).double(), small_batch()
     tokens = batch["net_input"]["tokens"]
     output = model(**batch["net_input"] | {"masked_weights": batch["net_input"]["masked_weights"].double()})
     states = model.extract_features(output.corrupted_tokens)
@@ -215,15 +214,13 @@ def test_what_the_main_network_predicts_is_what_stood_there(variant: str) -> Non
 
 def test_positions_have_no_meaning_where_nothing_is_detected() -> None:
     with pytest.raises(UserError, match="--detection-positions masked has no meaning"):
-        small_electra_criterion(detection_positions="masked")(
-            small_electra(main_objective="replace_mlm"), small_batch()
-        )
+        electra_criterion(detection_positions="masked")(small_electra(main_objective="replace_mlm"), small_batch())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRA_VARIANTS)
 def test_sums_and_keys_are_the_same_for_every_batch(variant: str) -> None:
     """What ranks and accumulated batches rely on; and a finite loss in eval mode, as validation has it."""
-    model, criterion = small_electra(**VARIANTS[variant]).eval(), small_electra_criterion()
+    model, criterion = small_electra(**ELECTRA_VARIANTS[variant]).eval(), electra_criterion()
     with torch.no_grad():
         logs = [criterion(model, small_batch(lengths, seed))[2] for seed, lengths in enumerate([PADDED, (12,), (5, 5)])]
     kinds = [{key: type(value) for key, value in log.items()} for log in logs]

@@ -5,18 +5,17 @@ import math
 import pytest
 import torch
 from fairseq.logging import metrics
-from given_draws import give_draws
+from reference_models import naive_cloze, naive_energies, naive_noise_probs
 from sklearn.metrics import roc_auc_score
-from small_electric import (
-    SHARE,
-    VARIANTS,
+from small_models import (
+    ELECTRIC_VARIANTS,
+    MASK_PROB,
+    MASKED_SHARE,
     electric_criterion,
-    naive_cloze,
-    naive_energies,
-    naive_noise_probs,
+    set_samples,
+    small_batch,
     small_electric,
 )
-from small_models import MASK_PROB, small_batch
 
 from amos_fairseq.criterions.electric import ElectricCriterion
 from amos_fairseq.models.electric import ElectricModel
@@ -42,7 +41,7 @@ def with_given_samples(model: ElectricModel, batch: dict) -> torch.Tensor:
     draw = torch.Generator().manual_seed(5)
     sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
     sampled[:, 0] = inputs["tokens"].gather(1, inputs["masked_positions"])[:, 0]
-    give_draws(model, sampled)
+    set_samples(model, sampled)
     return sampled
 
 
@@ -58,7 +57,7 @@ def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discrimi
         words = [t for t, token in enumerate(text.tolist()) if token not in SPECIAL]
         everywhere = model.cfg.generator_loss_tokens == "all"
         for t in words if everywhere else noise:
-            guessed -= cloze[t].log_softmax(-1)[text[t]].item() * (SHARE if everywhere else 1.0)
+            guessed -= cloze[t].log_softmax(-1)[text[t]].item() * (MASKED_SHARE if everywhere else 1.0)
         if variant == "two_tower":
             continue
         noised = torch.tensor([noise.get(t, token) for t, token in enumerate(text.tolist())])
@@ -68,7 +67,7 @@ def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discrimi
             plain = 1 / (1 + math.exp(-energy))
             is_noise = plain if variant == "electra_tt" else p * q_t / (p * q_t + (1 - p) * math.exp(-energy))
             detected -= math.log(is_noise if t in noise else 1 - is_noise)
-    return guessed + discriminator_loss_weight * SHARE * detected
+    return guessed + discriminator_loss_weight * MASKED_SHARE * detected
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -111,7 +110,7 @@ def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     assert all(gradients[name] is not None for name in gradients if name.startswith("discriminator.layers"))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
 @pytest.mark.parametrize("tokens", ["sampled", "all"])
 def test_every_parameter_is_trained(variant: str, tokens: str) -> None:
     """Nothing is unused, which several ranks rely on."""
@@ -132,7 +131,7 @@ CLOZE_KEYS = {"loss", "mlm_loss_2", "mlm_acc_2"}
 DETECTION_KEYS = {"replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
 def test_logged_keys(variant: str) -> None:
     model, batch = small_electric(variant), small_batch()
     expected = CLOZE_KEYS if variant == "two_tower" else CLOZE_KEYS | DETECTION_KEYS
@@ -172,7 +171,7 @@ def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
     for rows in (slice(0, 1), slice(1, 4)):
         inputs = {name: value[rows] for name, value in whole["net_input"].items()}
         counts = {"ntokens": int(inputs["tokens"].ne(1).sum()), "num_masked": int(inputs["masked_weights"].sum())}
-        give_draws(model, sampled[rows])
+        set_samples(model, sampled[rows])
         parts.append(criterion(model, whole | counts | {"net_input": inputs, "nsentences": len(inputs["tokens"])}))
     assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-5)
     assert sum(part[1] for part in parts) == sample_size

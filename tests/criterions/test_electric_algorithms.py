@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-from given_draws import give_draws
-from small_electric import electric_criterion, naive_cloze, naive_energies, naive_noise_probs, small_electric
-from small_models import MASK_PROB, small_batch
+from reference_models import naive_cloze, naive_energies, naive_noise_probs
+from small_models import MASK_PROB, electric_criterion, set_samples, small_batch, small_electric
 
 from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.models.electric import ElectricModel
@@ -32,7 +31,7 @@ def one_text(places: tuple[int, ...]) -> dict:
 
 def algorithm_2(model: ElectricModel, places: tuple[int, ...]) -> float:
     """The sum of what the classifier pays at all words, noise at ``places``."""
-    give_draws(model, torch.tensor([[NOISE[place] for place in places]]))
+    set_samples(model, torch.tensor([[NOISE[place] for place in places]]))
     return electric_criterion(model)(model, one_text(places))[2]["rtd_loss"].item()
 
 
@@ -89,7 +88,7 @@ def test_one_sample_alone_is_scored_as_algorithm_1_scores_it() -> None:
     """With context: the negative of Algorithm 1 is the text with one token replaced, which is Algorithm 2 with k = 1."""
     model = small_electric(mask_prob=MODEL_SHARE)
     for place in NOISE:
-        give_draws(model, torch.tensor([[NOISE[place]]]))
+        set_samples(model, torch.tensor([[NOISE[place]]]))
         logit = model(**one_text((place,))["net_input"]).rtd_logits[0, place]
         expected = 1 - probability_of_text(model, replaced_at(place))[place]
         assert torch.sigmoid(logit).item() == pytest.approx(expected, rel=1e-4)

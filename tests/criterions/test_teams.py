@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 from fairseq import metrics
-from given_draws import give_draws
-from reference_teams import ReferenceTeams
-from small_models import small_batch, small_task
-from small_teams import ONLY_MWS, ONLY_RTD, small_teams, teams_criterion
+from reference_models import ReferenceTeams
+from small_models import ONLY_MWS, ONLY_RTD, set_samples, small_batch, small_task, small_teams, teams_criterion
 
 from amos_fairseq.criterions.teams import TeamsCriterion, selection_loss
 from amos_fairseq.errors import UserError
@@ -51,7 +49,7 @@ def drawn(batch: dict, num_negatives: int, seed: int = 1) -> tuple[torch.Tensor,
 def test_loss_and_every_gradient(settings: dict, lengths: tuple[int, ...]) -> None:
     model, batch = small_teams(**settings), small_batch(lengths)
     sampled, candidates = drawn(batch, model.cfg.negative_samples)
-    give_draws(model, sampled, candidates)
+    set_samples(model, sampled, candidates)
     reference = ReferenceTeams(model)
     loss, sample_size, log = teams_criterion(model, mlm_loss_weight=1.5)(model, batch)
     loss.backward()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_blocks import block_dictionary, made_up_lines, make_dataset
+from block_datasets import block_dictionary, make_dataset, random_lines
 from made_up_corpus import make_task, write_corpus
 
 from amos_fairseq.data.masked_blocks import TREATMENTS, treat_masked
@@ -43,7 +43,7 @@ def test_random_tokens_are_uniform_over_the_words() -> None:
 
 
 def test_the_treatment_changes_neither_blocks_nor_positions_and_repeats_itself() -> None:
-    lines = made_up_lines(100)
+    lines = random_lines(100)
     plain, bert = (make_dataset(lines, treatment=TREATMENTS[name]) for name in ("mask", "bert"))
     special = set(special_ids(block_dictionary()))
     treated = 0

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from made_up_blocks import (
+from block_datasets import (
     NUM_WORDS,
     TOKENS_PER_BLOCK,
     block_dictionary,
     iterate,
-    made_up_lines,
     make_dataset,
+    random_lines,
     rows_by_id,
 )
 
@@ -31,7 +31,7 @@ def test_specials_are_fairseqs_four_the_filler_and_mask() -> None:
 
 
 def test_exactly_k_words_are_masked_and_never_a_special() -> None:
-    dataset = make_dataset(made_up_lines(300))
+    dataset = make_dataset(random_lines(300))
     batches = iterate(dataset, epoch=1)
     rows = rows_by_id(batches)
     assert len(rows) == len(dataset) // 8 * 8 > 80
@@ -52,7 +52,7 @@ def test_exactly_k_words_are_masked_and_never_a_special() -> None:
 
 
 def test_blocks_hold_the_text_in_order() -> None:
-    lines = made_up_lines(50)
+    lines = random_lines(50)
     rows = rows_by_id(iterate(make_dataset(lines, training=False), epoch=1))
     joined = [token for block in sorted(rows) for token in rows[block][0][1:] if token != 1]
     assert joined == [token for line in lines for token in line]
@@ -99,7 +99,7 @@ def test_fewer_words_than_k_masks_them_all() -> None:
 
 
 def test_seed_and_purpose_separate_the_masks() -> None:
-    lines = made_up_lines(100)
+    lines = random_lines(100)
     masks = [
         [make_dataset(lines, **settings)[block]["positions"].tolist() for block in range(20)]
         for settings in ({}, {"seed": 8}, {"training": False})
@@ -109,7 +109,7 @@ def test_seed_and_purpose_separate_the_masks() -> None:
 
 
 def test_global_random_state_is_neither_used_nor_changed() -> None:
-    dataset = make_dataset(made_up_lines(100))
+    dataset = make_dataset(random_lines(100))
     np.random.seed(1)
     torch.manual_seed(1)
     numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.data import indexed_dataset
 from made_up_corpus import make_task, write_corpus, write_split
-from small_electra import small_electra
+from small_models import small_electra
 
 from amos_fairseq.data import corpus as corpus_module
 from amos_fairseq.errors import UserError
@@ -62,7 +62,7 @@ def test_the_task_counts_for_the_model_that_asks_before_its_first_update(tmp_pat
     """A model that has its counts from a checkpoint, or needs none, is left alone."""
     corpus = write_corpus(tmp_path / "corpus")
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    models = [small_electra(num_words=30, generator="unigram"), small_electra(num_words=30)]
+    models = [small_electra(num_tokens=30, generator="unigram"), small_electra(num_tokens=30)]
     with pytest.raises(UserError, match="--generator unigram"):
         models[0].check_ready()
     counted = []
@@ -80,7 +80,7 @@ def test_the_task_counts_for_the_model_that_asks_before_its_first_update(tmp_pat
 
 def test_a_frozen_generator_without_weights_is_refused_before_the_first_update(tmp_path: Path) -> None:
     task = make_task(write_corpus(tmp_path / "corpus"), save_dir=str(tmp_path / "run"))
-    model = small_electra(num_words=30, frozen_generator=True, share_weights="none", generator_size=1.0)
+    model = small_electra(num_tokens=30, frozen_generator=True, share_weights="none", generator_size=1.0)
     with pytest.raises(UserError, match="--finetune-from-model"):
         task.begin_epoch(1, model)
     model.load_state_dict(model.state_dict())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
+from frequencies import FALSE_ALARM, chi_square_p
 from scipy import stats
 
 from amos_fairseq.functional import fast_sampling

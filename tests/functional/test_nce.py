@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_electric import VARIANTS, electric_criterion
-from small_models import small_dictionary
+from small_models import ELECTRIC_VARIANTS, electric_criterion, small_dictionary
 from torch import Tensor
 
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
@@ -45,7 +44,7 @@ def trained(variant: str, updates: int) -> ElectricModel:
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(0)
     task = SimpleNamespace(source_dictionary=small_dictionary(WORDS), masked_share=NOISE_SHARE)
-    settings = SIZES | {"electric_variant": variant, "generator_size": 0.5} | VARIANTS[variant]
+    settings = SIZES | {"electric_variant": variant, "generator_size": 0.5} | ELECTRIC_VARIANTS[variant]
     model = ElectricModel.build_model(ElectricConfig(**settings), task)
     criterion = electric_criterion(model, discriminator_loss_weight=10.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, betas=(0.9, 0.98))
@@ -59,7 +58,7 @@ def trained(variant: str, updates: int) -> ElectricModel:
     return model.eval()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
 def test_scores_become_the_known_log_probabilities(variant: str) -> None:
     """P(b | a) of all pairs: the mean error of log p under P below 0.15 nats, normalisers within 15 % of 1.
 

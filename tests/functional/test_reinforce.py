@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_electra import small_electra, small_electra_criterion
+from small_models import electra_criterion, small_electra
 
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
 
@@ -65,13 +65,13 @@ def test_the_models_gradient_is_the_enumerated_expectation_within_its_sampling_e
     some of its parts are more than 8 errors from 0, so neither no gradient nor its reverse would pass.
     """
     copies, position = 4_000, 3
-    model = small_electra(num_words=WORDS, adversarial=True)
+    model = small_electra(num_tokens=WORDS, adversarial=True)
     tokens = torch.tensor([[0, 4, 6, 5, 8, 2]])
     masked = tokens.clone()
     masked[0, position] = 4 + WORDS
     net_input = {"tokens": tokens, "masked_tokens": masked, "masked_positions": torch.tensor([[position]])}
     net_input["masked_weights"] = torch.ones(1, 1)
-    criterion = small_electra_criterion()
+    criterion = electra_criterion()
 
     def sample(rows: int) -> dict:
         inputs = {name: value.expand(rows, -1) for name, value in net_input.items()}

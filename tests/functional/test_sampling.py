@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
+from frequencies import FALSE_ALARM, chi_square_p
 from scipy import stats
-from small_models import gumbel, small_batch, small_model
+from small_models import gumbel, small_amos, small_batch
 
 from amos_fairseq.functional.fast_sampling import sample_without_replacement
 from amos_fairseq.functional.sampling import (
@@ -44,7 +44,7 @@ def test_samples_follow_the_softmax_and_never_hit_a_forbidden_row(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_model_samples_the_mixture_of_its_depths(dtype, settings):
     """20,000 replacements of each position against softmax(sum_d gamma^(d) logits^(d)) over words; no other row."""
-    model = small_model(seed=2, **settings).to(dtype).eval()
+    model = small_amos(seed=2, **settings).to(dtype).eval()
     copies, batch = 20_000, small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
         logits, gamma = model.predict_logits(**batch)

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
-from small_models import small_batch, small_criterion, small_model
+from frequencies import FALSE_ALARM, chi_square_p
+from small_models import amos_criterion, small_amos, small_batch
 
 from amos_fairseq.functional.fast_sampling import (
     gumbel_top_k_sampling,
@@ -100,7 +100,7 @@ def test_entries_in_triton_follow_the_mixture() -> None:
 )  # fmt: skip
 def test_a_step_never_waits_for_the_device(settings: dict) -> None:
     """PyTorch raises an error where an operation synchronises."""
-    model, criterion, batch = small_model(**settings).cuda(), small_criterion(), small_batch()
+    model, criterion, batch = small_amos(**settings).cuda(), amos_criterion(), small_batch()
     batch["net_input"] = {name: value.cuda() for name, value in batch["net_input"].items()}
     criterion(model, batch)[0].backward()  # libraries start up
     torch.cuda.set_sync_debug_mode("error")

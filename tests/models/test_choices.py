@@ -3,7 +3,7 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
-from small_models import SETTINGS, small_batch, small_task
+from small_models import AMOS_SETTINGS, small_batch, small_task
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
@@ -27,7 +27,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("model_class", "config_class", "choices"), VARIANTS, ids=lambda value: str(value))
 def test_choices_from_flags_and_from_yaml_are_the_same(model_class, config_class, choices) -> None:
     known = config_class.__dataclass_fields__
-    settings = {name: value for name, value in SETTINGS.items() if name in known} | choices
+    settings = {name: value for name, value in AMOS_SETTINGS.items() if name in known} | choices
     settings |= {"mask_prob": 0.25} if "mask_prob" in known else {}
     from_flags = config_class(**settings)
     from_yaml = OmegaConf.merge(OmegaConf.structured(config_class), settings)

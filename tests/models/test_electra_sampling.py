@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from small_electra import small_electra
-from small_models import NUM_WORDS, small_batch
+from small_models import NUM_TOKENS, small_batch, small_electra
 
 from amos_fairseq.models.electra import ElectraModel
 
-WORDS = slice(4, 4 + NUM_WORDS)
+WORDS = slice(4, 4 + NUM_TOKENS)
 DRAWS = 20_000
 
 
@@ -49,7 +48,7 @@ def test_samples_follow_temperature_and_forbidden_originals(temperature: float, 
 
 
 def test_unigram_samples_follow_the_counts_of_the_text() -> None:
-    model, counts = small_electra(generator="unigram"), torch.arange(4 + NUM_WORDS + 1)
+    model, counts = small_electra(generator="unigram"), torch.arange(4 + NUM_TOKENS + 1)
     assert model.awaits_token_counts
     model.set_token_counts(counts)
     assert not model.awaits_token_counts
@@ -66,7 +65,7 @@ def test_unigram_samples_follow_the_counts_of_the_text() -> None:
 def test_uniform_samples_are_all_words_alike() -> None:
     model = small_electra(generator="uniform")
     expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
-    expected[WORDS] = 1 / NUM_WORDS
+    expected[WORDS] = 1 / NUM_TOKENS
     assert_frequencies(frequencies(model, None, 9), expected)
     assert not model.awaits_token_counts
     assert model.depth_names == ["uniform"]

@@ -4,16 +4,21 @@ import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
-from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
-from small_models import SETTINGS, small_batch, small_task
-from waiting import WAITING
+from small_models import (
+    AMOS_SETTINGS,
+    ELECTRA_VARIANTS,
+    EQUAL_SIZES,
+    electra_criterion,
+    small_batch,
+    small_electra,
+    small_task,
+)
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
-from tests.compat.test_no_waiting import Recorder
 
 SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
 FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator
@@ -21,7 +26,7 @@ FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model
 
 def step(model: ElectraModel, **settings) -> torch.Tensor:
     """Loss of one batch, its gradients left in the model."""
-    loss, _, _ = small_electra_criterion(**settings)(model, small_batch())
+    loss, _, _ = electra_criterion(**settings)(model, small_batch())
     loss.backward()
     return loss
 
@@ -30,10 +35,10 @@ def own_gradients(model: ElectraModel) -> dict[str, torch.Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRA_VARIANTS)
 def test_every_parameter_that_learns_receives_a_gradient(variant: str) -> None:
     """Ranks that wait for the gradient of an unused parameter would wait forever. Frozen ones receive none."""
-    model = small_electra(**VARIANTS[variant])
+    model = small_electra(**ELECTRA_VARIANTS[variant])
     step(model)
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
@@ -42,24 +47,8 @@ def test_every_parameter_that_learns_receives_a_gradient(variant: str) -> None:
     assert frozen == (FROZEN if variant == "frozen" else set())
 
 
-@pytest.mark.parametrize(
-    ("variant", "positions"), [*((name, "all") for name in VARIANTS), ("plain", "masked"), ("plain", "random")]
-)
-def test_a_step_waits_for_nothing(variant: str, positions: str) -> None:
-    model, criterion, batch = (
-        small_electra(**VARIANTS[variant]),
-        small_electra_criterion(detection_positions=positions),
-        small_batch(),
-    )
-    with Recorder() as recorder:
-        loss, _, _ = criterion(model, batch)
-        loss.backward()
-    assert "aten::embedding_dense_backward" in recorder.operations
-    assert not recorder.operations & WAITING
-
-
 def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
-    none, embeddings, everything = (small_electra(**VARIANTS[name]) for name in ("none", "plain", "all"))
+    none, embeddings, everything = (small_electra(**ELECTRA_VARIANTS[name]) for name in ("none", "plain", "all"))
     for name in SHARED_EMBEDDINGS:
         if getattr(none.generator, name) is not None:
             assert getattr(none.generator, name) is not getattr(none.discriminator, name)
@@ -82,14 +71,14 @@ def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
 
 def test_sharing_all_has_the_parameters_of_one_encoder() -> None:
     """Beside token embeddings and the three heads."""
-    model = small_electra(**VARIANTS["all"])
+    model = small_electra(**ELECTRA_VARIANTS["all"])
     names = {name.partition(".")[0] for name, _ in model.named_parameters()}
     assert names == {"embed_tokens", "discriminator", "mlm_head", "detection_head"}
 
 
 def test_the_generator_has_its_own_number_of_layers() -> None:
     model = small_electra(generator_layers=1)
-    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, SETTINGS["encoder_layers"])
+    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, AMOS_SETTINGS["encoder_layers"])
     assert model.depth_names == ["1"]
 
 
@@ -104,7 +93,7 @@ def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
     )
     assert gradients["generator.layers.0.ffn_in.weight"].any()
     model.zero_grad()
-    criterion, batch = small_electra_criterion(), small_batch()
+    criterion, batch = electra_criterion(), small_batch()
     output = model(**batch["net_input"])
     output.baseline_logits.sum().backward()
     learning = {
@@ -116,14 +105,14 @@ def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
 
 
 def mlm_weights(**settings) -> dict[str, torch.Tensor]:
-    kept = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
+    kept = {name: value for name, value in AMOS_SETTINGS.items() if name not in ("generator_depths", "max_update")}
     torch.manual_seed(5)
     return MlmModel.build_model(EncoderConfig(**(kept | {"embedding_dim": 8} | settings)), small_task()).state_dict()
 
 
 def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_is() -> None:
     """Both networks have the first model's weights; after updates the generator's bits are the same, the others are not."""
-    model, first = small_electra(**VARIANTS["frozen"]), mlm_weights()
+    model, first = small_electra(**ELECTRA_VARIANTS["frozen"]), mlm_weights()
     head = {name: value.clone() for name, value in model.detection_head.state_dict().items()}
     with pytest.raises(UserError, match="--finetune-from-model"):
         model.check_ready()
@@ -152,7 +141,7 @@ def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_i
         is_frozen = part in FROZEN
         assert value.equal(here[name]) == is_frozen or part == "token_noise", name
     # Continued: a checkpoint of this stage holds all that is needed.
-    again = small_electra(seed=1, **VARIANTS["frozen"])
+    again = small_electra(seed=1, **ELECTRA_VARIANTS["frozen"])
     again.load_state_dict(model.state_dict())
     again.check_ready()
     assert all(value.equal(model.state_dict()[name]) for name, value in again.state_dict().items())
@@ -161,7 +150,7 @@ def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_i
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype) -> None:
     """fairseq's trainer hands what learns to the optimizer; in bf16 there are masters of these parameters alone."""
-    model = small_electra(**VARIANTS["frozen"])
+    model = small_electra(**ELECTRA_VARIANTS["frozen"])
     model.load_state_dict(mlm_weights())
     model.to(precision)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -175,7 +164,7 @@ def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype
         optimizer = GroupedAdam(flags, learning)
     for _ in range(2):
         optimizer.zero_grad()
-        loss, _, _ = small_electra_criterion()(model, small_batch())
+        loss, _, _ = electra_criterion()(model, small_batch())
         optimizer.backward(loss)
         optimizer.step()
     for name, parameter in model.named_parameters():
@@ -184,7 +173,7 @@ def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype
 
 
 def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own() -> None:
-    model = small_electra(**VARIANTS["frozen"], dropout=0.1, attention_dropout=0.1).train()
+    model = small_electra(**ELECTRA_VARIANTS["frozen"], dropout=0.1, attention_dropout=0.1).train()
     net_input = small_batch()["net_input"]
     masked = net_input["masked_tokens"], net_input["masked_positions"], net_input["tokens"].eq(1)
     assert model.generate(*masked).equal(model.generate(*masked))
@@ -193,7 +182,7 @@ def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own()
 
 def test_a_first_stage_of_other_sizes_is_refused() -> None:
     with pytest.raises(UserError, match=r"another encoder.*discriminator"):
-        small_electra(**VARIANTS["frozen"]).load_state_dict(mlm_weights(encoder_layers=1))
+        small_electra(**ELECTRA_VARIANTS["frozen"]).load_state_dict(mlm_weights(encoder_layers=1))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
-from small_electric import VARIANTS, electric_criterion, small_electric
-from small_models import NUM_WORDS, small_batch, small_dictionary
+from small_models import (
+    NUM_TOKENS,
+    small_batch,
+    small_dictionary,
+    small_electric,
+)
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from tests.compat.test_no_waiting import WAITING, Recorder
 
 ROWS = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
 
@@ -91,8 +94,8 @@ def test_samples_follow_the_distribution_that_the_classifier_is_told() -> None:
     model, draws = small_electric(), 20_000
     text = small_batch((12,))["net_input"]["tokens"]
     hidden = model.generate(text, None)[:, 4:5]  # [1,1,E]
-    words = torch.arange(4, 4 + NUM_WORDS)
-    told = model.noise_log_probs(hidden.expand(1, NUM_WORDS, -1), words[None]).exp()[0]
+    words = torch.arange(4, 4 + NUM_TOKENS)
+    told = model.noise_log_probs(hidden.expand(1, NUM_TOKENS, -1), words[None]).exp()[0]
     assert told.sum().item() == pytest.approx(1.0, abs=1e-5)
     torch.manual_seed(0)
     sampled = model.sample(hidden.expand(1, draws, -1)).flatten()
@@ -121,12 +124,3 @@ def test_proposals_are_the_logits_at_the_sampled_places() -> None:
     )
     assert torch.allclose(nll, model(**inputs).mlm_nll, atol=1e-5)
     assert weights.equal(torch.ones(4, 3, 1))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_waits_for_nothing(variant: str) -> None:
-    model, batch = small_electric(variant), small_batch()
-    with Recorder() as recorder:
-        electric_criterion(model)(model, batch)[0].backward()
-    assert "aten::embedding_dense_backward" in recorder.operations
-    assert not recorder.operations & WAITING

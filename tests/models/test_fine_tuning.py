@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import SETTINGS, small_dictionary, small_model
+from small_models import AMOS_SETTINGS, small_amos, small_dictionary
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
@@ -14,11 +14,11 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 HEAD = "sentence_classification_head"
-ELECTRA = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
+ELECTRA = {name: value for name, value in AMOS_SETTINGS.items() if name not in ("generator_depths", "max_update")}
 
 
 def fine_tuned(num_classes: int = 3, config: type = AmosConfig, **settings) -> FineTunedModel:
-    base = SETTINGS if config is AmosConfig else ELECTRA
+    base = AMOS_SETTINGS if config is AmosConfig else ELECTRA
     model_class = AmosModel if config is AmosConfig else ElectraModel
     task = SimpleNamespace(source_dictionary=small_dictionary())
     model = model_class.build_model(config(**(base | settings)), task)
@@ -32,7 +32,7 @@ def tokens() -> Tensor:
 
 
 def test_the_encoder_of_a_pretraining_checkpoint_reads_as_it_did() -> None:
-    pretrained = small_model().eval()
+    pretrained = small_amos().eval()
     model = fine_tuned()
     model.load_state_dict({key: value.clone() for key, value in pretrained.state_dict().items()})
     torch.testing.assert_close(model.extract_features(tokens()), pretrained.extract_features(tokens()), rtol=0, atol=0)
@@ -76,7 +76,7 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
     restored.load_state_dict(trained.state_dict())
     for model in (trained, restored):
         assert FineTunedModel.is_fine_tuned(model.state_dict())
-    assert not FineTunedModel.is_fine_tuned(small_model().state_dict())
+    assert not FineTunedModel.is_fine_tuned(small_amos().state_dict())
     arguments = {"src_tokens": tokens(), "classification_head_name": HEAD}
     torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
 
@@ -94,11 +94,11 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
 )
 def test_another_encoder_is_refused_by_name(change: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        fine_tuned(**change).load_state_dict(small_model().state_dict())
+        fine_tuned(**change).load_state_dict(small_amos().state_dict())
 
 
 def test_another_vocabulary_size_is_refused() -> None:
-    state = small_model().state_dict()
+    state = small_amos().state_dict()
     state["embed_tokens.weight"] = torch.zeros(128, 16)
     with pytest.raises(UserError, match=r"embed_tokens.*binarize the task with the tokenizer"):
         fine_tuned().load_state_dict(state)
@@ -116,7 +116,7 @@ def test_token_types_reach_the_embedding() -> None:
     single = torch.tensor([[0, 5, 6, 2]])
     before = model.extract_features(single), model.extract_features(tokens())
     with torch.no_grad():
-        model.encoder.embed_token_types.weight[1] += torch.randn(SETTINGS["encoder_embed_dim"])
+        model.encoder.embed_token_types.weight[1] += torch.randn(AMOS_SETTINGS["encoder_embed_dim"])
     torch.testing.assert_close(model.extract_features(single), before[0], rtol=0, atol=0)
     assert (model.extract_features(tokens()) - before[1]).abs().max() > 1e-3
 
@@ -125,7 +125,7 @@ def test_pooler_settings_reach_the_head() -> None:
     settings = {"pooler_activation_fn": "gelu", "pooler_dropout": 0.5}
     head = fine_tuned(**settings).classification_heads[HEAD]
     assert head.dropout.p == 0.5
-    state = torch.randn(2, 3, SETTINGS["encoder_embed_dim"])
+    state = torch.randn(2, 3, AMOS_SETTINGS["encoder_embed_dim"])
     pooled = torch.nn.functional.gelu(head.dense(state[:, 0]))
     torch.testing.assert_close(head(state), head.output(pooled))
     defaults = {field.name: field.default for field in dataclasses.fields(ElectraConfig)}

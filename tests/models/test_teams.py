@@ -4,8 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import small_batch, small_dictionary, small_task
-from small_teams import ONLY_MWS, ONLY_RTD, TEAMS, small_teams, teams_criterion
+from small_models import (
+    ONLY_MWS,
+    ONLY_RTD,
+    TEAMS_SETTINGS,
+    small_batch,
+    small_dictionary,
+    small_task,
+    small_teams,
+    teams_criterion,
+)
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
@@ -185,7 +193,7 @@ def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
     model, tokens = small_teams().eval(), small_batch()["net_input"]["tokens"]
     branches = model.discriminate(tokens, tokens.eq(1))
     for representation, states in zip(("mws", "rtd"), branches, strict=True):
-        cfg = TeamsConfig(**(TEAMS | {"representation": representation}))
+        cfg = TeamsConfig(**(TEAMS_SETTINGS | {"representation": representation}))
         fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary())).eval()
         fine_tuned.load_state_dict(model.state_dict(), strict=True)
         assert torch.equal(fine_tuned.extract_features(tokens), states)
@@ -201,7 +209,7 @@ def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
     ],
 )
 def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, representation: str, message: str) -> None:
-    cfg = TeamsConfig(**(TEAMS | {"representation": representation}))
+    cfg = TeamsConfig(**(TEAMS_SETTINGS | {"representation": representation}))
     fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary()))
     with pytest.raises(UserError, match=message):
         fine_tuned.load_state_dict(small_teams(**pretrained).state_dict(), strict=True)

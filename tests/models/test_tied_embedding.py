@@ -8,11 +8,11 @@ import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
-from small_models import NUM_WORDS, small_batch, small_criterion, small_model, small_task
+from small_models import NUM_TOKENS, amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.models.amos import AmosModel
 
-MASK = 4 + NUM_WORDS
+MASK = 4 + NUM_TOKENS
 
 
 def saved_state(model: AmosModel, path: Path) -> dict[str, torch.Tensor]:
@@ -49,8 +49,8 @@ def assert_one_embedding(model: AmosModel) -> None:
 @pytest.mark.parametrize("convert", [lambda m: m, lambda m: m.half(), lambda m: m.bfloat16(), copy.deepcopy])
 @pytest.mark.parametrize("settings", [{}, {"separate_generators": True}], ids=str)
 def test_after_conversion_and_loading(settings, convert, tmp_path):
-    state = saved_state(convert(small_model(**settings)), tmp_path / "state.pt")
-    model = convert(small_model(seed=1, **settings))
+    state = saved_state(convert(small_amos(**settings)), tmp_path / "state.pt")
+    model = convert(small_amos(seed=1, **settings))
     model.load_state_dict(state)
     assert torch.equal(model.embed_tokens.weight, state["embed_tokens.weight"])
     assert_one_embedding(model.float())
@@ -64,10 +64,10 @@ def test_in_the_trainer_of_fairseq(flags, dtype, tmp_path):
     """fairseq's trainer converts the model and puts shared parameters back in its own way; then a checkpoint is loaded."""
     config = OmegaConf.structured(FairseqConfig)
     config.common.update({"cpu": True, **flags})
-    model = small_model(seed=1)
-    trainer = Trainer(config, small_task(), model, small_criterion())
+    model = small_amos(seed=1)
+    trainer = Trainer(config, small_task(), model, amos_criterion())
     assert trainer.model is model
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    trainer.model.load_state_dict(saved_state(small_model(), tmp_path / "state.pt"))
-    assert torch.equal(model.embed_tokens.weight, small_model().embed_tokens.weight.to(dtype))
+    trainer.model.load_state_dict(saved_state(small_amos(), tmp_path / "state.pt"))
+    assert torch.equal(model.embed_tokens.weight, small_amos().embed_tokens.weight.to(dtype))
     assert_one_embedding(model.float())

@@ -5,10 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_electra import small_electra, small_electra_criterion
-from small_electric import electric_criterion, small_electric
-from small_models import SETTINGS, small_batch, small_criterion, small_dictionary, small_model
-from small_teams import small_teams, teams_criterion
+from small_models import (
+    AMOS_SETTINGS,
+    amos_criterion,
+    electra_criterion,
+    electric_criterion,
+    small_amos,
+    small_batch,
+    small_dictionary,
+    small_electra,
+    small_electric,
+    small_teams,
+    teams_criterion,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,9 +29,9 @@ from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, 
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
 OBJECTIVES: dict[str, Callable] = {
-    "amos": lambda **settings: (small_model(**settings), small_criterion()),
-    "amos reference": lambda **settings: (small_model(kernels="reference", **settings), small_criterion()),
-    "electra": lambda **settings: (small_electra(**settings), small_electra_criterion()),
+    "amos": lambda **settings: (small_amos(**settings), amos_criterion()),
+    "amos reference": lambda **settings: (small_amos(kernels="reference", **settings), amos_criterion()),
+    "electra": lambda **settings: (small_electra(**settings), electra_criterion()),
     "electric": lambda **settings: with_criterion(small_electric(**settings), electric_criterion),
     "two_tower": lambda **settings: with_criterion(small_electric("two_tower", **settings), electric_criterion),
     "teams": lambda **settings: with_criterion(small_teams(**settings), teams_criterion),
@@ -64,18 +73,18 @@ def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
 
 
 def test_nothing_is_computed_again_without_a_gradient() -> None:
-    model = small_model(activation_checkpointing=True).eval()
+    model = small_amos(activation_checkpointing=True).eval()
     calls = count_calls(model)
     with torch.no_grad():
         model.extract_features(small_batch()["net_input"]["tokens"])
-    assert len(calls) == SETTINGS["encoder_layers"]
+    assert len(calls) == AMOS_SETTINGS["encoder_layers"]
 
 
 def test_fine_tuning_gets_the_same_bits() -> None:
     results = []
     for recomputes in (False, True):
         torch.manual_seed(0)
-        settings = SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
+        settings = AMOS_SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
         task = SimpleNamespace(source_dictionary=small_dictionary())
         model = AmosModel.build_model(AmosConfig(**settings), task).train()
         model.register_classification_head("head", 3)
@@ -83,7 +92,7 @@ def test_fine_tuning_gets_the_same_bits() -> None:
         torch.manual_seed(1)
         logits, _ = model(small_batch()["net_input"]["tokens"], classification_head_name="head")
         functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
-        assert len(calls) == SETTINGS["encoder_layers"] * (1 + recomputes)
+        assert len(calls) == AMOS_SETTINGS["encoder_layers"] * (1 + recomputes)
         results.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
     for plain, recomputed in zip(*results, strict=True):
         assert torch.equal(plain, recomputed)

@@ -9,12 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_checkpoint import TEXT
-from small_electra import small_electra, small_electra_criterion
-from small_electric import electric_criterion, small_electric
-from small_models import small_batch, small_criterion, small_model
-from small_runs import write_run
-from small_teams import small_teams, teams_criterion
+from saved_models import TEXT, write_run
+from small_models import (
+    amos_criterion,
+    electra_criterion,
+    electric_criterion,
+    small_amos,
+    small_batch,
+    small_electra,
+    small_electric,
+    small_teams,
+    teams_criterion,
+)
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -149,8 +155,8 @@ class Zeros(nn.Module):
 
 KINDS: dict[str, tuple[Callable, int]] = {
     # Layers of the generator, those that read a detached state, its last one, layers of the discriminator.
-    "amos": (lambda: (small_model(dropout=0.1), small_criterion()), 4),
-    "electra": (lambda: (small_electra(), small_electra_criterion()), 3),
+    "amos": (lambda: (small_amos(dropout=0.1), amos_criterion()), 4),
+    "electra": (lambda: (small_electra(), electra_criterion()), 3),
     "electric": (lambda: with_criterion(small_electric(), electric_criterion), 2),
     "two_tower": (lambda: with_criterion(small_electric("two_tower"), electric_criterion), 1),
     "teams": (lambda: with_criterion(small_teams(), teams_criterion), 2),
@@ -200,8 +206,8 @@ def test_the_choice_of_a_fused_kernel_does_not_break_a_graph() -> None:
 
 
 def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Path) -> None:
-    model = small_model(compile=True)
-    small_criterion()(model, small_batch())[0].backward()
+    model = small_amos(compile=True)
+    amos_criterion()(model, small_batch())[0].backward()
     run = write_run(tmp_path, "mlm", compile=True, activation_checkpointing=True)
     pretrained = load_pretrained(run)
     pretrained.model.extract_features(pretrained.tokens(TEXT)[None])
@@ -216,7 +222,7 @@ class SmallTrainer:
         self.device, self.is_data_parallel_master, self.updates = torch.device("cpu"), True, 0
         self.cfg = SimpleNamespace(model=model.cfg)
         self.get_model = lambda: model
-        self.criterion = small_criterion()
+        self.criterion = amos_criterion()
 
     def get_num_updates(self) -> int:
         return self.updates
@@ -232,7 +238,7 @@ def test_compiling_is_told_before_and_after(
     traced: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trainers, "require_compiler", lambda device: None)
-    trainer = SmallTrainer(small_model())
+    trainer = SmallTrainer(small_amos())
     with caplog.at_level(logging.INFO, logger=trainers.__name__):
         trainers.compile_layers(trainer)
         assert caplog.messages == ["compiling the encoder's layers: the first updates take about a minute longer"]

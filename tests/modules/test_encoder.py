@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from fairseq.modules import layer_norm
-from small_models import small_batch, small_model
+from small_models import small_amos, small_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
@@ -179,11 +179,11 @@ class FakeFusedLayerNorm(torch.nn.LayerNorm):
 @pytest.mark.parametrize("with_gpu", [True, False])
 def test_fused_layer_norm_of_apex_is_used_where_it_is_beside_a_gpu(with_apex, with_gpu, monkeypatch):
     """All 15 of a model: 4 generator and 2 discriminator layers of two, two embedding norms, one MLM head."""
-    plain = small_model()
+    plain = small_amos()
     monkeypatch.setattr(layer_norm, "has_fused_layernorm", with_apex)
     monkeypatch.setattr(layer_norm, "FusedLayerNorm", FakeFusedLayerNorm, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: with_gpu)
-    model = small_model()
+    model = small_amos()
     kinds = [type(module) for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert kinds == [FakeFusedLayerNorm if with_apex and with_gpu else torch.nn.LayerNorm] * 15
     assert all(norm.eps == 1e-5 for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))

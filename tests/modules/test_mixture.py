@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRScheduleConfig
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
-from small_models import small_batch, small_criterion, small_model, small_task
+from small_models import amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.functional.mixture import mix_logits, mixture_entropy
 from amos_fairseq.modules.mixture import MixtureWeights
@@ -142,7 +142,7 @@ def test_layer_switch_changes_at_equal_parts_of_the_run(max_update, first_update
 
 
 def test_fairseq_tells_the_mixture_the_number_of_updates():
-    model = small_model(mixture="layer_switch")
+    model = small_amos(mixture="layer_switch")
     for update, depth in ((0, 0), (9, 0), (10, 1), (20, 2), (29, 2)):
         model.set_num_updates(update)
         assert model(**small_batch()["net_input"]).mixture_weights.argmax(-1).unique().tolist() == [depth]
@@ -155,7 +155,7 @@ def test_layer_switch_goes_on_where_a_checkpoint_stands(tmp_path):
     config.optimizer = vars(GroupedAdamConfig(lr=[0.1])) | {"_name": "grouped_adam"}
     config.lr_scheduler = vars(FixedLRScheduleConfig(lr=[0.1])) | {"_name": "fixed"}
     task = SimpleNamespace(**vars(small_task()), state_dict=dict, load_state_dict=lambda state: None)
-    trainers = [Trainer(config, task, small_model(mixture="layer_switch"), small_criterion()) for _ in range(2)]
+    trainers = [Trainer(config, task, small_amos(mixture="layer_switch"), amos_criterion()) for _ in range(2)]
     trainers[0].set_num_updates(20)
     trainers[0].consolidate_optimizer()  # as fairseq does before it saves
     trainers[0].save_checkpoint(str(tmp_path / "checkpoint.pt"), {"train_iterator": {"epoch": 1}})

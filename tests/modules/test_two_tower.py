@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from small_electric import naive_cloze, small_electric
-from small_models import small_batch
+from reference_models import naive_cloze
+from small_models import small_batch, small_electric
 
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower

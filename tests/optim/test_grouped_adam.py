@@ -9,7 +9,7 @@ import torch
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
-from small_models import small_batch, small_criterion, small_model
+from small_models import amos_criterion, small_amos, small_batch
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup
@@ -60,13 +60,13 @@ def groups_by_name(optimizer: GroupedAdam, model) -> dict[float, set[str]]:
 
 
 def test_undecayed_are_exactly_norms_biases_v_and_tables():
-    model = small_model(generator_depths="1,2")
+    model = small_amos(generator_depths="1,2")
     groups = groups_by_name(GroupedAdam(config(), model.parameters()), model)
     assert groups == {0.0: undecayed_names(), DECAY: decayed_names()}
 
 
 def test_flag_decays_everything_as_fairseq_does():
-    model = small_model(generator_depths="1,2")
+    model = small_amos(generator_depths="1,2")
     groups = groups_by_name(GroupedAdam(config(decay_all_parameters=True), model.parameters()), model)
     assert groups == {DECAY: undecayed_names() | decayed_names()}
 
@@ -149,16 +149,16 @@ def train(model, optimizer, updates: range) -> None:
     for update in updates:
         torch.manual_seed(update)
         optimizer.zero_grad()
-        small_criterion()(model, small_batch(seed=update))[0].backward()
+        amos_criterion()(model, small_batch(seed=update))[0].backward()
         optimizer.step()
 
 
 def test_state_dict_continues_exactly():
     """Two updates, saved and loaded into fresh objects, two more: as four in a row."""
-    straight = small_model(generator_depths="1,2")
+    straight = small_amos(generator_depths="1,2")
     train(straight, GroupedAdam(config(), straight.parameters()), range(4))
 
-    first, second = small_model(generator_depths="1,2"), small_model(seed=1, generator_depths="1,2")
+    first, second = small_amos(generator_depths="1,2"), small_amos(seed=1, generator_depths="1,2")
     optimizer = GroupedAdam(config(), first.parameters())
     train(first, optimizer, range(2))
     second.load_state_dict(first.state_dict())
@@ -174,7 +174,7 @@ def test_state_dict_continues_exactly():
 @pytest.mark.parametrize("is_amp", [False, True], ids=["float32", "amp"])
 def test_flags_that_were_changed_hold_after_a_resume(is_amp):
     """fairseq's --optimizer-overrides come last; another grouping is refused."""
-    model = small_model(generator_depths="1,2")
+    model = small_amos(generator_depths="1,2")
     saved = GroupedAdam(config(), model.parameters()).state_dict()
     changed = GroupedAdam(GroupedAdamConfig(lr=[1.0], weight_decay=0.3, adam_betas="(0.8, 0.9)"), model.parameters())
     common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
@@ -194,7 +194,7 @@ def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimiz
     saved = None
     for settings in ({}, flags):
         values = {**vars(config()), "_name": "grouped_adam", **settings}
-        parameters = list(small_model(generator_depths="1,2").bfloat16().parameters())
+        parameters = list(small_amos(generator_depths="1,2").bfloat16().parameters())
         optimizer = FP16Optimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": values}), parameters)
         if saved is None:
             optimizer.zero_grad()
@@ -220,7 +220,7 @@ def test_changed_flags_hold_through_the_float32_copies_of_bf16():
 
 def test_groups_survive_mixed_precision():
     """fairseq's wrapper trains float32 copies of bfloat16 parameters, one by one: flat copies have no groups."""
-    model = small_model(generator_depths="1,2").bfloat16()
+    model = small_amos(generator_depths="1,2").bfloat16()
     copies = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
     optimizer = GroupedAdam(config(), copies)
     names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}

@@ -14,7 +14,7 @@ from layer_wise_rates import (
     rates_by_name,
 )
 from omegaconf import OmegaConf
-from small_models import small_model
+from small_models import small_amos
 from torch import nn
 
 from amos_fairseq.errors import UserError
@@ -129,7 +129,7 @@ def test_a_head_that_comes_later_is_a_head(kind):
 
 
 def test_pretraining_models_have_one_rate():
-    model = small_model()
+    model = small_amos()
     assert {group["lr"] for group in GroupedAdam(config(1.0), model.parameters()).param_groups} == {LEARNING_RATE}
     with pytest.raises(UserError, match=r"--layer-wise-lr-decay 0\.8 needs a fine-tuning task"):
         GroupedAdam(config(0.8), model.parameters())

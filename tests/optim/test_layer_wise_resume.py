@@ -3,7 +3,7 @@
 import pytest
 import torch
 from layer_wise_rates import config, fine_tuned_model, gradients, rates_by_name
-from small_models import small_model
+from small_models import small_amos
 from torch import nn
 
 from amos_fairseq.errors import UserError
@@ -54,7 +54,7 @@ def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():
 
 def test_state_from_before_there_were_shares_is_read():
     """Checkpoints of pretraining runs have no ``lr_scale`` in their groups."""
-    model = small_model()
+    model = small_amos()
     optimizer = GroupedAdam(config(1.0), model.parameters())
     optimizer.set_lr(0.25)
     saved = optimizer.state_dict()
