@@ -110,17 +110,6 @@ def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     assert all(gradients[name] is not None for name in gradients if name.startswith("discriminator.layers"))
 
 
-@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
-@pytest.mark.parametrize("tokens", ["sampled", "all"])
-def test_every_parameter_is_trained(variant: str, tokens: str) -> None:
-    """Nothing is unused, which several ranks rely on."""
-    if variant == "two_tower" and tokens == "sampled":
-        return
-    model, batch = small_electric(variant, generator_loss_tokens=tokens), small_batch()
-    electric_criterion(model)(model, batch)[0].backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-
-
 def logged(*logging_outputs: dict) -> dict[str, float]:
     with metrics.aggregate(new_root=True) as aggregated:
         ElectricCriterion.reduce_metrics(list(logging_outputs))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from block_datasets import (
-    NUM_WORDS,
+    NUM_TOKENS,
     TOKENS_PER_BLOCK,
     block_dictionary,
     iterate,
@@ -40,7 +40,7 @@ def test_exactly_k_words_are_masked_and_never_a_special() -> None:
         used = positions[: int(sum(weights))]
         assert len(used) == num_masked_positions(0.15, length)
         assert used == sorted(set(used))
-        assert all(4 <= tokens[position] < 4 + NUM_WORDS for position in used)
+        assert all(4 <= tokens[position] < 4 + NUM_TOKENS for position in used)
         changed = [position for position in range(TOKENS_PER_BLOCK) if tokens[position] != masked_tokens[position]]
         assert changed == used
         assert all(masked_tokens[position] == 48 for position in used)

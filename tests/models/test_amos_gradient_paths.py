@@ -148,27 +148,3 @@ def test_lambda_enters_once(multiplier):
         assert torch.allclose(twice[name] - none.get(name, 0), 2 * adversarial, atol=1e-5 * twice[name].abs().max()), (
             name
         )
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"mixture": "uniform"},
-        {"mixture": "random_layer"},
-        {"mixture": "layer_switch"},
-        {"mixture": "fixed", "fixed_mixture_weights": "1,0,0"},
-        {"generator_depths": "3"},
-        {"no_stop_gradient": True},
-        {"separate_generators": True, "generator_depths": "2,2"},
-        {"relative_position_scheme": "amos"},
-        {"relative_position_scheme": "none"},
-        {"adversarial_mlm_multiplier": 0.1, "mixture": "uniform"},
-    ],
-    ids=str,
-)
-def test_every_parameter_takes_part(settings):
-    """A parameter without a gradient would leave DistributedDataParallel waiting."""
-    model = small_amos(**settings)
-    amos_criterion()(model, small_batch())[0].backward()
-    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]

@@ -1,39 +1,105 @@
-"""Sizes of the archs: their numbers from the papers, and the parameter counts that follow, by a formula and by hand."""
+"""Sizes of the archs: the papers' numbers, the parameter counts that follow from them, and what generators share."""
 
 import argparse
+from typing import Any
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from small_models import small_dictionary
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.configuration import PaddedVocabulary
+from amos_fairseq.models.configuration import PaddedVocabulary, generator_config
+from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.models.electric import ElectricModel
 
-# Layers, width, FFN width, heads, generator depths (DESIGN 3.11).
+# Layers, width, FFN width, heads.
 SIZES = {
-    "tiny": (2, 64, 256, 2, "1,2"),
-    "small": (12, 256, 1024, 4, "4,6,8"),
-    "base": (12, 768, 3072, 12, "4,6,8"),
-    "large": (24, 1024, 4096, 16, "4,6,8"),
+    "tiny": (2, 64, 256, 2),
+    "small": (12, 256, 1024, 4),
+    "base": (12, 768, 3072, 12),
+    "large": (24, 1024, 4096, 16),
 }
-POSITIONS, BUCKETS, ROWS = 512, 32, 32_768
+# Thesis Table 5.1: width, FFN width and heads of ELECTRA's generator and of each tower of Electric; width of the embeddings.
+GENERATORS = {"small": (64, 256, 1, 128), "base": (256, 1024, 4, 768), "large": (256, 1024, 4, 1024)}
+POSITIONS, BUCKETS = 512, 32
+VOCABULARY = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
 
 
-def arch(size: str) -> AmosConfig:
-    """What ``--arch amos_SIZE`` sets, over the defaults of the flags that were not given."""
-    args = argparse.Namespace()
-    ARCH_CONFIG_REGISTRY[f"amos_{size}"](args)
-    return AmosConfig(**vars(args))
+def arch(name: str, **settings: Any) -> Any:
+    """The settings of ``--arch NAME``; other flags have their defaults."""
+    args = argparse.Namespace(**settings)
+    ARCH_CONFIG_REGISTRY[name](args)
+    return MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY[name]](**vars(args))
 
 
-def count(cfg: AmosConfig) -> dict[str, int]:
-    """Parameters of each part of a model on the meta device (nothing is allocated)."""
+def on_meta(model_class: type, name: str, **settings: Any) -> Any:
+    """A model in its real size without values."""
     with torch.device("meta"):
-        model = AmosModel(cfg, PaddedVocabulary(ROWS, pad=1, end=2, special=(0, 1, 2, 3)))
+        return model_class(arch(name, **settings), VOCABULARY)
+
+
+def sizes(config: Any) -> tuple[int, ...]:
+    return config.encoder_layers, config.encoder_embed_dim, config.encoder_ffn_embed_dim, config.encoder_attention_heads
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("objective", ["amos", "electra", "electric", "mlm", "teams"])
+def test_sizes_of_the_encoder(objective: str, size: str) -> None:
+    assert ARCH_MODEL_NAME_REGISTRY[f"{objective}_{size}"] == objective
+    assert sizes(arch(f"{objective}_{size}")) == SIZES[size]
+
+
+@pytest.mark.parametrize("size", GENERATORS)
+def test_sizes_of_generators_are_those_of_the_thesis(size: str) -> None:
+    electric = on_meta(ElectricModel, f"electric_{size}")
+    towers = electric.generator.past.shape, electric.generator.future.shape
+    for shape in (generator_config(arch(f"electra_{size}")), *towers):
+        assert (shape.width, shape.ffn_width, shape.num_heads) == GENERATORS[size][:3]
+        assert shape.num_layers == SIZES[size][0]
+        assert shape.embedding_width in (0, GENERATORS[size][3])
+    assert [tower.attends_to for tower in towers] == ["past", "future"]
+    assert electric.mlm_head.dense.weight.shape == (GENERATORS[size][3], 2 * GENERATORS[size][0])
+    assert electric.depth_names == [str(SIZES[size][0])]
+
+
+def test_electra_embeddings_are_shared_and_projected_to_each_width() -> None:
+    small, base = (on_meta(ElectraModel, f"electra_{size}") for size in ("small", "base"))
+    for name in ("embed_positions", "embedding_norm"):
+        assert getattr(small.generator, name) is getattr(small.discriminator, name)
+    assert small.discriminator.embedding_projection.weight.shape == (256, 128)
+    assert small.generator.embedding_projection.weight.shape == (64, 128)
+    assert base.discriminator.embedding_projection is None
+    assert base.generator.embedding_projection.weight.shape == (256, 768)
+
+
+@pytest.mark.parametrize("size", ["small", "base"])
+def test_electric_networks_share_their_embeddings(size: str) -> None:
+    model = on_meta(ElectricModel, f"electric_{size}")
+    networks = model.discriminator, model.generator.past, model.generator.future
+    for name in ("embed_positions", "embedding_norm"):
+        assert len({getattr(network, name) for network in networks}) == 1
+    assert model.generator.past.embedding_projection is not model.generator.future.embedding_projection
+
+
+def test_two_tower_has_two_encoders_of_full_size_and_nothing_else() -> None:
+    settings = {"electric_variant": "two_tower", "generator_size": 1.0, "generator_loss_tokens": "all"}
+    model = on_meta(ElectricModel, "electric_base", **settings)
+    assert model.generator.past.shape.width == model.generator.future.shape.width == 768
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"embed_tokens", "generator", "mlm_head"}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.0, 1 / 8])
+def test_a_generator_without_whole_sizes_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="--generator-size"):
+        generator_config(arch("electra_small", generator_size=share))
+
+
+def count(name: str) -> dict[str, int]:
+    """Parameters of each part of AMOS."""
     parts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        part = name.split(".")[0]
+    for parameter_name, parameter in on_meta(AmosModel, name).named_parameters():
+        part = parameter_name.split(".")[0]
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts
 
@@ -49,16 +115,14 @@ def encoder_parameters(layers: int, width: int, ffn: int, heads: int) -> int:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes_and_parameters(size):
-    layers, width, ffn, heads, depths = SIZES[size]
-    cfg = arch(size)
-    assert ARCH_MODEL_NAME_REGISTRY[f"amos_{size}"] == "amos"
-    got = cfg.encoder_layers, cfg.encoder_embed_dim, cfg.encoder_ffn_embed_dim, cfg.encoder_attention_heads
-    assert (*got, cfg.generator_depths) == SIZES[size]
-    assert count(cfg) == {
-        "embed_tokens": ROWS * width,
-        "generators": encoder_parameters(int(depths.split(",")[-1]), width, ffn, heads),
-        "mlm_heads": width * width + width + 2 * width + ROWS,
+def test_amos_parameters(size: str) -> None:
+    layers, width, ffn, heads = SIZES[size]
+    depths = "1,2" if size == "tiny" else "4,6,8"
+    assert arch(f"amos_{size}").generator_depths == depths
+    assert count(f"amos_{size}") == {
+        "embed_tokens": VOCABULARY.padded_size * width,
+        "generators": encoder_parameters(int(depths[-1]), width, ffn, heads),
+        "mlm_heads": width * width + width + 2 * width + VOCABULARY.padded_size,
         "mixture": width,
         "discriminator": encoder_parameters(layers, width, ffn, heads),
         "detection_head": width + 1,
@@ -67,20 +131,16 @@ def test_sizes_and_parameters(size):
 
 def test_base_encoder_is_the_110_million_class_of_table_1():
     """85,054,464 of 12 layers + 393,216 positions + 1,536 + 384 table + 25,165,824 token embeddings."""
-    parts = count(arch("base"))
+    parts = count("amos_base")
     assert parts["discriminator"] == 85_054_464 + 393_216 + 1_536 + 384
     assert parts["discriminator"] + parts["embed_tokens"] == 110_615_424
 
 
-def test_defaults_and_their_sources():
-    """AMOS Appendix B (tau), Table 3 (dropout), DESIGN 3.8-3.10; the tiny one starts from wider weights."""
-    base, tiny = arch("base"), arch("tiny")
-    assert (base.gumbel_temperature, base.dropout, base.attention_dropout, base.activation_dropout) == (
-        0.3,
-        0.1,
-        0.1,
-        0.0,
-    )
+def test_amos_defaults():
+    """AMOS Appendix B (tau) and Table 3 (dropout); the tiny model starts from wider weights."""
+    base, tiny = arch("amos_base"), arch("amos_tiny")
+    assert base.gumbel_temperature == 0.3
+    assert (base.dropout, base.attention_dropout, base.activation_dropout) == (0.1, 0.1, 0.0)
     assert (str(base.mixture), base.adversarial_mlm_multiplier, base.no_stop_gradient) == ("learned", 0.0, False)
     assert str(base.relative_position_scheme) == "t5"
     assert (base.relative_position_buckets, base.relative_position_max_distance) == (32, 128)
@@ -94,13 +154,17 @@ def test_a_flag_wins_over_the_arch():
     assert (args.encoder_layers, args.generator_depths, args.encoder_embed_dim) == (3, "2", 768)
 
 
-@pytest.mark.parametrize(("num_words", "num_rows"), [(58, 64), (59, 64), (60, 128), (1000, 1024)])
-def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_words, num_rows):
-    """num_words + 4 fairseq specials + <mask>, rounded up to 64; what is special or beyond is never sampled."""
-    dictionary = small_dictionary(num_words)
-    rows = PaddedVocabulary.of(dictionary)
-    assert (len(dictionary), rows.num_tokens, rows.padded_size) == (num_words + 5, num_words + 5, num_rows)
-    assert (~rows.never_sampled_mask()).nonzero().flatten().tolist() == list(range(4, 4 + num_words))
+@pytest.mark.parametrize(("num_ordinary", "padded_size"), [(58, 64), (59, 64), (60, 128), (1000, 1024)])
+def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, padded_size):
+    """num_ordinary + 4 fairseq specials + <mask>, rounded up to 64; what is special or beyond is never sampled."""
+    dictionary = small_dictionary(num_ordinary)
+    vocabulary = PaddedVocabulary.of(dictionary)
+    assert (len(dictionary), vocabulary.num_tokens, vocabulary.padded_size) == (
+        num_ordinary + 5,
+        num_ordinary + 5,
+        padded_size,
+    )
+    assert (~vocabulary.never_sampled_mask()).nonzero().flatten().tolist() == list(range(4, 4 + num_ordinary))
 
 
 def test_initial_values():
@@ -116,10 +180,8 @@ def test_initial_values():
             assert torch.equal(parameter, torch.ones_like(parameter)), name
         elif name.endswith("bias"):
             assert not parameter.any(), name
-        elif any(part in name for part in ("embed_", "table", "mixture.v")):
-            few = parameter.numel() < 1000
-            assert parameter.std().item() == pytest.approx(0.02, rel=0.4 if few else 0.05), name
         else:
+            expected = 0.02 if any(part in name for part in ("embed_", "table", "mixture.v")) else 0.1
             few = parameter.numel() < 1000
-            assert parameter.std().item() == pytest.approx(0.1, rel=0.4 if few else 0.05), name
+            assert parameter.std().item() == pytest.approx(expected, rel=0.4 if few else 0.05), name
     assert not model.embed_tokens.weight[1].any()

@@ -1,11 +1,9 @@
 """Electric's parts: sizes, sharing, what is sampled and scored, and what its variants refuse."""
 
-import argparse
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from small_models import (
     NUM_TOKENS,
     small_batch,
@@ -14,55 +12,8 @@ from small_models import (
 )
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import PaddedVocabulary
-from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
-
-ROWS = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
-
-
-def arch(size: str, **settings) -> ElectricModel:
-    """On the meta device: nothing is allocated."""
-    args = argparse.Namespace(**settings)
-    ARCH_CONFIG_REGISTRY[f"electric_{size}"](args)
-    with torch.device("meta"):
-        return ElectricModel(ElectricConfig(**vars(args)), ROWS)
-
-
-@pytest.mark.parametrize(
-    ("size", "encoder", "tower", "embedding"),  # layers, width, FFN width, heads of the encoder and of one tower
-    [
-        ("tiny", (2, 64, 256, 2), (2, 32, 128, 1), 64),
-        ("small", (12, 256, 1024, 4), (12, 64, 256, 1), 128),
-        ("base", (12, 768, 3072, 12), (12, 256, 1024, 4), 768),
-        ("large", (24, 1024, 4096, 16), (24, 256, 1024, 4), 1024),
-    ],
-)
-def test_sizes_are_those_of_the_thesis(size, encoder, tower, embedding) -> None:
-    model = arch(size)
-    assert ARCH_MODEL_NAME_REGISTRY[f"electric_{size}"] == "electric"
-    for part, sizes in ((model.discriminator, encoder), (model.generator.past, tower), (model.generator.future, tower)):
-        shape = part.shape
-        assert (shape.num_layers, shape.width, shape.ffn_width, shape.num_heads) == sizes
-        assert shape.embedding_width in (0, embedding)
-    assert (model.generator.past.shape.attends_to, model.generator.future.shape.attends_to) == ("past", "future")
-    assert model.mlm_head.dense.weight.shape == (embedding, 2 * tower[1])
-    assert model.depth_names == [str(tower[0])]
-
-
-def test_two_tower_has_two_encoders_of_full_size_and_nothing_else() -> None:
-    model = arch("base", electric_variant="two_tower", generator_size=1.0, generator_loss_tokens="all")
-    assert model.generator.past.shape.width == model.generator.future.shape.width == 768
-    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"embed_tokens", "generator", "mlm_head"}
-
-
-@pytest.mark.parametrize("size", ["small", "base"])
-def test_all_three_networks_share_their_embeddings(size: str) -> None:
-    model = arch(size)
-    for name in ("embed_positions", "embedding_norm"):
-        parts = {getattr(part, name) for part in (model.discriminator, model.generator.past, model.generator.future)}
-        assert len(parts) == 1
-    assert model.generator.past.embedding_projection is not model.generator.future.embedding_projection
 
 
 @pytest.mark.parametrize("settings", [{"generator_size": 0.5}, {"generator_loss_tokens": "sampled"}])

@@ -10,9 +10,7 @@ from small_models import (
     TEAMS_SETTINGS,
     small_batch,
     small_dictionary,
-    small_task,
     small_teams,
-    teams_criterion,
 )
 
 from amos_fairseq.errors import UserError
@@ -140,15 +138,6 @@ def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> Non
     assert receivers(model, output.mws_logits[..., 0].sum()) == {*layers, "mws_head"}
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_every_parameter_takes_part(settings: dict) -> None:
-    """A parameter without a gradient would leave DistributedDataParallel waiting."""
-    model = small_teams(**settings | {"token_types": settings.get("token_types", 0)})
-    teams_criterion(model)(model, small_batch())[0].backward()
-    unused = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-    assert unused == set()
-
-
 @pytest.mark.parametrize("settings", [layout for layout in LAYOUTS if layout != ONLY_RTD], ids=str)
 def test_selection_reads_masked_positions_of_states_that_detection_does_not_change(settings: dict) -> None:
     """Its last layer computes them alone; against the states of all tokens."""
@@ -238,11 +227,3 @@ def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, represen
 def test_settings_without_meaning_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_teams(**settings)
-
-
-def test_as_many_negatives_as_there_are_other_words() -> None:
-    """The boundary of what is refused above: then the set is the vocabulary."""
-    model = small_teams(negative_samples=39).eval()
-    _, candidates, _, _ = draws(model, 3)
-    assert candidates.sort(-1).values.tolist() == [WORDS.tolist()] * 3
-    assert small_task().source_dictionary[4] == "word0"
