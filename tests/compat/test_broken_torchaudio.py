@@ -1,16 +1,16 @@
 """A torchaudio that is installed and does not load must not stop ``transformers``."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, environment
+from forked_command import fork_server
+from tiny_runs import ROOT
 
-# What a CUDA build does beside a CPU build of torch.
+# As a CUDA build beside a CPU build of torch.
 BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'
 ASK = """
 import importlib.util, sys
+sys.path.append(sys.argv[1])
 import amos_fairseq
 found = importlib.util.find_spec("torchaudio") is not None
 import transformers.audio_utils  # the module of transformers 5 that imports torchaudio
@@ -27,9 +27,7 @@ def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n")
     (metadata / "RECORD").write_text("torchaudio/__init__.py,,\n")
-    result = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"}),
-    )  # fmt: skip
+    (tmp_path / "ask.py").write_text(ASK)
+    result = fork_server().run("ask", [str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == expected

@@ -1,21 +1,19 @@
 """Which ranks a launch gives, on machines with any number of GPUs, and what is refused; two real gloo ranks."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.configs import DistributedTrainingConfig, FairseqConfig
+from fairseq.distributed import utils
+from fairseq.models import DistributedFairseqModel
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from rank_functions import run_on_two_ranks
 
 from amos_fairseq.compat import distribution
 from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, describe_rank, require_ranks
-from amos_fairseq.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
+from amos_fairseq.errors import UserError, report_user_errors
 
 
 def torchrun_environment(rank: int, world_size: int, **more: str) -> dict[str, str]:
@@ -185,55 +183,30 @@ def test_a_rank_says_where_it_runs(environment: dict, threads: str, monkeypatch:
     assert describe_rank(environment) == f"rank 3 of 16 on node1: 5 CPUs, OMP_NUM_THREADS={threads}"
 
 
-TWO_RANKS = """
-import os, sys, torch
-import amos_fairseq
-from fairseq.distributed import utils
-from fairseq.models import DistributedFairseqModel
-from fairseq.dataclass.configs import DistributedTrainingConfig
-from fairseq.trainer import Trainer
-from amos_fairseq.errors import report_user_errors
-rank = int(os.environ["RANK"])
-torch.distributed.init_process_group("gloo")
-args = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
-model = DistributedFairseqModel(args, torch.nn.Linear(2, 1), utils.get_global_group(), torch.device("cpu"))
-model.weight.data.fill_(1.0)
-model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
-print("gradient", model.weight.grad.tolist(), flush=True)
-storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
-print("storages of two gradients:", len(storages), flush=True)
-trainer = Trainer.__new__(Trainer)
-trainer.cfg = type("Cfg", (), {"distributed_training": args})
-args.distributed_world_size = 2
-trainer.device, trainer._num_updates = torch.device("cpu"), 0
-norm = model.weight.grad.norm()
-trainer._check_grad_norms(norm)
-with report_user_errors():
-    trainer._check_grad_norms(norm * (1 + 0.01 * rank))
-"""
+def check_gradients_of_rank(rank: int) -> None:
+    """Print the mean gradient, then let the norms of the two ranks differ by 1 %."""
+    args = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
+    model = DistributedFairseqModel(args, torch.nn.Linear(2, 1), utils.get_global_group(), torch.device("cpu"))
+    model.weight.data.fill_(1.0)
+    model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
+    print("gradient", model.weight.grad.tolist(), flush=True)
+    storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+    print("storages of two gradients:", len(storages), flush=True)
+    trainer = Trainer.__new__(Trainer)
+    args.distributed_world_size = 2
+    trainer.cfg = SimpleNamespace(distributed_training=args)
+    trainer.device, trainer._num_updates = torch.device("cpu"), 0
+    norm = model.weight.grad.norm()
+    trainer._check_grad_norms(norm)
+    with report_user_errors():
+        trainer._check_grad_norms(norm * (1 + 0.01 * rank))
 
 
 def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
     """Mean of (1, 2) and (2, 2) by hand; then rank 1's norm is 1 % off and both ranks stop with the same line."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}
-            | torchrun_environment(rank, 2, MASTER_ADDR="localhost", MASTER_PORT=port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        stdout, stderr = process.communicate(timeout=120)
-        assert "gradient [[1.5, 2.0]]" in stdout, stderr
-        assert "storages of two gradients: 1" in stdout  # the bucket's, whatever --gradient-as-bucket-view says
-        assert process.returncode == 1
-        assert "amos_fairseq: error: gradients differ between ranks in update 1" in stderr
-        assert "Traceback" not in stderr
+    for done in run_on_two_ranks(check_gradients_of_rank):
+        assert "gradient [[1.5, 2.0]]" in done.stdout, done.stderr
+        assert "storages of two gradients: 1" in done.stdout  # the bucket's, whatever --gradient-as-bucket-view says
+        assert done.returncode == 1
+        assert "amos_fairseq: error: gradients differ between ranks in update 1" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,7 +1,6 @@
 """How often the host waits for the device in a whole update of fairseq's trainer, and that what it reads is exact."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from fairseq.logging import metrics
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
+from rank_functions import succeed_on_two_ranks
 from synchronization import READ, Synchronizations
-from torch import distributed
-from torch.multiprocessing import spawn
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, prepare
@@ -64,20 +62,17 @@ def test_an_update_with_masters_waits_once_and_once_more_for_the_loss_scale(prec
 
 
 def save_waits_of_rank(rank: int, directory: str) -> None:
-    store = distributed.FileStore(os.path.join(directory, "store"), 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     places = {}
     for precision in ("float32", "bf16", "fp16"):
         step, batches = warm_step("amos_tiny", precision, num_ranks=2)
         places[precision] = waits_of_update(step, batches[rank : rank + 2])
     Path(directory, f"{rank}.json").write_text(json.dumps(places), encoding="utf-8")
-    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_ranks_wait_for_the_sample_size_and_to_compare_their_norms_too(tmp_path: Path) -> None:
     """fairseq divides by the sample size if it is not 0; what all_reduce_dict makes of numbers is made on the host."""
-    spawn(save_waits_of_rank, (str(tmp_path),), nprocs=2)
+    succeed_on_two_ranks(save_waits_of_rank, tmp_path)
     expected = {"all_reduce_dict", "train_step", "check_gradient_norms", "fetch"}
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """Sums of micro-batches' gradients against float64 sums, on one rank and on two."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from fairseq.models import DistributedFairseqModel
 from fairseq.optim.fp16_optimizer import FP16Optimizer, _FP16OptimizerMixin
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from rank_functions import succeed_on_two_ranks
 from torch import distributed, nn
-from torch.multiprocessing import spawn
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, prepare
@@ -170,12 +169,9 @@ class TrainerOf:
 
 
 def exchange(rank: int, directory: str) -> None:
-    """Two updates of one rank in each precision; what its masters then hold is saved."""
-    store = distributed.FileStore(os.path.join(directory, "store"), 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    """Two updates of one rank in each precision; the gradients of its masters are saved."""
     found = {precision: sums_of_updates(rank, precision) for precision in DTYPES}
-    torch.save(found, os.path.join(directory, f"{rank}.pt"))
-    distributed.destroy_process_group()
+    torch.save(found, Path(directory, f"{rank}.pt"))
 
 
 def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[torch.Tensor]:
@@ -201,7 +197,7 @@ def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[tor
 @pytest.mark.slow
 def test_two_ranks_exchange_float32_sums(tmp_path: Path) -> None:
     """The mean over ranks of all micro-batches' gradients, equal to the last bit on both; loss scale 8 in fp16."""
-    spawn(exchange, (str(tmp_path),), nprocs=2)
+    succeed_on_two_ranks(exchange, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for precision, scale in (("bf16", 1), ("fp16", 8)):
         model = linear(DTYPES[precision])
