@@ -25,7 +25,7 @@ def step_of(scale: float, step: Any, clip_norm: float = 0.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 2.0**16])
-def test_the_scale_leaves_no_trace(scale: float) -> None:
+def test_loss_scale_does_not_change_the_step(scale: float) -> None:
     assert torch.equal(step_of(scale, AMPOptimizer.step), GRADIENT)
     torch.testing.assert_close(step_of(scale, AMPOptimizer.step, clip_norm=1.0), GRADIENT / 5, rtol=1e-5, atol=0)
 

@@ -1,4 +1,4 @@
-"""Checkpoints under a full disk, a kill, and damage; beside each what stock fairseq leaves behind."""
+"""Checkpoints under a full disk, a kill, and damage; compared with stock fairseq."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def test_what_stock_fairseq_leaves_on_a_full_disk(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "other.pt.tmp").exists()
 
 
-def test_whatever_interrupts_a_write_leaves_the_older_file(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     path.write_bytes(b"older")
 
@@ -84,7 +84,7 @@ def test_whatever_interrupts_a_write_leaves_the_older_file(tmp_path: Path) -> No
     assert content(tmp_path) == {"checkpoint_last.pt": b"older"}
 
 
-def test_an_error_that_is_not_the_disk_keeps_its_traceback(tmp_path: Path) -> None:
+def test_other_errors_keep_their_traceback(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="lambda"):  # no mistake of the user
         checkpoint_utils.torch_persistent_save({"function": lambda: 1}, str(tmp_path / "checkpoint1.pt"))
     assert content(tmp_path) == {}
@@ -101,7 +101,7 @@ def test_content_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: p
     assert calls == ["fsync", "replace"] * 3
 
 
-def test_one_try_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
     def fail(obj: Any, file: Any) -> None:
@@ -127,7 +127,7 @@ def save_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_whole_checkpoint_takes_the_place_of_a_damaged_one(
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(
     save_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
@@ -137,13 +137,13 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_a_damaged_one(
     assert "checkpoint_2_10.pt (10 updates)" in caplog.text
 
 
-def test_a_missing_last_checkpoint_is_no_new_start(save_dir: Path) -> None:
+def test_a_missing_last_checkpoint_is_replaced(save_dir: Path) -> None:
     (save_dir / "checkpoint_last.pt").unlink()
     assert repair_last_checkpoint(str(save_dir)) is None
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
-def test_a_whole_last_checkpoint_is_left_alone(save_dir: Path) -> None:
+def test_a_complete_last_checkpoint_is_not_changed(save_dir: Path) -> None:
     """checkpoint_2_10.pt went farther, but is the older file: the user has stepped back since."""
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
     for path in save_dir.glob("checkpoint_2_*.pt"):
@@ -170,7 +170,7 @@ def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(
 
 
 @pytest.mark.parametrize("last", [checkpoint(10), {"model": {}}], ids=["equally far", "without a number of updates"])
-def test_a_last_checkpoint_that_is_not_behind_is_left_alone(save_dir: Path, last: dict[str, Any]) -> None:
+def test_a_last_checkpoint_that_is_not_older_is_not_changed(save_dir: Path, last: dict[str, Any]) -> None:
     torch.save(last, save_dir / "checkpoint_last.pt")
     written_after(save_dir / "checkpoint_last.pt", save_dir / "checkpoint_2_10.pt")
     before = content(save_dir)
@@ -183,7 +183,7 @@ def written_after(older: Path, path: Path) -> None:
     os.utime(path, ns=(moment, moment))
 
 
-def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Path) -> None:
+def test_damage_without_a_complete_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert repair_last_checkpoint(str(tmp_path)) is None  # a new run
     (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04")
     assert "checkpoint_last.pt is damaged and no other checkpoint is complete" in repair_last_checkpoint(str(tmp_path))
@@ -191,11 +191,11 @@ def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_foreign", [True, False], ids=["foreign class", "full disk"])
-def test_what_keeps_the_reading_rank_from_mending_reaches_all_ranks(
+def test_errors_of_the_reading_rank_reach_all_ranks(
     save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
 ) -> None:
     """Raised on one rank alone, it would leave the others in a broadcast."""
-    monkeypatch.setattr(checkpoints, "raise_on_every_rank", tell)
+    monkeypatch.setattr(checkpoints, "raise_on_every_rank", tell_every_rank)
     if is_foreign:
         torch.save({"model": SimpleNamespace()}, save_dir / "checkpoint_last.pt")
     else:
@@ -210,7 +210,7 @@ class ToldEveryRank(Exception):
     """Instead of the exchange between ranks."""
 
 
-def tell(problem: str | None) -> None:
+def tell_every_rank(problem: str | None) -> None:
     raise ToldEveryRank(problem)
 
 

@@ -1,4 +1,4 @@
-"""Which ranks a launch gives, on machines with any number of GPUs, and what is refused; two real gloo ranks."""
+"""The ranks of a launch on machines with any number of GPUs, launches that are refused, and two gloo ranks."""
 
 from types import SimpleNamespace
 
@@ -34,7 +34,7 @@ def settings(**values):
     [(0, 3, "1", "gloo"), (2, 3, "1", "nccl"), (4, 3, "3", "nccl"), (8, 9, None, "nccl")],
 )
 def test_torchrun_on_cpu_and_gpus(num_gpus: int, rank: int, local_rank: str | None, backend: str) -> None:
-    """Stock divides by zero GPUs, ignores torchrun at world size 1, and guesses the device from the global rank."""
+    """Stock divides by zero GPUs, ignores torchrun at world size 1, and derives the device from the global rank."""
     cfg = settings()
     environment = torchrun_environment(rank, 16)
     if local_rank is not None:
@@ -91,12 +91,12 @@ def test_nodes_with_different_numbers_of_gpus() -> None:
         ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but this machine has 2 GPUs"),
     ],
 )
-def test_launches_of_copies_or_of_nothing_are_refused(values, environment, num_gpus, message) -> None:
+def test_invalid_launches_are_refused(values, environment, num_gpus, message) -> None:
     with pytest.raises(UserError, match=message):
         arrange_ranks(settings(**values), environment, num_gpus)
 
 
-def test_bf16_gradients_are_not_squeezed_into_fp16() -> None:
+def test_fp16_communication_of_bf16_gradients_is_refused() -> None:
     for bf16, refused in ((True, True), (False, False)):
         cfg = settings(ddp_comm_hook="fp16")
         cfg.common.bf16 = bf16
@@ -107,7 +107,7 @@ def test_bf16_gradients_are_not_squeezed_into_fp16() -> None:
             arrange_ranks(cfg, {}, num_gpus=0)
 
 
-def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_fairseq_handles_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process; one per GPU of this machine; Slurm with its own numbers."""
     cfg = settings()
     arrange_ranks(cfg, {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, num_gpus=0)
@@ -131,7 +131,7 @@ def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cfg.distributed_training.distributed_backend == "gloo"
 
 
-def test_ranks_that_never_met_are_refused() -> None:
+def test_unconnected_ranks_are_refused() -> None:
     require_ranks(settings(), {})
     for cfg, environment in ((settings(distributed_world_size=2), {}), (settings(), {"WORLD_SIZE": "2"})):
         with pytest.raises(UserError, match=r"2 ranks were requested but they are not connected"):
@@ -174,7 +174,7 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
 
 
 @pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])
-def test_a_rank_says_where_it_runs(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_description_of_a_rank(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cores are those of the affinity, whatever OMP_NUM_THREADS says."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)

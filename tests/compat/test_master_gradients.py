@@ -86,7 +86,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_sum_is_that_of_float32(precision: str) -> None:
+def test_sum_is_in_float32(precision: str) -> None:
     """Each term is what the backward pass gave; 16 additions in float32 round by 2^-24 each, at most 1e-6 in all."""
     assert error(*summed(precision, sums=True)) < 1e-6
 
@@ -96,7 +96,7 @@ def test_stock_fairseq_adds_in_16_bits() -> None:
     assert error(*summed("bf16", sums=False)) > 1e-3
 
 
-def test_a_term_below_the_sums_last_bit_counts() -> None:
+def test_terms_below_the_last_bit_of_the_sum_count() -> None:
     model = linear(torch.bfloat16)
     optimizer = optimizer_of(model, "bf16")
     (parameter,) = model.parameters()
@@ -123,7 +123,7 @@ def test_updates_do_not_share_their_sums() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_scale_and_clipping_take_no_pass_of_their_own(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale_and_clipping_are_part_of_the_fused_step(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go into the fused kernel; fairseq's way multiplies the masters' gradients first, to the same end."""
     found = []
     for is_fused in (True, False):
@@ -211,7 +211,9 @@ def test_two_ranks_exchange_float32_sums(tmp_path: Path) -> None:
     ("world_size", "update_freq", "hook", "expected"),
     [(1, 4, "none", True), (2, 1, "none", False), (2, 4, "fp16", False), (2, 4, "none", False)],
 )
-def test_who_sums(world_size: int, update_freq: int, hook: str, expected: bool, caplog: Any) -> None:
+def test_configurations_that_sum_in_float32(
+    world_size: int, update_freq: int, hook: str, expected: bool, caplog: Any
+) -> None:
     """Alone always; on several ranks only where there is a sum, and DistributedDataParallel to exchange it."""
     assert distributed_model(nn.Linear(2, 2)) is None
     trainer = TrainerOf(nn.Linear(2, 2), settings(update_freq=update_freq, ddp_comm_hook=hook), 1)
@@ -220,14 +222,14 @@ def test_who_sums(world_size: int, update_freq: int, hook: str, expected: bool, 
     assert ("added up in 16 bits" in caplog.text) == (world_size > 1 and update_freq > 1)
 
 
-def test_the_trainer_arranges_it() -> None:
+def test_trainer_uses_master_gradients() -> None:
     setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], precision="bf16", device="cpu"), 600)
     trainer: Trainer = FairseqStep.of(setup, "ours", "").trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert not hasattr(_FP16OptimizerMixin, "master_gradients")
 
 
-def test_gradients_are_zeroed_and_forgotten() -> None:
+def test_zero_grad() -> None:
     """As fairseq's own zero_grad does it, one tensor after the other."""
     model = nn.Sequential(linear(torch.bfloat16), linear(torch.bfloat16))
     optimizer = optimizer_of(model, "bf16")

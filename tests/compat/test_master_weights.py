@@ -39,7 +39,7 @@ def configuration(precision: str, **common: Any) -> Any:
 
 
 class Run:
-    """A linear model with one of fairseq's mixed-precision optimizers, on made-up data that depends on the update."""
+    """A linear model with one of fairseq's mixed-precision optimizers, on random data that depends on the update."""
 
     def __init__(self, precision: str) -> None:
         torch.manual_seed(0)

@@ -18,7 +18,7 @@ from amos_fairseq.errors import UserError
 NAN, INF = float("nan"), float("inf")
 
 
-def test_the_losses_that_are_to_blame() -> None:
+def test_losses_that_are_not_finite() -> None:
     outputs = [
         {"loss": torch.tensor(NAN), "mlm_loss_4": torch.tensor(2.0), "mlm_loss_6": torch.tensor(INF), "ntokens": 9},
         {"loss": 3.0, "rtd_loss": torch.tensor(NAN), "_histogram_loss": torch.full((100,), NAN), "loss_scale": INF},
@@ -29,14 +29,14 @@ def test_the_losses_that_are_to_blame() -> None:
     assert not_finite([{"loss": 1.0, "mlm_acc_4": NAN}]) == {}
 
 
-def test_the_line() -> None:
+def test_error_message() -> None:
     line = describe(12, "the gradient", {"mlm_loss_6": INF}, 0.5)
     assert line.startswith("update 12: the gradient is not finite (mlm_loss_6 = inf; loss scale 0.5):")
     assert "(every loss is finite; no loss scale)" in describe(1, "the gradient", {}, None)
 
 
 class Optimizer:
-    """fp16's loss scaler as fairseq's FP16Optimizer uses it, or none; the gradient norm is made up."""
+    """fp16's loss scaler as fairseq's FP16Optimizer uses it, or none; the gradient norm is given."""
 
     def __init__(self, grad_norm: float, scaler: Any = None) -> None:
         self.grad_norm, self.scaler = torch.tensor(grad_norm), scaler

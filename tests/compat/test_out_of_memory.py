@@ -44,5 +44,5 @@ def test_the_run_ends() -> None:
         Trainer.train_step(trainer_whose_memory_is_full(), [{}])
 
 
-def test_stock_fairseq_leaves_the_batch_out() -> None:
+def test_stock_fairseq_skips_the_batch() -> None:
     assert inspect.unwrap(Trainer.train_step)(trainer_whose_memory_is_full(), [{}]) is None

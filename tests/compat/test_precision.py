@@ -37,7 +37,7 @@ def test_bf16_flag_does_not_mean_tpu(flag: str) -> None:
     assert not parse().bf16
 
 
-def test_two_formats_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
+def test_two_precisions_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         parse("--bf16", "--fp16")
     assert ended.value.code == 1
@@ -55,7 +55,7 @@ def test_two_formats_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
         ({"bf16": True, "memory_efficient_bf16": True}, False, r"--memory-efficient-bf16 keeps .* use --bf16"),
     ],
 )
-def test_formats_that_are_refused(common: dict, has_gpu: bool, message: str) -> None:
+def test_precisions_that_are_refused(common: dict, has_gpu: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose_precision(configuration(**common), has_gpu)
 
@@ -78,7 +78,7 @@ def test_parameter_groups_survive_fp16(optimizer: str, common: dict, has_gpu: bo
 
 
 @pytest.mark.parametrize("optimizer", ["grouped_adam", "adam"])
-def test_a_gpu_without_bfloat16_is_told(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_bfloat16_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     choose_precision(configuration(optimizer, bf16=True), has_gpu=False)  # a CPU has it
     choose_precision(configuration(optimizer, fp16=True), has_gpu=True)

@@ -1,4 +1,4 @@
-"""What may stand in a checkpoint, against what stock fairseq and a broadcast between ranks put there."""
+"""Classes that a checkpoint may contain, and the broadcast of a checkpoint between ranks."""
 
 import argparse
 import errno
@@ -78,7 +78,7 @@ def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: P
 def test_a_file_that_may_not_be_read_is_not_called_damaged(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged checkpoint_last.pt would be replaced; root may read all files, so the answer of the disk is made up."""
+    """A damaged checkpoint_last.pt would be replaced; root may read all files, so the answer of the disk is simulated."""
     path = str(tmp_path / "model.pt")
     torch.save(checkpoint(), path)
 
@@ -91,7 +91,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
     assert not isinstance(refused.value, DamagedCheckpoint)
 
 
-def test_the_environment_cannot_open_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_cannot_disable_safe_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
     torch.save(checkpoint(surprise=Stranger(trace)), path)
     monkeypatch.setenv(UNSAFE_LOADING, "1")
@@ -136,12 +136,12 @@ def test_a_checkpoint_reaches_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert received["optimizer_history"] == checkpoint()["optimizer_history"]
 
 
-def test_stock_fairseq_dies_in_that_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stock_fairseq_fails_in_that_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(pickle.UnpicklingError):
         LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object.__wrapped__, loaded_state())
 
 
-def test_other_broadcasts_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_broadcasts_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     message = {"cfg": "a word", "numbers": [1, torch.ones(2)]}
     received = LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object, message)
     assert received["cfg"] == "a word"

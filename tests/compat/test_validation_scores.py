@@ -1,4 +1,4 @@
-"""Scores of a validation as fairseq keeps them: numbers that load again, and of which the best is found."""
+"""Validation scores in checkpoints: they load safely, and the best is found."""
 
 import math
 import pickle
@@ -18,7 +18,7 @@ def validated(scores, maximize=True):
     return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
 
 
-def test_a_numpy_scalar_becomes_a_number_that_a_checkpoint_can_hold(tmp_path):
+def test_a_numpy_scalar_becomes_a_python_number(tmp_path):
     torch.save({"best": np.float64(0.5)}, tmp_path / "numpy.pt")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(tmp_path / "numpy.pt", weights_only=True)

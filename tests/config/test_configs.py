@@ -41,11 +41,11 @@ def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES / "con
 
 @cache
 def recipe_as_flags(name: str) -> DictConfig:
-    """The same from NAME.sh: a stand-in for fairseq-train prints its arguments."""
+    """The same from NAME.sh: a script in place of fairseq-train prints its arguments."""
     with TemporaryDirectory() as directory:
-        stand_in = Path(directory) / "fairseq-train"
-        stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
-        stand_in.chmod(0o755)
+        script = Path(directory) / "fairseq-train"
+        script.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+        script.chmod(0o755)
         command = ["bash", str(RECIPES / f"{name}.sh"), "DATA", "SAVE_DIR"]
         # AMOS_ENVIRONMENT=active would put the real fairseq-train before it.
         path = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "AMOS_ENVIRONMENT": ""}
@@ -212,7 +212,7 @@ def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", OF_THE_FAMILY)
-def test_the_yaml_builds_the_model_of_the_arch(name: str) -> None:
+def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
     """``--arch NAME`` and what the YAML spells out have the same parameters."""
     recipe = compose_recipe(name)
     objective = name.partition("_")[0]
@@ -225,7 +225,7 @@ def test_the_yaml_builds_the_model_of_the_arch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
+def test_a_variant_differs_from_its_base_only_in_its_own_settings(name: str) -> None:
     """Composed through its defaults list it is a whole recipe, which saves to a place of its own."""
     recipe = compose_recipe(name)
     stated = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
@@ -245,7 +245,7 @@ def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_setting_of_ours_stands_in_the_yaml(name: str) -> None:
+def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     """Hydra overrides only keys that a YAML holds; a field that is shared with another group is set there."""
     recipe = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
     dataclasses = {
@@ -306,7 +306,7 @@ def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
         compose_recipe("amos_tiny", config_dir=tmp_path)
 
 
-def test_shards_are_named_without_quotes_and_no_data_is_a_clear_mistake() -> None:
+def test_shards_and_missing_data() -> None:
     assert compose_recipe("amos_tiny", "task.data=a/shard0:a/shard1").task.data == "a/shard0:a/shard1"
     recipe = compose_recipe("amos_tiny", "task.data='???'")
     with pytest.raises(UserError, match=r"task\.data=DIR"):

@@ -35,7 +35,7 @@ def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = No
 
 
 @pytest.mark.slow
-def test_the_same_command_continues_the_run_to_the_same_bits(
+def test_same_command_continues_the_run_bit_for_bit(
     checkout: Path, binarized_corpus: Path, read_metrics: Callable[[Path], list[dict]]
 ) -> None:
     data = f"task.data={binarized_corpus}"
@@ -68,7 +68,7 @@ def test_the_same_command_continues_the_run_to_the_same_bits(
     assert read_state(halves / "checkpoint_best.pt")["optimizer_history"][-1]["num_updates"] == 8
 
 
-def test_the_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
+def test_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
     """Four processes that are not connected: stock fairseq would train four models in one directory."""
     refused = hydra_train(checkout, f"task.data={binarized_corpus}", env={"WORLD_SIZE": "4"})
     assert refused.returncode == 1

@@ -20,26 +20,26 @@ KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth
 
 
 class GivenOutput(torch.nn.Module):
-    """A model whose output is known number by number."""
+    """A model with a given output."""
 
     depth_names = list(DEPTHS)
 
     def __init__(self, batch: dict, seed: int):
         super().__init__()
-        draw = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         tokens, weights = batch["net_input"]["tokens"], batch["net_input"]["masked_weights"]
         (B, T), M = tokens.shape, weights.size(1)
         replaced = torch.zeros(B, T, dtype=torch.bool)
         for b, m in weights.nonzero().tolist():
-            replaced[b, batch["net_input"]["masked_positions"][b, m]] = torch.rand(1, generator=draw).item() < 0.7
+            replaced[b, batch["net_input"]["masked_positions"][b, m]] = torch.rand(1, generator=generator).item() < 0.7
         self.output = AmosOutput(
-            mlm_nll=torch.rand(3, B, M, generator=draw) * 8,
-            mlm_correct=torch.rand(3, B, M, generator=draw) < 0.4,
-            mixture_weights=torch.randn(B, M, 3, generator=draw).softmax(-1),
+            mlm_nll=torch.rand(3, B, M, generator=generator) * 8,
+            mlm_correct=torch.rand(3, B, M, generator=generator) < 0.4,
+            mixture_weights=torch.randn(B, M, 3, generator=generator).softmax(-1),
             sampled_tokens=torch.zeros(B, M, dtype=torch.int64),
             corrupted_tokens=torch.zeros(B, T, dtype=torch.int64),
             replaced=replaced,
-            rtd_logits=torch.randn(B, T, generator=draw) * 2 + replaced,
+            rtd_logits=torch.randn(B, T, generator=generator) * 2 + replaced,
         )
 
     def forward(self, has_padding: bool, **net_input) -> AmosOutput:
@@ -74,7 +74,7 @@ def test_total_by_hand():
 @pytest.mark.parametrize(
     ("tokens", "mask_prob", "share"), [(512, 0.15, 77 / 512), (128, 0.15, 20 / 128), (12, 0.3, 4 / 12)]
 )
-def test_detection_is_weighed_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
+def test_detection_is_weighted_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
     batch = small_batch()
     model = GivenOutput(batch, seed=0)
     losses = [amos_criterion(w, block_length=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
@@ -83,7 +83,7 @@ def test_detection_is_weighed_by_a_constant_not_by_the_batch(tokens, mask_prob, 
 
 
 @pytest.mark.parametrize(("lengths", "has_padding"), [((12, 12), False), ((12, 11), True)])
-def test_model_is_told_whether_anything_is_padded(lengths, has_padding):
+def test_model_receives_whether_anything_is_padded(lengths, has_padding):
     batch = small_batch(lengths)
     model = GivenOutput(batch, seed=0)
     amos_criterion()(model, batch)
@@ -91,7 +91,7 @@ def test_model_is_told_whether_anything_is_padded(lengths, has_padding):
 
 
 def test_full_blocks_give_the_mean_of_both_losses():
-    """Where every block is full, the loss over sample_size is mean L_GEN + lambda mean L_DISC (DESIGN 3.2)."""
+    """Where every block is full, the loss over sample_size is mean L_GEN + lambda mean L_DISC ."""
     batch = small_batch((12, 12, 12))
     loss, sample_size, log = amos_criterion(50.0)(GivenOutput(batch, seed=1), batch)
     generator = sum(log[f"mlm_loss_{depth}"].item() for depth in DEPTHS) / 9
@@ -111,8 +111,8 @@ def test_sums_over_batches_are_the_sum_of_the_whole():
     assert {key: several[key] for key in one} == pytest.approx(one, rel=1e-5)
 
 
-def test_the_mass_beyond_the_entries_is_the_mean_over_all_where_it_was_measured():
-    """Hand numbers, small ones: four digits would show nothing of them. Without a measurement there is no key."""
+def test_gumbel_residual_is_a_mean_over_the_measured_positions():
+    """Small values, of which four digits would be 0. Without a measurement there is no key."""
     batch, logs = small_batch(), []
     for measured in ([1e-5, 3e-5], [2e-5, 2e-5, 7e-5, 1e-5]):
         model = GivenOutput(batch, seed=2)
@@ -133,7 +133,7 @@ def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dic
     return model, part
 
 
-def test_logged_numbers_by_hand():
+def test_logged_values_by_hand():
     """Means over masked positions and real tokens, in nats, entropies and areas from their definitions."""
     batch = small_batch()
     model = GivenOutput(batch, seed=3)
@@ -155,7 +155,7 @@ def test_logged_numbers_by_hand():
     )
 
 
-def test_every_key_of_the_contract_on_every_batch_and_nothing_else():
+def test_log_keys_of_every_batch():
     model, criterion = small_amos(), amos_criterion()
     logs = [
         criterion(model, small_batch(lengths, seed=seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])
@@ -166,7 +166,7 @@ def test_every_key_of_the_contract_on_every_batch_and_nothing_else():
     assert AmosCriterion.logging_outputs_can_be_summed()
 
 
-def test_equal_depths_have_names_of_their_own():
+def test_equal_depths_have_different_names():
     settings = {"separate_generators": True, "generator_depths": "4,4,4"}
     model = small_amos(**settings)
     assert (model.depths, model.depth_names) == ([4, 4, 4], ["4_1", "4_2", "4_3"])
@@ -214,7 +214,7 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
     metrics.reset()
 
 
-def test_the_wrapper_of_several_ranks_has_the_depths_of_its_model():
+def test_wrapper_of_several_ranks():
     class DataParallel(torch.nn.Module):
         def __init__(self, module):
             super().__init__()

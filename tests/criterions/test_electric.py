@@ -25,7 +25,7 @@ LENGTHS = {"full": (12, 12), "padded": (12, 7, 2)}
 
 
 def batch_with_specials(lengths: tuple[int, ...]) -> dict:
-    """An end of line and an unknown word stand where nothing was sampled."""
+    """An end of line and an unknown token at positions where nothing was sampled."""
     batch = small_batch(lengths)
     inputs = batch["net_input"]
     for row, special in ((0, 2), (1, 3)):
@@ -36,10 +36,10 @@ def batch_with_specials(lengths: tuple[int, ...]) -> dict:
 
 
 def with_given_samples(model: ElectricModel, batch: dict) -> torch.Tensor:
-    """Replacements [B,M] that the model takes instead of drawing; the first of each text is the original itself."""
+    """Give the model replacements [B,M] instead of samples; the first of each text is the original itself."""
     inputs = batch["net_input"]
-    draw = torch.Generator().manual_seed(5)
-    sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
+    generator = torch.Generator().manual_seed(5)
+    sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=generator)
     sampled[:, 0] = inputs["tokens"].gather(1, inputs["masked_positions"])[:, 0]
     set_samples(model, sampled)
     return sampled
@@ -48,26 +48,26 @@ def with_given_samples(model: ElectricModel, batch: dict) -> torch.Tensor:
 def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discriminator_loss_weight: float) -> float:
     """The summed loss of a batch, text by text without any padding, D from its definition as a quotient."""
     inputs, variant, p = batch["net_input"], model.variant, MASK_PROB
-    guessed, detected = 0.0, 0.0
+    predicted, detected = 0.0, 0.0
     for row, padded in enumerate(inputs["tokens"]):
         text = padded[padded.ne(1)]
         slots = inputs["masked_weights"][row].nonzero().flatten().tolist()
         noise = {inputs["masked_positions"][row, slot].item(): sampled[row, slot].item() for slot in slots}
         cloze = naive_cloze(model, text)
-        words = [t for t, token in enumerate(text.tolist()) if token not in SPECIAL]
+        ordinary = [t for t, token in enumerate(text.tolist()) if token not in SPECIAL]
         everywhere = model.cfg.generator_loss_tokens == "all"
-        for t in words if everywhere else noise:
-            guessed -= cloze[t].log_softmax(-1)[text[t]].item() * (MASKED_SHARE if everywhere else 1.0)
+        for t in ordinary if everywhere else noise:
+            predicted -= cloze[t].log_softmax(-1)[text[t]].item() * (MASKED_SHARE if everywhere else 1.0)
         if variant == "two_tower":
             continue
         noised = torch.tensor([noise.get(t, token) for t, token in enumerate(text.tolist())])
         energies, q = naive_energies(model, noised), naive_noise_probs(model, cloze)
-        for t in words:
+        for t in ordinary:
             energy, q_t = energies[t].item(), q[t, noised[t]].item()
             plain = 1 / (1 + math.exp(-energy))
             is_noise = plain if variant == "electra_tt" else p * q_t / (p * q_t + (1 - p) * math.exp(-energy))
             detected -= math.log(is_noise if t in noise else 1 - is_noise)
-    return guessed + discriminator_loss_weight * MASKED_SHARE * detected
+    return predicted + discriminator_loss_weight * MASKED_SHARE * detected
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -128,17 +128,17 @@ def test_logged_keys(variant: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["sampled", "all"])
-def test_logged_numbers_by_hand(tokens: str) -> None:
+def test_logged_values_by_hand(tokens: str) -> None:
     """Means over the tokens that each term is about: no special token, and what was really sampled."""
     model, batch = small_electric(generator_loss_tokens=tokens), batch_with_specials((12, 7, 2))
     sampled = with_given_samples(model, batch)
     got = logged(electric_criterion(model)(model, batch)[2])
     output, inputs = model(**batch["net_input"]), batch["net_input"]
-    words = ~torch.isin(inputs["tokens"], torch.tensor(SPECIAL))
-    guessed = words if tokens == "all" else inputs["masked_weights"] > 0
-    assert got["mlm_loss_2"] == pytest.approx(output.mlm_nll[guessed].mean().item(), abs=1e-4)
-    assert got["mlm_acc_2"] == pytest.approx(output.mlm_correct[guessed].float().mean().item(), abs=1e-4)
-    logits, labels = output.rtd_logits[words].detach(), output.is_noise[words]
+    ordinary = ~torch.isin(inputs["tokens"], torch.tensor(SPECIAL))
+    predicted = ordinary if tokens == "all" else inputs["masked_weights"] > 0
+    assert got["mlm_loss_2"] == pytest.approx(output.mlm_nll[predicted].mean().item(), abs=1e-4)
+    assert got["mlm_acc_2"] == pytest.approx(output.mlm_correct[predicted].float().mean().item(), abs=1e-4)
+    logits, labels = output.rtd_logits[ordinary].detach(), output.is_noise[ordinary]
     chosen = torch.sigmoid(torch.where(labels, logits, -logits).double())
     assert got["rtd_loss"] == pytest.approx(-chosen.log().mean().item(), abs=1e-4)
     assert got["rtd_acc"] == pytest.approx((chosen > 0.5).double().mean().item(), abs=1e-4)

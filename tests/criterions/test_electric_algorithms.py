@@ -11,7 +11,7 @@ from small_models import MASK_PROB, electric_criterion, set_samples, small_batch
 from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.models.electric import ElectricModel
 
-# <s> and six words; what would stand there as noise, once the original itself.
+# <s> and six tokens, and the noise of each position, once the original itself.
 TEXT = torch.tensor([0, 5, 9, 17, 9, 30, 41])
 NOISE = {1: 8, 2: 31, 3: 17, 4: 12, 5: 40, 6: 5}
 # p / (1 - p) of the model is k / (n - k) of the text.
@@ -30,7 +30,7 @@ def one_text(places: tuple[int, ...]) -> dict:
 
 
 def algorithm_2(model: ElectricModel, places: tuple[int, ...]) -> float:
-    """The sum of what the classifier pays at all words, noise at ``places``."""
+    """The summed loss of the classifier over all ordinary tokens, noise at ``places``."""
     set_samples(model, torch.tensor([[NOISE[place] for place in places]]))
     return electric_criterion(model)(model, one_text(places))[2]["rtd_loss"].item()
 
@@ -52,7 +52,7 @@ def replaced_at(place: int) -> torch.Tensor:
 
 
 def without_context(model: ElectricModel) -> ElectricModel:
-    """The discriminator's attention says the same about everything: then no token's score depends on another token."""
+    """Disable the discriminator's attention: then no token's score depends on another token."""
     with torch.no_grad():
         for layer in model.discriminator.layers:
             layer.attention.output.weight.zero_()
@@ -72,7 +72,7 @@ def mean_of_algorithm_1(model: ElectricModel) -> float:
     return (1 - MODEL_SHARE) * positives + MODEL_SHARE * negatives
 
 
-def test_without_context_the_mean_over_all_choices_of_places_is_algorithm_1() -> None:
+def test_without_context_the_mean_over_all_positions_is_algorithm_1() -> None:
     """The thesis's two conditions hold: noise elsewhere changes nothing in what is said about a token."""
     model = without_context(small_electric(mask_prob=MODEL_SHARE))
     assert mean_of_algorithm_2(model) == pytest.approx(mean_of_algorithm_1(model), rel=1e-5)
@@ -84,7 +84,7 @@ def test_with_context_the_algorithms_differ() -> None:
     assert mean_of_algorithm_2(model) != pytest.approx(mean_of_algorithm_1(model), rel=1e-4)
 
 
-def test_one_sample_alone_is_scored_as_algorithm_1_scores_it() -> None:
+def test_a_single_sample_is_scored_as_in_algorithm_1() -> None:
     """With context: the negative of Algorithm 1 is the text with one token replaced, which is Algorithm 2 with k = 1."""
     model = small_electric(mask_prob=MODEL_SHARE)
     for place in NOISE:
@@ -95,7 +95,7 @@ def test_one_sample_alone_is_scored_as_algorithm_1_scores_it() -> None:
 
 
 @pytest.mark.parametrize("share", [0.15, 0.25, 0.5])
-def test_the_logit_of_noise_is_that_of_the_quotient(share: float) -> None:
+def test_noise_logit_is_that_of_the_quotient(share: float) -> None:
     """D = p q / (p q + (1 - p) exp(-E)), and back."""
     energies, log_q = torch.tensor([-2.0, 0.0, 3.5]), torch.tensor([-4.0, -0.5, -7.0])
     logits = noise_logits(energies, log_q, share)
@@ -115,16 +115,16 @@ def test_scores_of_tokens_by_their_formulas(variant: str) -> None:
     for row, text in enumerate(tokens):
         text = text[text.ne(1)]
         q = naive_noise_probs(model, naive_cloze(model, text))
-        numbers = None if variant == "two_tower" else naive_energies(model, text).tolist()
+        energies = None if variant == "two_tower" else naive_energies(model, text).tolist()
         for t, token in enumerate(text.tolist()):
             if token in (0, 3):
                 assert got[row, t] == 0
                 continue
             expected = math.log(q[t, token].item())
             if variant == "electric":
-                expected = -numbers[t]
+                expected = -energies[t]
             elif variant == "electra_tt":
-                noise = 1 / (1 + math.exp(-numbers[t]))
+                noise = 1 / (1 + math.exp(-energies[t]))
                 expected += math.log(MASK_PROB / (1 - MASK_PROB) * (1 - noise) / noise)
             assert got[row, t].item() == pytest.approx(expected, abs=1e-4)
     assert got[1, 7:].eq(0).all()

@@ -58,7 +58,7 @@ def test_epochs_differ_in_masks_and_order() -> None:
     assert first == again
     assert list(first) != list(second)
     common = first.keys() & second.keys()
-    # Two draws of 5 from about 30 agree with probability 1 / 142,506.
+    # Two samples of 5 of about 30 agree with probability 1 / 142,506.
     assert sum(first[block] == second[block] for block in common) <= 1
     assert all(first[block][0] == second[block][0] for block in common)
 

@@ -1,4 +1,4 @@
-"""Blocks read as slices of the file against fairseq's blocks, which are joined from paragraphs."""
+"""Blocks that are slices of the file against fairseq's blocks, which are joined from paragraphs."""
 
 import pickle
 from pathlib import Path
@@ -12,7 +12,7 @@ from amos_fairseq.data.corpus import MappedBlocks, read_blocks
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "complete_doc"])
 @pytest.mark.parametrize("tokens_per_block", [16, 300])
-def test_a_slice_holds_what_its_paragraphs_hold(break_mode: str, tokens_per_block: int, binarized_corpus: Path) -> None:
+def test_mapped_blocks_match_fairseqs_blocks(break_mode: str, tokens_per_block: int, binarized_corpus: Path) -> None:
     """Every block: within a paragraph, over several, empty lines of the text between documents included."""
     dictionary = Dictionary.load(str(binarized_corpus / "dict.txt"))
     found = read_blocks(str(binarized_corpus / "train"), dictionary, tokens_per_block, break_mode)

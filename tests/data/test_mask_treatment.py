@@ -1,4 +1,4 @@
-"""What the generator reads at masked positions: shares against probability bands, and blocks that nothing else changes."""
+"""Inputs at masked positions: shares against probability bands, and that nothing else changes."""
 
 from pathlib import Path
 
@@ -11,38 +11,38 @@ from amos_fairseq.data.masked_blocks import TREATMENTS, treat_masked
 from amos_fairseq.special_tokens import special_ids
 
 MASK = 999
-WORDS = np.arange(10, 60)
-DRAWS = 40_000
-# 5 standard deviations of a share of 40,000 draws.
-BAND = 5 * np.sqrt(0.25 / DRAWS)
+ORDINARY = np.arange(10, 60)
+NUM_SAMPLES = 40_000
+# 5 standard deviations of a share of 40,000 samples.
+BAND = 5 * np.sqrt(0.25 / NUM_SAMPLES)
 
 
 def shares(name: str) -> tuple[float, float, float]:
-    """How many of many masked tokens became ``<mask>``, another token, and stayed (a random draw can be the original)."""
-    originals = np.full(DRAWS, WORDS[0])
-    treated = treat_masked(originals, TREATMENTS[name], MASK, WORDS, np.random.default_rng(1))
+    """Shares of masked tokens that become ``<mask>``, become another token, and stay (a random token can be the original)."""
+    originals = np.full(NUM_SAMPLES, ORDINARY[0])
+    treated = treat_masked(originals, TREATMENTS[name], MASK, ORDINARY, np.random.default_rng(1))
     masked, unchanged = (treated == MASK).mean(), (treated == originals).mean()
-    assert np.isin(treated, [MASK, *WORDS]).all()
+    assert np.isin(treated, [MASK, *ORDINARY]).all()
     return masked, 1 - masked - unchanged, unchanged
 
 
-def test_shares_are_those_of_the_papers() -> None:
+def test_shares_match_the_papers() -> None:
     assert shares("mask") == (1.0, 0.0, 0.0)
-    by_chance = 0.1 / len(WORDS)  # random tokens that are the original
+    by_chance = 0.1 / len(ORDINARY)  # random tokens that are the original
     assert shares("bert") == pytest.approx((0.8, 0.1 - by_chance, 0.1 + by_chance), abs=BAND)
     masked, random, unchanged = shares("electra")
     assert random == pytest.approx(0, abs=1e-12)
     assert (masked, unchanged) == pytest.approx((0.85, 0.15), abs=BAND)
 
 
-def test_random_tokens_are_uniform_over_the_words() -> None:
-    treated = treat_masked(np.full(DRAWS, 5), TREATMENTS["bert"], MASK, WORDS, np.random.default_rng(2))
-    counts = np.array([(treated == word).sum() for word in WORDS])
-    expected = DRAWS * 0.1 / len(WORDS)
+def test_random_tokens_are_uniform() -> None:
+    treated = treat_masked(np.full(NUM_SAMPLES, 5), TREATMENTS["bert"], MASK, ORDINARY, np.random.default_rng(2))
+    counts = np.array([(treated == token).sum() for token in ORDINARY])
+    expected = NUM_SAMPLES * 0.1 / len(ORDINARY)
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
-def test_the_treatment_changes_neither_blocks_nor_positions_and_repeats_itself() -> None:
+def test_treatment_changes_only_masked_tokens_and_is_deterministic() -> None:
     lines = random_lines(100)
     plain, bert = (make_dataset(lines, treatment=TREATMENTS[name]) for name in ("mask", "bert"))
     special = set(special_ids(block_dictionary()))
@@ -74,7 +74,7 @@ def test_the_treatment_changes_neither_blocks_nor_positions_and_repeats_itself()
         ({"objective": "amos", "mask_treatment": "electra"}, "electra"),
     ],
 )
-def test_the_default_goes_by_the_objective(tmp_path: Path, settings: dict, expected: str) -> None:
+def test_default_treatment_of_an_objective(tmp_path: Path, settings: dict, expected: str) -> None:
     task = make_task(write_corpus(tmp_path / "corpus"), **settings)
     assert task.mask_treatment == TREATMENTS[expected]
     task.load_dataset("train")

@@ -1,4 +1,4 @@
-"""What one block holds and which positions are masked: counts against hand arithmetic and probability bands."""
+"""The contents of a block and its masked positions: counts against hand arithmetic and probability bands."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_specials_are_fairseqs_four_the_filler_and_mask() -> None:
     assert special_ids(block_dictionary()) == [0, 1, 2, 3, 44, 45, 46, 47, 48]
 
 
-def test_exactly_k_words_are_masked_and_never_a_special() -> None:
+def test_exactly_k_tokens_are_masked_and_never_a_special_one() -> None:
     dataset = make_dataset(random_lines(300))
     batches = iterate(dataset, epoch=1)
     rows = rows_by_id(batches)
@@ -59,8 +59,8 @@ def test_blocks_hold_the_text_in_order() -> None:
     assert all(tokens[0] == 0 for tokens, *_ in rows.values())
 
 
-def test_every_word_is_masked_equally_often() -> None:
-    """One block of 31 words, 2,000 epochs: each position is hit k / 31 of the time, within 5 standard deviations."""
+def test_every_position_is_masked_equally_often() -> None:
+    """One block of 31 tokens, 2,000 epochs: each position is hit k / 31 of the time, within 5 standard deviations."""
     dataset = make_dataset([list(range(4, 35))])
     hits = np.zeros(TOKENS_PER_BLOCK)
     for epoch in range(1, 2001):
@@ -72,7 +72,7 @@ def test_every_word_is_masked_equally_often() -> None:
 
 
 def test_short_last_block_pads_its_slots() -> None:
-    """31 + 9 words: the second block is <s> and 9 words, so ceil(0.15 * 10) = 2 of 5 slots are used."""
+    """31 + 9 tokens: the second block is <s> and 9 tokens, so ceil(0.15 * 10) = 2 of 5 slots are used."""
     dataset = make_dataset([list(range(4, 44))], training=False)
     batch = dataset.collater([dataset[0], dataset[1]])
     assert {name: tuple(tensor.shape) for name, tensor in batch["net_input"].items()} == {
@@ -85,8 +85,8 @@ def test_short_last_block_pads_its_slots() -> None:
     assert (batch["ntokens"], batch["num_masked"], batch["nsentences"]) == (42, 7, 2)
 
 
-def test_fewer_words_than_k_masks_them_all() -> None:
-    """31 tokens of which 2 are words; and a block of nothing but specials, which masks nothing."""
+def test_fewer_maskable_tokens_than_k() -> None:
+    """31 tokens of which 2 are ordinary; and a block of nothing but specials, which masks nothing."""
     dataset = make_dataset([[3] * 20 + [5, 6] + [2] * 9 + [2] * 31])
     first, second = dataset[0], dataset[1]
     assert first["positions"].tolist() == [21, 22]

@@ -1,4 +1,4 @@
-"""How often tokens stand in the training text: against a naive count, over shards and parts, without special tokens."""
+"""Token counts of the training text against a naive count, over shards and parts, without special tokens."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,7 +14,7 @@ from amos_fairseq.errors import UserError
 
 
 def naive_counts(*directories: Path) -> Counter:
-    """From the bytes of the files: ``write_split`` stores 16-bit numbers."""
+    """From the bytes of the files: ``write_split`` stores 16-bit integers."""
     files = [file for directory in directories for file in directory.glob("train*.bin")]
     return Counter(number for file in files for number in memoryview(file.read_bytes()).cast("H"))
 
@@ -32,12 +32,12 @@ def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_parts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three ranks count what one counts, each some of it; what is no mapped file is read line by line."""
+def test_counts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks count what one counts, each some of it; other data sets are read line by line."""
     monkeypatch.setattr(corpus_module, "TOKENS_AT_ONCE", 7)
     monkeypatch.setattr(corpus_module, "LINES_AT_ONCE", 7)
-    draw = torch.Generator().manual_seed(0)
-    text = [torch.randint(4, 40, (length,), generator=draw) for length in range(1, 61)]
+    generator = torch.Generator().manual_seed(0)
+    text = [torch.randint(4, 40, (length,), generator=generator) for length in range(1, 61)]
     expected = Counter(torch.cat(text).tolist())
     if is_mapped:
         builder = indexed_dataset.make_builder(str(tmp_path / "text.bin"), "mmap", vocab_size=40)
@@ -58,7 +58,7 @@ def test_a_text_of_special_tokens_alone_is_refused(tmp_path: Path) -> None:
         make_task(corpus).count_training_tokens()
 
 
-def test_the_task_counts_for_the_model_that_asks_before_its_first_update(tmp_path: Path, monkeypatch) -> None:
+def test_task_counts_for_a_unigram_model_before_its_first_update(tmp_path: Path, monkeypatch) -> None:
     """A model that has its counts from a checkpoint, or needs none, is left alone."""
     corpus = write_corpus(tmp_path / "corpus")
     task = make_task(corpus, save_dir=str(tmp_path / "run"))

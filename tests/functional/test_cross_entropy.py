@@ -24,10 +24,10 @@ def row_logits(hidden, weight, bias, b: int, m: int) -> list[float]:
     ]
 
 
-def test_values_are_those_of_a_loop():
+def test_values_match_a_loop():
     hidden, weight, bias = inputs()
     targets = TARGETS.clone()
-    for b, m in PLACES[:3]:  # half of the targets are the best guess
+    for b, m in PLACES[:3]:  # half of the targets are the best prediction
         logits = row_logits(hidden, weight, bias, b, m)
         targets[b, m] = logits.index(max(logits))
     nll, correct = linear_cross_entropy(hidden, weight, bias, targets)

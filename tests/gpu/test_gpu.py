@@ -66,7 +66,7 @@ def test_cross_entropy_in_half_precision_is_float32() -> None:
 def test_trains_and_resumes_in_every_precision(
     run_training, read_metrics, tmp_path, precision: tuple[str, ...]
 ) -> None:
-    """Finite losses that start at the entropy of a uniform guess, and a resume that goes on."""
+    """Finite losses that start at the entropy of a uniform prediction, and a resume."""
     run_training(tmp_path, *precision, "--max-update", "4")
     run_training(tmp_path, *precision, "--max-update", "8")
     records = [record for record in read_metrics(tmp_path) if record["split"] == "train"]

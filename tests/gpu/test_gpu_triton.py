@@ -22,7 +22,7 @@ B, H = 3, 4
 TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def made_up(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Heads [B,T,3,H,d] and values of the bias [H,2T-1], leaves, and padding [B,T] of the second sequence."""
     torch.manual_seed(length)
     heads = torch.randn(B, length, 3, H, width, device="cuda").to(dtype).requires_grad_()
@@ -46,12 +46,12 @@ def by_definition(heads: Tensor, values: Tensor, padding: Tensor | None, side: s
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize("side", ["all", "past", "future"])
 @pytest.mark.parametrize(("length", "width"), [(1, 64), (7, 16), (65, 64), (128, 64), (200, 40), (512, 64), (513, 128)])
-def test_equals_the_definition_in_float64(
+def test_matches_the_reference_in_float64(
     length: int, width: int, side: str, has_padding: bool, dtype: torch.dtype
 ) -> None:
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, padding = made_up(length, width, dtype)
+    heads, values, padding = random_inputs(length, width, dtype)
     out = triton_attention(heads, values, padding if has_padding else None, side)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
     exact = by_definition(*exact_leaves, padding if has_padding else None, side)
@@ -72,7 +72,7 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
     """One position is given eight times; its gradient is the sum."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, padding = made_up(length, 64, dtype)
+    heads, values, padding = random_inputs(length, 64, dtype)
     positions = torch.randint((length + 1) // 2, (B, num_positions), device="cuda")
     positions[:, :8] = positions[:, :1]
     out = triton_attention(heads, values, padding, "all", 0.0, positions)
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_bits(length: int) -> None:
     """With dropout, 20 times, also at one position that is given eight times: sums in a fixed order, no atomic additions."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, padding = made_up(length, 64, torch.bfloat16)
+    heads, values, padding = random_inputs(length, 64, torch.bfloat16)
     repeated = torch.full((B, 8), 3, device="cuda")
     results = []
     for number in range(40):
@@ -107,7 +107,7 @@ def test_dropout_in_both_passes_and_its_share() -> None:
     """With fixed weights the output is linear in v; half of the weights are kept, within five standard errors."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, _ = made_up(256, 64, torch.bfloat16)
+    heads, values, _ = random_inputs(256, 64, torch.bfloat16)
     out = triton_attention(heads, values, None, "all", 0.5)
     assert not torch.equal(out, triton_attention(heads, values, None, "all", 0.5))
     (by_heads,) = torch.autograd.grad(out, heads, out.detach())
@@ -150,7 +150,7 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
 
 @pytest.mark.parametrize("setting", ["is_compiled", "activation_checkpointing"])
 def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
-    """What is computed again drops the same weights. Compiled code draws other seeds, and rounds less in bfloat16."""
+    """Recomputed layers drop the same weights. Compiled code uses other seeds, and rounds less in bfloat16."""
     dropout = 0.1 if setting == "activation_checkpointing" else 0.0
     shape = TransformerConfig(
         num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=128, dropout=0.0, attention_dropout=dropout,

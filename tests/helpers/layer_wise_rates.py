@@ -42,5 +42,5 @@ def rates_by_name(optimizer: GroupedAdam, model: nn.Module) -> dict[str, float]:
 
 
 def gradients(model: nn.Module, step: int) -> list[torch.Tensor]:
-    draw = torch.Generator().manual_seed(step)
-    return [torch.randn(parameter.shape, generator=draw) for parameter in model.parameters()]
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]

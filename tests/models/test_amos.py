@@ -18,11 +18,11 @@ PAD = 1
 def fixed_noise(monkeypatch):
     """Noise that a position keeps whatever the batch's shape: position (b, m) of a batch gets row (b, m)."""
     noise = gumbel(8, 8, 64, seed=3)
-    monkeypatch.setitem(AMOS_SETTINGS, "kernels", "reference")  # the fast way does not tell whose noise it asks for
+    monkeypatch.setitem(AMOS_SETTINGS, "kernels", "reference")  # the fast kernels do not sample position by position
     monkeypatch.setattr(mixtures, "gumbel_noise", lambda like: noise[: like.size(0), : like.size(1)])
 
 
-def test_shapes_types_and_what_was_replaced():
+def test_shapes_dtypes_and_replaced_tokens():
     model, batch = small_amos(gumbel_entries=20), small_batch()
     net_input = batch["net_input"]
     output = model(**net_input)
@@ -46,7 +46,7 @@ def test_shapes_types_and_what_was_replaced():
 
 
 def test_sample_equal_to_the_original_counts_as_original(monkeypatch):
-    """Noise that always draws the original leaves nothing replaced."""
+    """Noise that always selects the original leaves nothing replaced."""
     model, batch = small_amos(), small_batch()
     tokens, positions = batch["net_input"]["tokens"], batch["net_input"]["masked_positions"]
     originals = torch.nn.functional.one_hot(tokens.gather(1, positions), 64).float()
@@ -86,7 +86,7 @@ def test_a_row_of_padding_changes_nothing(fixed_noise):
     assert_close(filled[2], {name: gradient.double() for name, gradient in gradients.items()})
 
 
-def test_what_is_sampled_in_padded_slots_changes_nothing(monkeypatch):
+def test_samples_of_padded_slots_change_nothing(monkeypatch):
     """Other noise in the one padded slot, which names position 0: another sample, the same loss and gradients."""
     model, criterion, batch = small_amos(), amos_criterion(), small_batch()
     padded = batch["net_input"]["masked_weights"] == 0
@@ -105,7 +105,7 @@ def test_what_is_sampled_in_padded_slots_changes_nothing(monkeypatch):
     assert_close(other_gradients, {name: gradient.double() for name, gradient in gradients.items()})
 
 
-def test_no_mask_is_the_same_where_nothing_is_padded(fixed_noise):
+def test_output_without_padding_mask_is_equal_if_nothing_is_padded(fixed_noise):
     model, batch = small_amos(), small_batch((12, 12))
     with_mask = model(**batch["net_input"])
     without = model(**batch["net_input"], has_padding=False)
@@ -127,7 +127,7 @@ def test_generator_has_no_dropout_and_the_discriminator_has(fixed_noise):
     assert torch.equal(*(model(**batch["net_input"]).rtd_logits for _ in range(2)))
 
 
-def test_same_seed_same_noise_other_seed_other_samples():
+def test_samples_follow_the_seed():
     model, batch = small_amos(), small_batch((12,) * 8)
     sampled = []
     for seed in (1, 1, 2):
@@ -146,7 +146,7 @@ def test_evaluation_without_gradients_gives_the_same_output(fixed_noise):
         assert torch.allclose(value.float(), getattr(evaluation, name).float(), atol=1e-6), name
 
 
-def test_propose_and_features_are_what_forward_uses():
+def test_predict_logits_and_features_match_forward():
     model, batch = small_amos().eval(), small_batch()
     net_input = batch["net_input"]
     output = model(**net_input)
@@ -170,7 +170,7 @@ def test_bfloat16_stays_near_float32_and_reports_float32(fixed_noise):
 
 
 @pytest.mark.parametrize("settings", [{"kernels": "reference"}, {}, {"gumbel_entries": 20}], ids=str)
-def test_nan_goes_through_to_the_loss_and_stops_nothing_on_its_way(settings):
+def test_nan_reaches_the_loss_without_an_error(settings):
     model = small_amos(**settings)
     with torch.no_grad():
         model.discriminator.layers[0].ffn_in.weight[0, 0] = float("nan")
@@ -207,7 +207,7 @@ def test_nan_goes_through_to_the_loss_and_stops_nothing_on_its_way(settings):
         ({"relative_position_max_distance": 2}, "--relative-position-max-distance 2 is too small"),
     ],
 )
-def test_settings_that_describe_no_model_are_one_clear_line(settings, complaint):
+def test_invalid_settings_are_one_clear_line(settings, complaint):
     with pytest.raises(UserError, match=f"the model cannot be built: .*{complaint}") as error:
         small_amos(**settings)
     assert "\n" not in str(error.value)

@@ -1,6 +1,6 @@
-"""Who receives a gradient from which loss (AMOS section 3.3, Eq. 4), stated by parameter names.
+"""The parameters that receive a gradient from each loss (AMOS section 3.3, Eq. 4), stated by parameter names.
 
-test_amos_gradients.py compares all numbers; here stands what must be nothing, reversed, or proportional.
+test_amos_gradients.py compares all values; these tests state which gradients are zero, reversed or proportional.
 """
 
 import pytest
@@ -23,7 +23,7 @@ WAYS = {
 
 @pytest.fixture(autouse=True, params=WAYS.values(), ids=WAYS)
 def way(monkeypatch, request):
-    """Every statement holds whichever way the output layer is computed."""
+    """Every statement holds for each implementation of the output layer."""
     for setting, value in request.param.items():
         monkeypatch.setitem(AMOS_SETTINGS, setting, value)
     set_gumbel_noise(monkeypatch, gumbel(4, 3, 64, seed=3))
@@ -96,7 +96,7 @@ def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings
     assert receivers == {"discriminator", "detection_head", "embed_tokens"}
 
 
-def test_embedding_gets_only_the_ordinary_gradient_of_the_tokens_that_were_read():
+def test_embedding_receives_only_the_ordinary_gradient_of_the_input_tokens():
     """Adversarial path open to h alone: no row but those of the texts read; E and b get none through the logits."""
     model = small_amos(mixture="uniform", adversarial_mlm_multiplier=0.5, separate_generators=True)
     batch = small_batch()

@@ -25,7 +25,7 @@ SETTINGS = {
     "temperature": {"gumbel_temperature": 1.7},
 }  # fmt: skip
 CONSTANT = {"single depth": [1.0], "adversarial MLM, single depth": [1.0], "fixed": [0.2, 0.3, 0.5]}
-# Of 64 rows 40 are words: so many entries are all that Gumbel-Softmax has. Fewer are test_gumbel_entries.py's.
+# Of 64 rows 40 are ordinary tokens, so 40 entries are exact.
 WAYS = {
     "reference": {"kernels": "reference"},
     "exact": {"kernels": "fast", "gumbel_entries": 0},
@@ -44,7 +44,7 @@ def noise(monkeypatch):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_losses_samples_and_all_gradients_are_the_reference_ones(name, way, noise):
+def test_losses_samples_and_all_gradients_match_the_reference(name, way, noise):
     model, batch = small_amos(**SETTINGS[name], **WAYS[way]), small_batch()
     expected = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE, CONSTANT.get(name, [1 / 3] * 3))
     loss, log, gradients = losses_and_gradients(model, amos_criterion(WEIGHT), batch)

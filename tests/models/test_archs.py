@@ -129,7 +129,7 @@ def test_amos_parameters(size: str) -> None:
     }
 
 
-def test_base_encoder_is_the_110_million_class_of_table_1():
+def test_base_encoder_has_110_million_parameters_as_in_table_1():
     """85,054,464 of 12 layers + 393,216 positions + 1,536 + 384 table + 25,165,824 token embeddings."""
     parts = count("amos_base")
     assert parts["discriminator"] == 85_054_464 + 393_216 + 1_536 + 384

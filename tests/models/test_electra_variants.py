@@ -1,14 +1,16 @@
-"""ELECTRA's variants as models: what they share, what learns, and which settings exclude one another."""
+"""ELECTRA's variants as models: shared parameters, frozen parameters, and settings that exclude one another."""
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 from small_models import (
-    AMOS_SETTINGS,
+    ELECTRA_SETTINGS,
     ELECTRA_VARIANTS,
+    ENCODER_SETTINGS,
     EQUAL_SIZES,
     electra_criterion,
+    fine_tuning_task,
     small_batch,
     small_electra,
     small_task,
@@ -35,7 +37,7 @@ def own_gradients(model: ElectraModel) -> dict[str, torch.Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
+def test_shared_parameters_are_one_object_and_receive_both_gradients() -> None:
     none, embeddings, everything = (small_electra(**ELECTRA_VARIANTS[name]) for name in ("none", "plain", "all"))
     for name in SHARED_EMBEDDINGS:
         if getattr(none.generator, name) is not None:
@@ -66,11 +68,11 @@ def test_sharing_all_has_the_parameters_of_one_encoder() -> None:
 
 def test_the_generator_has_its_own_number_of_layers() -> None:
     model = small_electra(generator_layers=1)
-    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, AMOS_SETTINGS["encoder_layers"])
+    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, ENCODER_SETTINGS["encoder_layers"])
     assert model.depth_names == ["1"]
 
 
-def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
+def test_reward_trains_only_the_generator_and_its_baseline() -> None:
     """Without a detection loss the discriminator learns nothing, and the baseline nothing but itself."""
     model = small_electra(adversarial=True)
     step(model, discriminator_loss_weight=0.0)
@@ -93,18 +95,19 @@ def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
 
 
 def mlm_weights(**settings) -> dict[str, torch.Tensor]:
-    kept = {name: value for name, value in AMOS_SETTINGS.items() if name not in ("generator_depths", "max_update")}
     torch.manual_seed(5)
-    return MlmModel.build_model(EncoderConfig(**(kept | {"embedding_dim": 8} | settings)), small_task()).state_dict()
+    return MlmModel.build_model(
+        EncoderConfig(**(ENCODER_SETTINGS | {"embedding_dim": 8} | settings)), small_task()
+    ).state_dict()
 
 
-def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_is() -> None:
+def test_second_stage_starts_from_the_first_and_does_not_change_the_generator() -> None:
     """Both networks have the first model's weights; after updates the generator's bits are the same, the others are not."""
     model, first = small_electra(**ELECTRA_VARIANTS["frozen"]), mlm_weights()
     head = {name: value.clone() for name, value in model.detection_head.state_dict().items()}
     with pytest.raises(UserError, match="--finetune-from-model"):
         model.check_ready()
-    model.set_num_updates(20)  # fairseq tells the first stage's updates before it loads its weights
+    model.set_num_updates(20)  # fairseq sets the first stage's updates before it loads its weights
     model.load_state_dict(dict(first))
     model.check_ready()
     here = {name: value.clone() for name, value in model.state_dict().items()}
@@ -136,7 +139,7 @@ def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_i
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype) -> None:
+def test_optimizer_does_not_change_a_frozen_generator(precision: torch.dtype) -> None:
     """fairseq's trainer hands what learns to the optimizer; in bf16 there are masters of these parameters alone."""
     model = small_electra(**ELECTRA_VARIANTS["frozen"])
     model.load_state_dict(mlm_weights())
@@ -198,20 +201,7 @@ def test_settings_that_exclude_one_another_are_refused(settings: dict, named: st
     assert "\n" not in str(refused.value)
 
 
-def test_an_encoder_to_fine_tune_needs_nothing_of_the_first_stage() -> None:
+def test_fine_tuning_needs_no_first_stage() -> None:
     """A task that does not pretrain builds the encoder alone, whatever the variant."""
-    task = small_task()
-    del task.masked_share
-    model = ElectraModel.build_model(
-        ElectraConfig(
-            frozen_generator=True,
-            share_weights="none",
-            generator_size=1.0,
-            encoder_layers=1,
-            encoder_embed_dim=16,
-            encoder_ffn_embed_dim=24,
-            encoder_attention_heads=2,
-        ),
-        task,
-    )
-    assert not isinstance(model, ElectraModel)
+    config = ElectraConfig(**(ELECTRA_SETTINGS | ELECTRA_VARIANTS["frozen"]))
+    assert not isinstance(ElectraModel.build_model(config, fine_tuning_task()), ElectraModel)

@@ -1,13 +1,12 @@
-"""Electric's parts: sizes, sharing, what is sampled and scored, and what its variants refuse."""
-
-from types import SimpleNamespace
+"""Electric: samples and scores, fine-tuning, and settings that its variants refuse."""
 
 import pytest
 import torch
+from frequencies import assert_shares
 from small_models import (
     NUM_TOKENS,
+    fine_tuning_task,
     small_batch,
-    small_dictionary,
     small_electric,
 )
 
@@ -22,17 +21,17 @@ def test_two_tower_refuses_settings_of_a_sampler(settings: dict) -> None:
         small_electric("two_tower", **settings)
 
 
-def test_two_tower_is_no_encoder() -> None:
+def test_two_tower_has_no_features() -> None:
     model = small_electric("two_tower")
     with pytest.raises(UserError, match="it scores text"):
         model.extract_features(torch.tensor([[0, 5]]))
     with pytest.raises(UserError, match="it scores text"):
-        ElectricModel.build_model(model.cfg, SimpleNamespace(source_dictionary=small_dictionary()))
+        ElectricModel.build_model(model.cfg, fine_tuning_task())
 
 
 def test_fine_tuning_takes_the_discriminator() -> None:
     model = small_electric().eval()
-    tuned = ElectricModel.build_model(model.cfg, SimpleNamespace(source_dictionary=small_dictionary())).eval()
+    tuned = ElectricModel.build_model(model.cfg, fine_tuning_task()).eval()
     assert isinstance(tuned, FineTunedModel)
     tuned.load_state_dict(model.state_dict())
     tokens = small_batch()["net_input"]["tokens"]
@@ -40,25 +39,24 @@ def test_fine_tuning_takes_the_discriminator() -> None:
 
 
 @torch.no_grad()
-def test_samples_follow_the_distribution_that_the_classifier_is_told() -> None:
-    """20,000 draws within 4.5 standard errors of exp(noise_log_probs), which sums to 1 over the words."""
-    model, draws = small_electric(), 20_000
+def test_samples_follow_noise_log_probs() -> None:
+    """20,000 samples within 4.5 standard errors of exp(noise_log_probs), which sums to 1 over the ordinary tokens."""
+    model, count = small_electric(), 20_000
     text = small_batch((12,))["net_input"]["tokens"]
     hidden = model.generate(text, None)[:, 4:5]  # [1,1,E]
-    words = torch.arange(4, 4 + NUM_TOKENS)
-    told = model.noise_log_probs(hidden.expand(1, NUM_TOKENS, -1), words[None]).exp()[0]
-    assert told.sum().item() == pytest.approx(1.0, abs=1e-5)
+    ordinary = torch.arange(4, 4 + NUM_TOKENS)
+    expected = model.noise_log_probs(hidden.expand(1, NUM_TOKENS, -1), ordinary[None]).exp()[0]
+    assert expected.sum().item() == pytest.approx(1.0, abs=1e-5)
     torch.manual_seed(0)
-    sampled = model.sample(hidden.expand(1, draws, -1)).flatten()
-    seen = torch.bincount(sampled, minlength=len(model.never_sampled_mask)) / draws
-    error = (told * (1 - told) / draws).sqrt()
-    assert (seen[words] - told).abs().le(4.5 * error + 1e-9).all()
-    assert torch.isin(sampled, words).all()
+    sampled = model.sample(hidden.expand(1, count, -1)).flatten()
+    seen = torch.bincount(sampled, minlength=len(model.never_sampled_mask)) / count
+    assert_shares(seen[ordinary], expected, count, errors=4.5)
+    assert torch.isin(sampled, ordinary).all()
     assert model.noise_log_probs(hidden, torch.tensor([[2]])).item() == 0  # a special token
 
 
 @torch.no_grad()
-def test_log_probabilities_in_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = small_electric("electra_tt"), small_batch()["net_input"]["tokens"]
     whole = model.token_log_probs(tokens)
     # Logits of 7 tokens at a time, float32 of 64 rows each.
@@ -67,7 +65,7 @@ def test_log_probabilities_in_parts_are_those_of_the_whole(monkeypatch: pytest.M
 
 
 @torch.no_grad()
-def test_proposals_are_the_logits_at_the_sampled_places() -> None:
+def test_predicted_logits_match_the_loss() -> None:
     model, inputs = small_electric(), small_batch()["net_input"]
     logits, weights = model.predict_logits(**inputs)
     nll = (

@@ -1,4 +1,4 @@
-"""The token embedding is one tensor in generator, output layer and discriminator, and stays it on every way of a model."""
+"""The token embedding is one tensor in generator, output layer and discriminator, also after conversion and loading."""
 
 import copy
 from pathlib import Path
@@ -32,16 +32,16 @@ def assert_one_embedding(model: AmosModel) -> None:
     assert matrices[0] is model.embed_tokens.weight
     batch = small_batch()["net_input"]
     before, features = model.predict_logits(**batch)[0], model.extract_features(batch["tokens"])
-    word = int(batch["tokens"][0, 1])
-    absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != word)
+    token = int(batch["tokens"][0, 1])
+    absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != token)
     unread = next(w for w in range(4, MASK) if not batch["tokens"].eq(w).any())
     with torch.no_grad():
         model.embed_tokens.weight[absent] *= -1
     after = model.predict_logits(**batch)[0]
     changed = (after - before).abs().amax((0, 1, 2)).nonzero().flatten().tolist()
-    assert changed == [absent]  # the output layer alone: nobody reads that word
+    assert changed == [absent]  # only the output layer uses that token
     with torch.no_grad():
-        model.embed_tokens.weight[word] *= -1
+        model.embed_tokens.weight[token] *= -1
     assert not torch.allclose(model.predict_logits(**batch)[0][:, 0, :, unread], after[:, 0, :, unread])
     assert not torch.allclose(model.extract_features(batch["tokens"])[0], features[0])
 

@@ -1,4 +1,4 @@
-"""Layers that are computed again in the backward pass: the same bits, less memory."""
+"""Layers that are recomputed in the backward pass: the same bits, less memory."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def count_calls(model: nn.Module) -> list[nn.Module]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
-    """With dropout everywhere, in all encoders, those that stand beside an encoder (TEAMS) included."""
+    """With dropout everywhere, in all encoders, and in the layers beside an encoder (TEAMS)."""
     results, num_calls = [], []
     for recomputes in (False, True):
         model, criterion = OBJECTIVES[objective](activation_checkpointing=recomputes, **DROPOUTS)
@@ -72,7 +72,7 @@ def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
     assert recomputed == 2 * forward
 
 
-def test_nothing_is_computed_again_without_a_gradient() -> None:
+def test_nothing_is_recomputed_without_gradients() -> None:
     model = small_amos(activation_checkpointing=True).eval()
     calls = count_calls(model)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_nothing_is_computed_again_without_a_gradient() -> None:
     assert len(calls) == AMOS_SETTINGS["encoder_layers"]
 
 
-def test_fine_tuning_gets_the_same_bits() -> None:
+def test_fine_tuning_gives_the_same_bits() -> None:
     results = []
     for recomputes in (False, True):
         torch.manual_seed(0)
@@ -121,7 +121,7 @@ def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:
     return kept, live.peak
 
 
-def test_of_a_layer_its_input_alone_is_kept() -> None:
+def test_only_the_input_of_a_layer_is_saved() -> None:
     """D numbers a token. Layers that keep all have 16 D numbers and 2 D bytes, one for each mask of dropout: their input 1,
     query, key and value 3, mixed values 1, input and output of the first LayerNorm 2, the widened states before and after
     gelu 8, the input of the second LayerNorm 1. In 16 bit that is 34 D bytes. A CPU keeps also the weights of attention,
@@ -133,10 +133,10 @@ def test_of_a_layer_its_input_alone_is_kept() -> None:
     assert plain == B * T * (16 * 4 * D + 2 * D + HEADS * T * (4 + 1) + 2 * 2 * 4)
 
 
-def test_the_peak_of_a_step_falls_to_less_than_half() -> None:
+def test_peak_memory_of_a_step_is_less_than_half() -> None:
     assert 2 * bytes_of_a_step(12, True)[1] < bytes_of_a_step(12, False)[1]
 
 
-def test_flops_of_a_recipe_do_not_count_what_is_computed_again() -> None:
+def test_flops_of_a_recipe_do_not_count_recomputation() -> None:
     recipe = build_recipe(compose_recipe("amos_tiny", ["model.activation_checkpointing=true"]), 600)
     assert not recipe.model.cfg.activation_checkpointing

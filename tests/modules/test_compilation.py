@@ -1,4 +1,4 @@
-"""Compiled layers against the same layers as they are written, what is compiled when, and what a user is told."""
+"""Compiled layers against eager layers, the number of graphs, and what is logged."""
 
 import logging
 import os
@@ -95,8 +95,8 @@ def random(*shape: int) -> Tensor:
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_layers_give_the_values_and_gradients_of_those_as_written() -> None:
-    """In float64, some thousand roundings; three layers are one graph. Without a gradient they run as written."""
+def test_compiled_layers_match_eager_layers() -> None:
+    """In float64, some thousand roundings; three layers are one graph. Without a gradient they run eagerly."""
     plain, compiled = encoder().double().eval(), let_compile(encoder().double().eval())
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     given = random(2, 6, 8), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
@@ -120,7 +120,7 @@ def test_batches_of_many_sizes_are_two_graphs(traced: None) -> None:
 
 @needs_compiler
 @pytest.mark.slow
-def test_dropout_of_compiled_layers_follows_the_seed_and_is_the_same_when_computed_again() -> None:
+def test_dropout_of_compiled_layers_follows_the_seed_and_recomputation_repeats_it() -> None:
     module, recomputing = let_compile(encoder().train()), let_compile(encoder(activation_checkpointing=True).train())
     embeddings = random(2, 6, 8).float()
     first, again, other = (gradients(module, embeddings, seed=seed) for seed in (1, 1, 2))
@@ -134,7 +134,7 @@ def test_dropout_of_compiled_layers_follows_the_seed_and_is_the_same_when_comput
 @needs_compiler
 @pytest.mark.slow
 @torch.no_grad()
-def test_dropout_of_compiled_layers_keeps_and_scales_as_it_should() -> None:
+def test_dropout_of_compiled_layers_has_its_probability_and_scale() -> None:
     """A layer that adds dropped ones to zeros: half of them are 0, half are 2."""
     torch.manual_seed(0)
     layer = encoder(attention_dropout=0.0, activation_dropout=0.0).train().layers[0]
@@ -168,7 +168,7 @@ def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn
 
 
 @pytest.mark.parametrize("objective", KINDS)
-def test_an_objective_has_few_kinds_of_layers_and_none_breaks_the_graph(objective: str, traced: None) -> None:
+def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced: None) -> None:
     """Each with and without padding in the batch; evaluation, whatever its sizes, and further steps add none."""
     build, num_kinds = KINDS[objective]
     model, criterion = build()
@@ -205,7 +205,7 @@ def test_the_choice_of_a_fused_kernel_does_not_break_a_graph() -> None:
     torch.testing.assert_close(compiled(*operands, mask, 0.0, "math"), expected)
 
 
-def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Path) -> None:
+def test_a_model_without_a_trainer_is_not_compiled(traced: None, tmp_path: Path) -> None:
     model = small_amos(compile=True)
     amos_criterion()(model, small_batch())[0].backward()
     run = write_run(tmp_path, "mlm", compile=True, activation_checkpointing=True)
@@ -234,7 +234,7 @@ class SmallTrainer:
         return "logged"
 
 
-def test_compiling_is_told_before_and_after(
+def test_compilation_is_logged_before_and_after(
     traced: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trainers, "require_compiler", lambda device: None)
@@ -251,26 +251,22 @@ def test_compiling_is_told_before_and_after(
     assert torch._dynamo.config.optimize_ddp is False
 
 
-@pytest.mark.parametrize(("device", "mend"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "the Triton that belongs to")])
-def test_where_nothing_can_be_compiled_one_line_says_why(
-    device: str, mend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("device", "remedy"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "the Triton that belongs to")])
+def test_a_missing_compiler_is_one_clear_line(device: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(function: Callable) -> Callable:
         raise RuntimeError("torch.compile is not supported here\nand a long story")
 
     monkeypatch.setattr(torch, "compile", refuse)
     monkeypatch.setattr(torch, "ones", lambda *shape, device: None)
     with pytest.raises(
-        UserError, match=rf"\(torch.compile is not supported here\): install {mend}.*model.compile=false"
+        UserError, match=rf"\(torch.compile is not supported here\): install {remedy}.*model.compile=false"
     ):
         trainers.require_compiler(torch.device(device))
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_compiler_that_broke_is_noticed_although_results_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_compiler_is_noticed_in_spite_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It still says its version, and PyTorch finds what it compiled before in its files."""
     from torch._inductor import config
 

@@ -59,13 +59,13 @@ def groups_by_name(optimizer: GroupedAdam, model) -> dict[float, set[str]]:
     return {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in optimizer.param_groups}
 
 
-def test_undecayed_are_exactly_norms_biases_v_and_tables():
+def test_norms_biases_v_and_tables_are_not_decayed():
     model = small_amos(generator_depths="1,2")
     groups = groups_by_name(GroupedAdam(config(), model.parameters()), model)
     assert groups == {0.0: undecayed_names(), DECAY: decayed_names()}
 
 
-def test_flag_decays_everything_as_fairseq_does():
+def test_flag_decays_all_parameters():
     model = small_amos(generator_depths="1,2")
     groups = groups_by_name(GroupedAdam(config(decay_all_parameters=True), model.parameters()), model)
     assert groups == {DECAY: undecayed_names() | decayed_names()}
@@ -84,7 +84,7 @@ def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[
     return value
 
 
-def test_steps_are_those_of_adamw_for_both_groups():
+def test_steps_match_adamw_for_both_groups():
     """Five steps, the learning rate changed on the way by fairseq's set_lr."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
@@ -111,7 +111,7 @@ def parameters_with_gradients(seed: int = 0) -> list[torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize("scale", [3.0, torch.tensor(3.0), torch.tensor(3.0, dtype=torch.float64)], ids=str)
-def test_the_kernel_divides_by_the_scale(scale):
+def test_step_divides_gradients_by_the_scale(scale):
     """fairseq gives a tensor where clipping, or several ranks, made it; a step without one afterwards has none."""
     ours, expected = parameters_with_gradients(), parameters_with_gradients()
     optimizers = [GroupedAdam(config(), parameters) for parameters in (ours, expected)]
@@ -172,7 +172,7 @@ def test_state_dict_continues_exactly():
 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize("is_amp", [False, True], ids=["float32", "amp"])
-def test_flags_that_were_changed_hold_after_a_resume(is_amp):
+def test_changed_flags_apply_after_a_resume(is_amp):
     """fairseq's --optimizer-overrides come last; another grouping is refused."""
     model = small_amos(generator_depths="1,2")
     saved = GroupedAdam(config(), model.parameters()).state_dict()
@@ -205,7 +205,7 @@ def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimiz
     return optimizer
 
 
-def test_changed_flags_hold_through_the_float32_copies_of_bf16():
+def test_changed_flags_apply_to_the_float32_copies_of_bf16():
     """The moments are the checkpoint's, the settings those of the flags; what is not decayed stays so."""
     flags = {"adam_betas": "(0.8, 0.95)", "adam_eps": 1e-4, "weight_decay": 0.3}
     optimizer = continued_in_bf16(flags)
@@ -237,7 +237,7 @@ def test_parameters_of_one_kind_make_one_group():
 
 @pytest.fixture
 def fake_apex(monkeypatch):
-    """NVIDIA's module with an optimizer that remembers how it was made."""
+    """NVIDIA's module with an optimizer that stores its settings."""
 
     class FusedAdam(torch.optim.SGD):
         def __init__(self, groups, **settings):
@@ -251,7 +251,7 @@ def fake_apex(monkeypatch):
     return FusedAdam
 
 
-def test_apex_is_taken_where_it_is_and_a_gpu_too(fake_apex, monkeypatch):
+def test_apex_is_used_with_a_gpu(fake_apex, monkeypatch):
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     assert isinstance(GroupedAdam(config(), [parameter]).optimizer, torch.optim.AdamW)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -261,8 +261,8 @@ def test_apex_is_taken_where_it_is_and_a_gpu_too(fake_apex, monkeypatch):
     assert optimizer.param_groups[0]["weight_decay"] == DECAY
 
 
-def test_apex_gets_each_depth_its_rate(fake_apex, monkeypatch):
-    """The stand-in is SGD, so a step shows the rate itself."""
+def test_apex_steps_with_the_rate_of_each_depth(fake_apex, monkeypatch):
+    """The replacement is SGD, so a step shows the rate itself."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     head, layer = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     for depth, parameter in enumerate((head, layer)):
@@ -276,7 +276,7 @@ def test_apex_gets_each_depth_its_rate(fake_apex, monkeypatch):
     assert (head.tolist(), layer.tolist()) == ([-0.5, -0.5], [-0.25, -0.25])
 
 
-def test_another_package_called_apex_is_left_alone(monkeypatch):
+def test_another_package_called_apex_is_ignored(monkeypatch):
     """The one on PyPI has no optimizers."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
@@ -285,7 +285,7 @@ def test_another_package_called_apex_is_left_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])
-def test_betas_that_are_none_are_refused(betas):
+def test_invalid_betas_are_refused(betas):
     with pytest.raises(UserError, match="--adam-betas needs two numbers"):
         GroupedAdam(config(adam_betas=betas), [torch.nn.Parameter(torch.zeros(2))])
 

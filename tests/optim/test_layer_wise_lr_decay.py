@@ -48,7 +48,7 @@ def test_rates_of_twelve_layers_by_hand():
     assert len(set(rates.values())) == 14  # heads, twelve layers, what lies below them
 
 
-def test_schedule_sees_its_own_rate():
+def test_schedule_reads_the_rate_that_it_sets():
     """fairseq writes one rate and reads one rate, whatever the shares are; it is what the log shows."""
     model = fine_tuned_model(2)
     optimizer = GroupedAdam(config(0.8), model.parameters())
@@ -87,8 +87,8 @@ def test_steps_are_those_of_one_adamw_per_parameter(decay):
     optimizer, separate = GroupedAdam(config(decay), model.parameters()), separate_optimizers(reference, decay)
     for step, rate in enumerate([0.0, 0.01, 0.02, 0.01, 0.001]):
         optimizer.set_lr(rate)
-        drawn = gradients(model, step)
-        for parameter, twin, gradient in zip(model.parameters(), reference.parameters(), drawn, strict=True):
+        step_gradients = gradients(model, step)
+        for parameter, twin, gradient in zip(model.parameters(), reference.parameters(), step_gradients, strict=True):
             parameter.grad, twin.grad = gradient, gradient.double()
         optimizer.step()
         for plain, share in separate:
@@ -98,7 +98,7 @@ def test_steps_are_those_of_one_adamw_per_parameter(decay):
         torch.testing.assert_close(parameter.double(), twin, atol=1e-6, rtol=0, msg=name)
 
 
-def test_weight_decay_keeps_its_parameters_at_every_depth():
+def test_weight_decay_of_every_depth():
     model = fine_tuned_model(2)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decays = {
@@ -114,7 +114,7 @@ def test_weight_decay_keeps_its_parameters_at_every_depth():
 
 
 @pytest.mark.parametrize("kind", ["classification", "independent"])
-def test_a_head_that_comes_later_is_a_head(kind):
+def test_a_head_that_is_added_later_has_the_full_rate(kind):
     """The number of layers between it and the embeddings stays as it was; no parameter goes without a rate."""
     model = fine_tuned_model(2)
     before = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
@@ -138,7 +138,7 @@ def test_pretraining_models_have_one_rate():
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.25, float("nan")])
-def test_a_decay_that_is_none_is_refused(decay):
+def test_invalid_decay_is_refused(decay):
     with pytest.raises(UserError, match=r"--layer-wise-lr-decay \S+ must be above 0 and at most 1"):
         GroupedAdam(config(decay), fine_tuned_model(1).parameters())
 
@@ -156,7 +156,7 @@ def wrapped(wrapper: type, decay: float) -> tuple[FineTunedModel, FP16Optimizer 
 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize("wrapper", [FP16Optimizer, AMPOptimizer], ids=["bf16", "amp"])
-def test_depths_reach_the_optimizer_through_mixed_precision(wrapper):
+def test_rates_through_mixed_precision(wrapper):
     """bf16 trains float32 copies, which know of their parameter what its one attribute says."""
     model, optimizer = wrapped(wrapper, 0.5)
     copies = optimizer.fp32_params if wrapper is FP16Optimizer else model.parameters()

@@ -52,7 +52,7 @@ def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():
         GroupedAdam(config(1.0), model.parameters()).load_state_dict(saved)
 
 
-def test_state_from_before_there_were_shares_is_read():
+def test_state_without_lr_scale_is_loaded():
     """Checkpoints of pretraining runs have no ``lr_scale`` in their groups."""
     model = small_amos()
     optimizer = GroupedAdam(config(1.0), model.parameters())

@@ -82,7 +82,7 @@ def test_padding_and_padded_slots_count_nothing() -> None:
     model, long, short = (
         small_mlm(),
         small_batch(lengths=(12, 12)),
-        small_batch(lengths=(12, 12), num_tokens=16, slots=6),
+        small_batch(lengths=(12, 12), num_columns=16, slots=6),
     )
     criterion = MlmCriterion(small_task())
     torch.testing.assert_close(criterion(model, long)[0], criterion(model, short)[0], **CLOSE)
