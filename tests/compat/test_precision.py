@@ -84,12 +84,3 @@ def test_a_gpu_without_bfloat16_is_refused(optimizer: str, monkeypatch: pytest.M
     choose_precision(configuration(optimizer, fp16=True), has_gpu=True)
     with pytest.raises(UserError, match=r"--bf16 is not supported by this GPU: use --fp16"):
         choose_precision(configuration(optimizer, bf16=True), has_gpu=True)
-
-
-def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
-    """fairseq's function reads the file and would fail on one that is absent."""
-    from fairseq.data import indexed_dataset
-
-    with pytest.raises(FileNotFoundError):
-        indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
-    indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))

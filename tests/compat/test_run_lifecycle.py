@@ -1,13 +1,16 @@
-"""Starts that are refused, that do nothing, and that continue."""
+"""Starts that are refused, that do nothing, and that continue; validation scores of a run."""
 
 import functools
 import hashlib
+import math
+import pickle
 import queue
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data.iterators import BackgroundConsumer
@@ -19,7 +22,14 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from amos_fairseq.compat import run_lifecycle
-from amos_fairseq.compat.run_lifecycle import check_fits, checkpoint_to_load, finished, refusal
+from amos_fairseq.compat.run_lifecycle import (
+    check_fits,
+    checkpoint_to_load,
+    comparable,
+    finished,
+    refusal,
+    return_comparable_scores,
+)
 from amos_fairseq.errors import UserError
 
 POSITIONS = {
@@ -199,3 +209,39 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
 def test_a_missing_file_is_refused(flag: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} gone.pt does not exist"):
         checkpoint_to_load(checkpoint_config(tmp_path, **{flag: "gone.pt"}))
+
+
+NAN = np.float64("nan")
+
+
+def validated(scores, maximize=True):
+    cfg = SimpleNamespace(checkpoint=SimpleNamespace(maximize_best_checkpoint_metric=maximize))
+    return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
+
+
+def test_a_numpy_scalar_becomes_a_python_number(tmp_path):
+    torch.save({"best": np.float64(0.5)}, tmp_path / "numpy.pt")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(tmp_path / "numpy.pt", weights_only=True)
+    torch.save({"best": validated([np.float64(0.5), None])}, tmp_path / "python.pt")
+    assert torch.load(tmp_path / "python.pt", weights_only=True) == {"best": [0.5, None]}
+
+
+@pytest.mark.parametrize(("maximize", "worst"), [(True, -math.inf), (False, math.inf)])
+def test_nan_is_worse_than_any_number(maximize, worst):
+    assert comparable(NAN, maximize) == worst
+    assert comparable(1.5, maximize) == 1.5
+
+
+def test_the_best_of_several_epochs_survives_one_without_a_score():
+    """fairseq keeps max(new, best so far), in this order: a nan in between would make it forget."""
+
+    def best_by_fairseqs_rule(scores):
+        best = scores[0]
+        for score in scores:
+            best = max(score, best)
+        return best
+
+    seen = [0.3, NAN, 0.2]
+    assert best_by_fairseqs_rule([float(score) for score in seen]) == 0.2
+    assert best_by_fairseqs_rule(validated(seen)) == 0.3

@@ -8,7 +8,7 @@ import torch
 from fairseq.distributed import ModuleProxyWrapper
 from fairseq.logging import metrics
 from sklearn.metrics import roc_auc_score
-from small_models import AMOS_SETTINGS, amos_criterion, small_amos, small_batch
+from small_models import AMOS_SETTINGS, amos_criterion, batch_of, random_replaced, small_amos, small_batch
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.models.amos import AmosOutput
@@ -29,9 +29,7 @@ class GivenOutput(torch.nn.Module):
         generator = torch.Generator().manual_seed(seed)
         tokens, weights = batch["net_input"]["tokens"], batch["net_input"]["masked_weights"]
         (B, T), M = tokens.shape, weights.size(1)
-        replaced = torch.zeros(B, T, dtype=torch.bool)
-        for b, m in weights.nonzero().tolist():
-            replaced[b, batch["net_input"]["masked_positions"][b, m]] = torch.rand(1, generator=generator).item() < 0.7
+        replaced = random_replaced(batch, generator)
         self.output = AmosOutput(
             mlm_nll=torch.rand(3, B, M, generator=generator) * 8,
             mlm_correct=torch.rand(3, B, M, generator=generator) < 0.4,
@@ -124,8 +122,7 @@ def test_gumbel_residual_is_a_mean_over_the_measured_positions():
 
 def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dict]:
     net_input = {name: value[rows] for name, value in batch["net_input"].items()}
-    part = batch | {"net_input": net_input, "ntokens": int(net_input["tokens"].ne(1).sum())}
-    part |= {"num_masked": int(net_input["masked_weights"].sum()), "nsentences": len(net_input["tokens"])}
+    part = batch_of(net_input)
     model = GivenOutput(part, seed=0)
     k_first = ("mlm_nll", "mlm_correct")
     given = {name: value for name, value in output._asdict().items() if value is not None}
@@ -215,13 +212,14 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
 
 
 def test_wrapper_of_several_ranks():
-    class DataParallel(torch.nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def forward(self, **net_input):
-            return self.module(**net_input)
-
     log = amos_criterion()(ModuleProxyWrapper(DataParallel(small_amos())), small_batch())[2]
     assert "mlm_loss_4" in log
+
+
+class DataParallel(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **net_input):
+        return self.module(**net_input)

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 from fairseq.logging import metrics
-from small_models import BLOCK_LENGTH, ELECTRA_VARIANTS, electra_criterion, small_batch, small_electra
+from small_models import (
+    ELECTRA_VARIANTS,
+    MASKED_SHARE,
+    electra_criterion,
+    masked_slots,
+    random_replaced,
+    small_batch,
+    small_electra,
+)
 
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
@@ -15,7 +23,6 @@ from amos_fairseq.modules.token_prediction import TokenPredictions
 
 PADDED = (12, 7, 12, 10)
 FULL = (12, 12, 12)
-SHARE = 3 / BLOCK_LENGTH  # ceil(0.25 * 12) masked positions of 12 tokens
 RTD = {"rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
 MLM = {"mlm_loss_2", "mlm_acc_2"}
 
@@ -30,9 +37,7 @@ class GivenOutput(torch.nn.Module):
         generator = torch.Generator().manual_seed(seed)
         inputs = batch["net_input"]
         (B, T), M = inputs["tokens"].shape, inputs["masked_positions"].size(1)
-        replaced = torch.zeros(B, T, dtype=torch.bool)
-        for row, slot in inputs["masked_weights"].nonzero().tolist():
-            replaced[row, inputs["masked_positions"][row, slot]] = torch.rand(1, generator=generator).item() < 0.7
+        replaced = random_replaced(batch, generator)
         self.output = ElectraOutput(
             mlm_nll=torch.rand(B, M, generator=generator) * 8,
             mlm_correct=torch.rand(B, M, generator=generator) < 0.4,
@@ -57,12 +62,6 @@ def detection(output: ElectraOutput, row: int, position: int) -> float:
     return -math.log(1 - original if output.replaced[row, position] else original)
 
 
-def masked_slots(batch: dict) -> list[tuple[int, int, int]]:
-    """Row, slot and position of every masked token."""
-    slots = batch["net_input"]["masked_weights"].nonzero().tolist()
-    return [(row, slot, batch["net_input"]["masked_positions"][row, slot].item()) for row, slot in slots]
-
-
 def all_detection(batch: dict, output: ElectraOutput) -> float:
     return sum(detection(output, *place) for place in batch["net_input"]["tokens"].ne(1).nonzero().tolist())
 
@@ -73,7 +72,7 @@ def test_a_generator_without_mlm_loss_adds_nothing(lengths: tuple[int, ...]) -> 
     batch = small_batch(lengths)
     frozen = GivenOutput(batch, learns_by_likelihood=False)
     blind = GivenOutput(batch, mlm_nll=None, mlm_correct=None, learns_by_likelihood=False)
-    expected = 50 * SHARE * all_detection(batch, frozen.output)
+    expected = 50 * MASKED_SHARE * all_detection(batch, frozen.output)
     logs = []
     for model in (frozen, blind):
         loss, sample_size, log = electra_criterion()(model, batch)
@@ -100,7 +99,9 @@ def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
         policy -= (r + math.log(predicted)) * log_probs[row, slot].item()
         base -= math.exp(-r) * math.log(predicted) + (1 - math.exp(-r)) * math.log(1 - predicted)
         reward += r
-    assert loss.item() == pytest.approx(policy + base + 50 * SHARE * all_detection(batch, model.output), rel=1e-5)
+    assert loss.item() == pytest.approx(
+        policy + base + 50 * MASKED_SHARE * all_detection(batch, model.output), rel=1e-5
+    )
     got, count = logged(log), len(masked_slots(batch))
     assert got["policy_loss"] == pytest.approx(policy / count, abs=1e-4)
     assert got["baseline_loss"] == pytest.approx(base / count, abs=1e-4)
@@ -181,7 +182,7 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     counted = [tuple(place) for place in weights.nonzero().tolist()]
     main = sum(nll[place].item() for place in counted)
-    assert loss.item() == pytest.approx(mlm + 3 * (SHARE if over_all_tokens else 1) * main, rel=1e-6)
+    assert loss.item() == pytest.approx(mlm + 3 * (MASKED_SHARE if over_all_tokens else 1) * main, rel=1e-6)
     got = logged(log)
     assert got["main_loss"] == pytest.approx(main / len(counted), abs=1e-4)
     assert got["main_acc"] == pytest.approx(sum(correct[place].item() for place in counted) / len(counted), abs=1e-4)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import ELECTRIC_VARIANTS, electric_criterion, small_dictionary
+from small_models import ELECTRIC_VARIANTS, batch_of, electric_criterion, small_dictionary
 from torch import Tensor
 
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
@@ -37,7 +37,7 @@ def noisy_batch(generator: torch.Generator) -> dict:
         "masked_positions": (2 * weights).long(),
         "masked_weights": weights,
     }
-    return {"ntokens": 3 * TEXTS, "nsentences": TEXTS, "num_masked": int(weights.sum()), "net_input": net_input}
+    return batch_of(net_input)
 
 
 def trained(variant: str, updates: int) -> ElectricModel:

@@ -72,20 +72,6 @@ def test_padding_columns_and_slots_change_nothing(settings, fixed_noise):
     assert_close(padded[2], {name: gradient.double() for name, gradient in gradients.items()})
 
 
-def test_a_row_of_padding_changes_nothing(fixed_noise):
-    """No block is empty, but a batch that were filled up with empty rows would give the same loss, log and gradients."""
-    model, criterion, batch = small_amos(), amos_criterion(), small_batch()
-    loss, log, gradients = losses_and_gradients(model, criterion, batch)
-    empty = {"tokens": PAD, "masked_tokens": PAD, "masked_positions": 0, "masked_weights": 0}
-    for name, value in batch["net_input"].items():
-        batch["net_input"][name] = torch.cat([value, torch.full_like(value[:2], empty[name])])
-    filled = losses_and_gradients(model, criterion, batch)
-    assert filled[0].item() == pytest.approx(loss.item(), rel=1e-6)
-    for key, value in log.items():
-        assert torch.allclose(torch.as_tensor(filled[1][key]), torch.as_tensor(value), rtol=1e-5), key
-    assert_close(filled[2], {name: gradient.double() for name, gradient in gradients.items()})
-
-
 def test_samples_of_padded_slots_change_nothing(monkeypatch):
     """Other noise in the one padded slot, which names position 0: another sample, the same loss and gradients."""
     model, criterion, batch = small_amos(), amos_criterion(), small_batch()

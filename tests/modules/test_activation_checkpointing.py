@@ -1,23 +1,8 @@
 """Layers that are recomputed in the backward pass: the same bits, less memory."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
-
 import pytest
 import torch
-from small_models import (
-    AMOS_SETTINGS,
-    amos_criterion,
-    electra_criterion,
-    electric_criterion,
-    small_amos,
-    small_batch,
-    small_dictionary,
-    small_electra,
-    small_electric,
-    small_teams,
-    teams_criterion,
-)
+from small_models import AMOS_SETTINGS, fine_tuning_task, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,18 +13,14 @@ from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
-OBJECTIVES: dict[str, Callable] = {
-    "amos": lambda **settings: (small_amos(**settings), amos_criterion()),
-    "amos reference": lambda **settings: (small_amos(kernels="reference", **settings), amos_criterion()),
-    "electra": lambda **settings: (small_electra(**settings), electra_criterion()),
-    "electric": lambda **settings: with_criterion(small_electric(**settings), electric_criterion),
-    "two_tower": lambda **settings: with_criterion(small_electric("two_tower", **settings), electric_criterion),
-    "teams": lambda **settings: with_criterion(small_teams(**settings), teams_criterion),
+OBJECTIVES = {
+    "amos": {},
+    "amos reference": {"kernels": "reference"},
+    "electra": {},
+    "electric": {},
+    "two_tower": {},
+    "teams": {},
 }
-
-
-def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn.Module]:
-    return model, criterion(model)
 
 
 def count_calls(model: nn.Module) -> list[nn.Module]:
@@ -56,7 +37,8 @@ def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
     """With dropout everywhere, in all encoders, and in the layers beside an encoder (TEAMS)."""
     results, num_calls = [], []
     for recomputes in (False, True):
-        model, criterion = OBJECTIVES[objective](activation_checkpointing=recomputes, **DROPOUTS)
+        settings = OBJECTIVES[objective] | DROPOUTS | {"activation_checkpointing": recomputes}
+        model, criterion = model_and_criterion(objective.split()[0], **settings)
         calls = count_calls(model)
         torch.manual_seed(1)
         loss, _, _ = criterion(model, small_batch())
@@ -85,8 +67,7 @@ def test_fine_tuning_gives_the_same_bits() -> None:
     for recomputes in (False, True):
         torch.manual_seed(0)
         settings = AMOS_SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
-        task = SimpleNamespace(source_dictionary=small_dictionary())
-        model = AmosModel.build_model(AmosConfig(**settings), task).train()
+        model = AmosModel.build_model(AmosConfig(**settings), fine_tuning_task()).train()
         model.register_classification_head("head", 3)
         calls = count_calls(model)
         torch.manual_seed(1)

@@ -10,17 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from saved_models import TEXT, write_run
-from small_models import (
-    amos_criterion,
-    electra_criterion,
-    electric_criterion,
-    small_amos,
-    small_batch,
-    small_electra,
-    small_electric,
-    small_teams,
-    teams_criterion,
-)
+from small_models import amos_criterion, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -153,25 +143,15 @@ class Zeros(nn.Module):
         return states * 0
 
 
-KINDS: dict[str, tuple[Callable, int]] = {
-    # Layers of the generator, those that read a detached state, its last one, layers of the discriminator.
-    "amos": (lambda: (small_amos(dropout=0.1), amos_criterion()), 4),
-    "electra": (lambda: (small_electra(), electra_criterion()), 3),
-    "electric": (lambda: with_criterion(small_electric(), electric_criterion), 2),
-    "two_tower": (lambda: with_criterion(small_electric("two_tower"), electric_criterion), 1),
-    "teams": (lambda: with_criterion(small_teams(), teams_criterion), 2),
-}
-
-
-def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn.Module]:
-    return model, criterion(model)
+# Kinds of layers of AMOS: of the generator, those with a detached input, its last one, those of the discriminator.
+KINDS = {"amos": 4, "electra": 3, "electric": 2, "two_tower": 1, "teams": 2}
 
 
 @pytest.mark.parametrize("objective", KINDS)
 def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced: None) -> None:
     """Each with and without padding in the batch; evaluation, whatever its sizes, and further steps add none."""
-    build, num_kinds = KINDS[objective]
-    model, criterion = build()
+    num_kinds = KINDS[objective]
+    model, criterion = model_and_criterion(objective, **({"dropout": 0.1} if objective == "amos" else {}))
     let_compile(model)
     full, padded = small_batch((12,) * 4), small_batch()
     expected = 0

@@ -1,25 +1,54 @@
-"""Layer-wise learning-rate decay: rates by hand, steps against one plain AdamW per parameter, its way through fairseq."""
+"""Layer-wise learning-rate decay: rates by hand, steps against one AdamW per parameter, mixed precision, saved states."""
+
+import re
 
 import pytest
 import torch
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from layer_wise_rates import (
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-    config,
-    exponent_by_name,
-    fine_tuned_model,
-    gradients,
-    rates_by_name,
-)
 from omegaconf import OmegaConf
-from small_models import small_amos
+from small_models import small_amos, small_dictionary
 from torch import nn
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.optim.grouped_adam import GroupedAdam
+from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
+
+LEARNING_RATE, WEIGHT_DECAY = 0.01, 0.1
+
+
+def fine_tuned_model(num_layers: int) -> FineTunedModel:
+    """With everything that can lie below the layers: token types, a projection, a relative position table."""
+    torch.manual_seed(0)
+    cfg = EncoderConfig(
+        encoder_layers=num_layers, encoder_embed_dim=8, encoder_ffn_embed_dim=12, encoder_attention_heads=2,
+        max_positions=10, relative_position_scheme="t5", embedding_dim=4, token_types=2,
+    )  # fmt: skip
+    model = FineTunedModel(cfg, PaddedVocabulary.of(small_dictionary()))
+    model.register_classification_head("sentence", num_classes=3)
+    return model
+
+
+def config(decay: float, **settings) -> GroupedAdamConfig:
+    return GroupedAdamConfig(lr=[LEARNING_RATE], weight_decay=WEIGHT_DECAY, layer_wise_lr_decay=decay, **settings)
+
+
+def exponent_by_name(name: str, num_layers: int) -> int:
+    """The power of the decay, read off a parameter's name: the rule of the documentation once more, by other means."""
+    if layer := re.match(r"encoder\.layers\.(\d+)\.", name):
+        return num_layers - int(layer.group(1))  # names count from 0
+    return num_layers + 1 if name.startswith(("encoder.", "embed_tokens.")) else 0
+
+
+def rates_by_name(optimizer: GroupedAdam, model: nn.Module) -> dict[str, float]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(parameter)]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def gradients(model: nn.Module, step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
 
 
 def test_rates_of_twelve_layers_by_hand():
@@ -180,3 +209,58 @@ def test_bf16_updates_are_as_large_as_the_rates_say():
     for name, parameter in model.named_parameters():
         step = torch.full_like(parameter, -0.25 * 0.5 ** exponent_by_name(name, 2))
         torch.testing.assert_close(parameter, step, atol=0, rtol=1e-2, msg=name)  # epsilon of Adam, bfloat16
+
+
+def one_update(model: nn.Module, optimizer: GroupedAdam, step: int) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def test_saved_state_continues_exactly():
+    straight, first, second = fine_tuned_model(2), fine_tuned_model(2), fine_tuned_model(2)
+    optimizer = GroupedAdam(config(0.8), straight.parameters())
+    for step in range(4):
+        one_update(straight, optimizer, step)
+    optimizer = GroupedAdam(config(0.8), first.parameters())
+    for step in range(2):
+        one_update(first, optimizer, step)
+    second.load_state_dict(first.state_dict())
+    resumed = GroupedAdam(config(0.8), second.parameters())
+    resumed.load_state_dict(optimizer.state_dict())
+    for step in range(2, 4):
+        one_update(second, resumed, step)
+    for (name, expected), got in zip(straight.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(expected, got), name
+
+
+def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():
+    model = fine_tuned_model(2)
+    optimizer = GroupedAdam(config(0.8), model.parameters())
+    optimizer.set_lr(0.5)
+    saved = optimizer.state_dict()
+    changed = GroupedAdam(config(0.5), model.parameters())
+    changed.load_state_dict(saved)
+    rates = rates_by_name(changed, model)
+    assert (changed.get_lr(), rates["encoder.layers.0.ffn_in.weight"], rates["embed_tokens.weight"]) == (
+        0.5,
+        0.125,
+        0.0625,
+    )
+    changed.load_state_dict(saved, {"lr": 4.0})
+    assert (changed.get_lr(), rates_by_name(changed, model)["embed_tokens.weight"]) == (4.0, 0.5)
+    with pytest.raises(UserError, match="whether there is a --layer-wise-lr-decay as they were"):
+        GroupedAdam(config(1.0), model.parameters()).load_state_dict(saved)
+
+
+def test_state_without_lr_scale_is_loaded():
+    """Checkpoints of pretraining runs have no ``lr_scale`` in their groups."""
+    model = small_amos()
+    optimizer = GroupedAdam(config(1.0), model.parameters())
+    optimizer.set_lr(0.25)
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        del group["lr_scale"]
+    resumed = GroupedAdam(config(1.0), model.parameters())
+    resumed.load_state_dict(saved)
+    assert [group["lr"] for group in resumed.param_groups] == [0.25, 0.25]

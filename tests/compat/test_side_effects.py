@@ -1,8 +1,9 @@
-"""A torchaudio that is installed and does not load must not stop ``transformers``."""
+"""A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened."""
 
 from pathlib import Path
 
 import pytest
+from fairseq.data import indexed_dataset
 from forked_command import fork_server
 from tiny_runs import ROOT
 
@@ -31,3 +32,10 @@ def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str
     result = fork_server().run("ask", [str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == expected
+
+
+def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
+    """fairseq's function reads the file and would fail on one that is absent."""
+    with pytest.raises(FileNotFoundError):
+        indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
+    indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))

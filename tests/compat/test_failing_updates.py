@@ -1,5 +1,6 @@
-"""Losses and gradients that are not finite, in each precision, as fairseq's optimizers report them."""
+"""Updates with a loss or gradient that is not finite, in each precision, or without enough memory; loss scales of --amp."""
 
+import inspect
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from fairseq.optim import AMPOptimizer
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from torch import nn
 
+import amos_fairseq  # noqa: F401
 from amos_fairseq.compat.failing_updates import check_logged_losses, describe, not_finite
 from amos_fairseq.errors import UserError
 
@@ -137,3 +140,66 @@ def test_amp_does_not_skip_a_broken_loss(amp_optimizer: AMPOptimizer, caplog: py
     caplog.set_level(logging.INFO)
     with pytest.raises(UserError, match=r"mlm_loss_8 = nan; loss scale 4\)"):
         overflowing_update(amp_optimizer, loss=NAN)
+
+
+AMP_GRADIENT = torch.tensor([3.0, 4.0])
+
+
+def step_of(scale: float, step: Any, clip_norm: float = 0.0) -> torch.Tensor:
+    """How far plain SGD with learning rate 1 moves a parameter whose gradient is AMP_GRADIENT."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    sgd = {"_name": "sgd", "lr": [1.0], "momentum": 0.0, "weight_decay": 0.0}
+    common = {"fp16_init_scale": scale, "min_loss_scale": 1e-4}
+    optimizer = AMPOptimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": sgd}), [parameter])
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # fairseq's own is off without CUDA
+    optimizer.zero_grad()
+    optimizer.backward((parameter * AMP_GRADIENT).sum())
+    assert optimizer.clip_grad_norm(clip_norm) == 5.0
+    step(optimizer)
+    return -parameter.detach()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0, 2.0**16])
+def test_loss_scale_does_not_change_the_step(scale: float) -> None:
+    assert torch.equal(step_of(scale, AMPOptimizer.step), AMP_GRADIENT)
+    torch.testing.assert_close(step_of(scale, AMPOptimizer.step, clip_norm=1.0), AMP_GRADIENT / 5, rtol=1e-5, atol=0)
+
+
+def test_stock_fairseq_divides_twice() -> None:
+    assert torch.equal(step_of(4.0, AMPOptimizer.step.__wrapped__), AMP_GRADIENT / 4)
+
+
+def trainer_whose_memory_is_full() -> Any:
+    """What ``Trainer.train_step`` touches up to the end of the forward pass, on one rank."""
+
+    def train_step(**arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    criterion = nn.Identity()
+    cfg = SimpleNamespace(
+        ema=SimpleNamespace(store_ema=False), distributed_training=SimpleNamespace(distributed_world_size=1)
+    )
+    return SimpleNamespace(
+        cfg=cfg,
+        model=nn.Identity(),
+        criterion=criterion,
+        get_criterion=lambda: criterion,
+        optimizer=None,
+        task=SimpleNamespace(train_step=train_step),
+        data_parallel_world_size=1,
+        cuda=False,
+        get_num_updates=lambda: 0,
+        zero_grad=lambda: None,
+        _set_seed=lambda: None,
+        _prepare_sample=lambda sample: (sample, False),
+        _log_oom=lambda error: None,
+    )
+
+
+def test_the_run_ends() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        Trainer.train_step(trainer_whose_memory_is_full(), [{}])
+
+
+def test_stock_fairseq_skips_the_batch() -> None:
+    assert inspect.unwrap(Trainer.train_step)(trainer_whose_memory_is_full(), [{}]) is None
