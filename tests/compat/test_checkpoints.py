@@ -260,7 +260,7 @@ def test_a_foreign_class_is_refused_and_its_code_does_not_run(load: Any, tmp_pat
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)
     assert not trace.exists()
-    torch.load(path, weights_only=False)  # what the loader of older versions did
+    torch.load(path, weights_only=False)  # as older versions loaded it
     assert trace.exists()
 
 
@@ -310,7 +310,7 @@ def test_environment_cannot_disable_safe_loading(tmp_path: Path, monkeypatch: py
 
 
 class LoopBack:
-    """Two ranks in one process: what the first one sends is kept, and handed to the second in the same order."""
+    """Two ranks in one process: the second one receives the messages of the first in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[torch.Tensor] = []

@@ -139,7 +139,7 @@ def test_unconnected_ranks_are_refused() -> None:
 
 
 class TrainerOfTwo:
-    """What the check asks of fairseq's trainer."""
+    """The attributes of fairseq's trainer that the check uses."""
 
     data_parallel_world_size = 2
     data_parallel_rank = 0
@@ -175,7 +175,7 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
 
 @pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])
 def test_description_of_a_rank(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores are those of the affinity, whatever OMP_NUM_THREADS says."""
+    """The cores are those of the affinity, independent of OMP_NUM_THREADS."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
     monkeypatch.setattr(distribution.socket, "gethostname", lambda: "node1")
@@ -206,7 +206,7 @@ def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
     """Mean of (1, 2) and (2, 2) by hand; then rank 1's norm is 1 % off and both ranks stop with the same line."""
     for done in run_on_two_ranks(check_gradients_of_rank):
         assert "gradient [[1.5, 2.0]]" in done.stdout, done.stderr
-        assert "storages of two gradients: 1" in done.stdout  # the bucket's, whatever --gradient-as-bucket-view says
+        assert "storages of two gradients: 1" in done.stdout  # the bucket's, also without --gradient-as-bucket-view
         assert done.returncode == 1
         assert "amos_fairseq: error: gradients differ between ranks in update 1" in done.stderr
         assert "Traceback" not in done.stderr

@@ -64,7 +64,7 @@ def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
 
 
 def update(made: Any) -> dict[str, Any]:
-    """What fairseq's trainer does with the gradient's norm in an update; returns what it logs."""
+    """The calls of fairseq's trainer with the gradient's norm in an update; returns the logged values."""
     norm = Trainer.clip_grad_norm(made, 2.0)
     assert torch.isfinite(norm)  # fairseq looks at it before the optimizer's step
     with metrics.aggregate(new_root=True) as logged:
@@ -136,7 +136,7 @@ def test_amp_lowers_its_scale_and_stops_at_the_smallest(amp_optimizer: AMPOptimi
 
 
 def test_amp_does_not_skip_a_broken_loss(amp_optimizer: AMPOptimizer, caplog: pytest.LogCaptureFixture) -> None:
-    """Stock fairseq goes on: a smaller scale cannot mend it."""
+    """Stock fairseq continues, but a smaller scale does not help."""
     caplog.set_level(logging.INFO)
     with pytest.raises(UserError, match=r"mlm_loss_8 = nan; loss scale 4\)"):
         overflowing_update(amp_optimizer, loss=NAN)
@@ -170,7 +170,7 @@ def test_stock_fairseq_divides_twice() -> None:
 
 
 def trainer_whose_memory_is_full() -> Any:
-    """What ``Trainer.train_step`` touches up to the end of the forward pass, on one rank."""
+    """The attributes that ``Trainer.train_step`` uses up to the end of the forward pass, on one rank."""
 
     def train_step(**arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")

@@ -26,7 +26,7 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
     given = None if precision == "fp16" else precision
     setup = prepare(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
-    if precision == "fp16":  # nobody trains so on a CPU, but its operations are those of a GPU
+    if precision == "fp16":  # refused on a CPU, but its operations are those of a GPU
         setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
     setup.cfg.distributed_training.distributed_world_size = num_ranks

@@ -75,7 +75,7 @@ class Run:
         return 1.0 if scaler is None else getattr(scaler, "loss_scale", None) or scaler.get_scale()
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint would hold, by way of a file and the strict loader."""
+        """The state after saving it to a file and loading it with the strict loader."""
         buffer = io.BytesIO()
         torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, buffer)
         buffer.seek(0)
@@ -177,12 +177,12 @@ def linear(dtype: torch.dtype) -> nn.Linear:
 
 
 def inputs(number: int) -> torch.Tensor:
-    """Positive, so that the sum grows over what is added to it."""
+    """Positive, so that the sum becomes large compared with its terms."""
     return torch.rand(4, WIDTH, generator=torch.Generator().manual_seed(number))
 
 
 def gradient_of(model: nn.Module, number: int) -> torch.Tensor:
-    """What the backward pass of one micro-batch gives in the model's own dtype, as float64."""
+    """The gradient of one micro-batch, computed in the model's dtype, as float64."""
     model.zero_grad(set_to_none=True)
     loss_of(model, number).backward()
     (parameter,) = model.parameters()
@@ -221,7 +221,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sum_is_in_float32(precision: str) -> None:
-    """Each term is what the backward pass gave; 16 additions in float32 round by 2^-24 each, at most 1e-6 in all."""
+    """Each term is a gradient in 16 bits; 16 additions in float32 round by 2^-24 each, at most 1e-6 in all."""
     assert error(*summed(precision, sums=True)) < 1e-6
 
 
@@ -294,7 +294,7 @@ def test_an_overflow_is_seen_in_the_sum() -> None:
 
 
 class TrainerOf:
-    """What the exchange asks of fairseq's trainer."""
+    """The attributes of fairseq's trainer that the exchange uses."""
 
     def __init__(self, model: nn.Module, cfg: Any, world_size: int) -> None:
         self.cfg, self.data_parallel_world_size = cfg, world_size
@@ -309,7 +309,7 @@ def exchange(rank: int, directory: str) -> None:
 
 
 def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[torch.Tensor]:
-    """As fairseq's trainer goes through micro-batches: none but the last is exchanged."""
+    """As in fairseq's trainer, only the last micro-batch is exchanged."""
     arguments = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
     arguments.gradient_as_bucket_view = precision == "fp16"
     own = linear(DTYPES[precision])

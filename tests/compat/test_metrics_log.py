@@ -38,7 +38,7 @@ def _stock_fairseq(monkeypatch):
 
 
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):
-    """What fairseq_cli.train does in a process, with the real progress bar, on synthetic statistics."""
+    """The calls of fairseq_cli.train in a process, with the real progress bar and synthetic statistics."""
     trainer = types.SimpleNamespace(get_num_updates=lambda: first_update - 1)
     checkpoint_utils.load_checkpoint(types.SimpleNamespace(save_dir=save_dir), trainer)
     if stop_early:

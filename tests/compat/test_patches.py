@@ -1,4 +1,4 @@
-"""The table of patches against what fairseq's attributes are after the plugin is imported."""
+"""The table of patches against fairseq's attributes after the plugin is imported."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

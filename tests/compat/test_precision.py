@@ -1,4 +1,4 @@
-"""Number formats by flags and through Hydra's configuration, and what a device or an optimizer does not have."""
+"""Precisions by flags and through Hydra, and precisions that a device or an optimizer does not support."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_precisions_that_are_refused(common: dict, has_gpu: bool, message: str) 
     ],
 )
 def test_parameter_groups_survive_fp16(optimizer: str, common: dict, has_gpu: bool, flat: bool) -> None:
-    """fairseq's flat float32 masters lose the groups; bf16 is never flat, whatever the setting says."""
+    """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
     cfg = configuration(optimizer, **common)
     choose_precision(cfg, has_gpu)
     assert cfg.common.fp16_no_flatten_grads is not flat

@@ -1,4 +1,4 @@
-"""The recipes of examples/pretraining: YAML and flags say the same, and both say what the papers say."""
+"""The recipes of examples/pretraining: YAML and flags have the same values, which are those of the papers."""
 
 import os
 import re
@@ -20,12 +20,12 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from forked_command import fork_server
 from omegaconf import DictConfig, OmegaConf
 
-import amos_fairseq  # noqa: F401  (registers what the recipes name)
+import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
-# Hydra announces the end of what fairseq calls when it reads flags.
+# Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
 ALL_NAMES = sorted(path.stem for path in (RECIPES / "config").glob("*.yaml"))
@@ -35,7 +35,7 @@ OF_THE_FAMILY = [name for name in ALL_NAMES if name not in NAMES]
 
 @cache
 def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES / "config") -> DictConfig:
-    """What ``fairseq-hydra-train`` hands to fairseq."""
+    """The configuration that ``fairseq-hydra-train`` passes to fairseq."""
     return composition.compose_recipe(name, ["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides], config_dir)
 
 
@@ -213,7 +213,7 @@ def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", OF_THE_FAMILY)
 def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
-    """``--arch NAME`` and what the YAML spells out have the same parameters."""
+    """``--arch NAME`` and the YAML build the same parameters."""
     recipe = compose_recipe(name)
     objective = name.partition("_")[0]
     flags = ["DATA", "--arch", name, "--task", "text_pretraining", "--criterion", objective]
@@ -315,7 +315,7 @@ def test_shards_and_missing_data() -> None:
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None:
-    """Where the same command finds the run again, and what lies there after a long run."""
+    """The directory of the run, and the checkpoints after a long run."""
     cfg = composition.compose_with_hydra(name, ["task.data=DATA"])
     assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name}"
     assert Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir) == Path(cfg.checkpoint.save_dir)

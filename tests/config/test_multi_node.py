@@ -75,7 +75,7 @@ def test_invalid_launches_are_refused(flags: list[str], line: str) -> None:
 
 
 def test_ranks_of_the_slurm_command_are_accepted() -> None:
-    """What srun sets for task 9 of 8 x 8, and what launch.py writes into the configuration, agree."""
+    """The variables of srun for task 9 of 8 x 8 agree with the configuration of launch.py."""
     arguments = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
     assert arguments[arguments.index("--ntasks") + 1] == "64"
     assert arguments[arguments.index("--cpus-per-task") + 1] == "6"
@@ -111,21 +111,6 @@ def fake_cluster(tmp_path: Path) -> dict[str, str]:
             "SLURM_NTASKS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": "14"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
-def test_slurm_job_is_requeued_only_on_our_exit_code(fake_cluster, tmp_path, status: int, requeued: bool) -> None:
-    command = ["bash", str(MULTI_NODE / "slurm.sbatch"), "amos_base", "DATA", "common.seed=2"]
-    result = subprocess.run(
-        command, env=fake_cluster | {"SRUN_EXIT": str(status)}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == status, result.stderr
-    arguments = (tmp_path / "srun.arguments").read_text()
-    assert arguments.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
-    assert arguments.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
-    assert (tmp_path / "scontrol.arguments").exists() == requeued
-    if requeued:
-        assert (tmp_path / "scontrol.arguments").read_text() == "requeue 42\n"
-
-
 def submitit_script(folder: Path) -> Path:
     """The batch script that submitit writes for slurm_8x8.yaml."""
     slurm = pytest.importorskip("submitit.slurm.slurm")
@@ -139,6 +124,11 @@ def submitit_script(folder: Path) -> Path:
     return path
 
 
+def job_script(launcher: str, folder: Path) -> list[str]:
+    script = MULTI_NODE / "slurm.sbatch" if launcher == "slurm.sbatch" else submitit_script(folder)
+    return ["bash", str(script), "amos_base", "DATA"]
+
+
 def test_submitit_ranks_receive_cores_and_signal(fake_cluster, tmp_path) -> None:
     """srun reads the cores of a task from SRUN_CPUS_PER_TASK; submitit adds no option to srun."""
     script = submitit_script(tmp_path)
@@ -150,10 +140,17 @@ def test_submitit_ranks_receive_cores_and_signal(fake_cluster, tmp_path) -> None
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
-def test_submitit_job_is_requeued_only_on_our_exit_code(fake_cluster, tmp_path, status: int, requeued: bool) -> None:
-    command = ["bash", str(submitit_script(tmp_path))]
+@pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
+def test_job_is_requeued_only_on_our_exit_code(
+    fake_cluster, tmp_path, launcher: str, status: int, requeued: bool
+) -> None:
+    command = [*job_script(launcher, tmp_path), "common.seed=2"]
     result = subprocess.run(command, env=fake_cluster | {"SRUN_EXIT": str(status)}, timeout=60, check=False)
     assert result.returncode == status
+    if launcher == "slurm.sbatch":
+        arguments = (tmp_path / "srun.arguments").read_text()
+        assert arguments.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
+        assert arguments.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
     assert (tmp_path / "scontrol.arguments").exists() == requeued
     if requeued:
         assert (tmp_path / "scontrol.arguments").read_text() == "requeue 42\n"
@@ -163,8 +160,7 @@ def test_submitit_job_is_requeued_only_on_our_exit_code(fake_cluster, tmp_path, 
 def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) -> None:
     """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""
     (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 1\nexit {REQUEUE}\n")
-    script = MULTI_NODE / "slurm.sbatch" if launcher == "slurm.sbatch" else submitit_script(tmp_path)
-    job = subprocess.Popen(["bash", str(script), "amos_base", "DATA"], env=fake_cluster, start_new_session=True)
+    job = subprocess.Popen(job_script(launcher, tmp_path), env=fake_cluster, start_new_session=True)
     while not (tmp_path / "started").exists():
         assert job.poll() is None
         time.sleep(0.02)

@@ -97,7 +97,7 @@ def test_full_blocks_give_the_mean_of_both_losses():
 
 
 def test_sums_over_batches_are_the_sum_of_the_whole():
-    """Loss and sample_size of a batch are those of its halves added: what gradient accumulation and ranks rely on."""
+    """Loss and sample_size of a batch are the sums of its parts, as gradient accumulation and ranks require."""
     whole = small_batch((12, 7, 12, 10))
     model, criterion = GivenOutput(whole, seed=2), amos_criterion()
     loss, sample_size, log = criterion(model, whole)

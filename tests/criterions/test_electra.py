@@ -128,7 +128,7 @@ def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int
 
 
 def test_expected_loss_of_random_positions_is_the_mean_over_all() -> None:
-    """Over 1,000 samples, within 4 standard errors of the mean of what was seen."""
+    """Over 1,000 samples, within 4 standard errors of their mean."""
     batch = small_batch(PADDED)
     model, criterion = GivenOutput(batch), electra_criterion(1.0, detection_positions="random")
     torch.manual_seed(0)
@@ -223,7 +223,7 @@ def test_detection_positions_require_detection() -> None:
 
 @pytest.mark.parametrize("variant", ELECTRA_VARIANTS)
 def test_sums_and_keys_are_the_same_for_every_batch(variant: str) -> None:
-    """What ranks and accumulated batches rely on; and a finite loss in eval mode, as validation has it."""
+    """Ranks and accumulated batches require this; the loss in eval mode is finite, as validation needs."""
     model, criterion = small_electra(**ELECTRA_VARIANTS[variant]).eval(), electra_criterion()
     with torch.no_grad():
         logs = [criterion(model, small_batch(lengths, seed))[2] for seed, lengths in enumerate([PADDED, (12,), (5, 5)])]

@@ -107,7 +107,7 @@ def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     own = [
         name for name in gradients if name.startswith(("generator.", "mlm_head."))
-    ]  # what is shared goes by another name
+    ]  # shared parameters have another name
     assert len(own) > 40
     assert all(gradients[name] is None for name in own)
     assert all(gradients[name] is not None for name in gradients if name.startswith("discriminator.layers"))
@@ -132,7 +132,7 @@ def test_logged_keys(variant: str) -> None:
 
 @pytest.mark.parametrize("tokens", ["sampled", "all"])
 def test_logged_values_by_hand(tokens: str) -> None:
-    """Means over the tokens that each term is about: no special token, and what was really sampled."""
+    """Means over the tokens of each term: no special token, and only sampled positions."""
     model, batch = small_electric(generator_loss_tokens=tokens), batch_with_specials((12, 7, 2))
     sampled = with_given_samples(model, batch)
     got = logged(electric_criterion(model)(model, batch)[2])
@@ -154,7 +154,7 @@ def test_logged_values_by_hand(tokens: str) -> None:
 
 @pytest.mark.parametrize("tokens", ["sampled", "all"])
 def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
-    """What gradient accumulation and ranks rely on."""
+    """Gradient accumulation and ranks require this."""
     model, whole = small_electric(generator_loss_tokens=tokens), small_batch((12, 7, 12, 10))
     sampled = with_given_samples(model, whole)
     criterion = electric_criterion(model)
@@ -232,13 +232,13 @@ def mean_of_algorithm_1(model: ElectricModel) -> float:
 
 
 def test_without_context_the_mean_over_all_positions_is_algorithm_1() -> None:
-    """The thesis's two conditions hold: noise elsewhere changes nothing in what is said about a token."""
+    """The thesis's two conditions hold: noise at other positions does not change the score of a token."""
     model = without_context(small_electric(mask_prob=MODEL_SHARE))
     assert mean_of_algorithm_2(model) == pytest.approx(mean_of_algorithm_1(model), rel=1e-5)
 
 
 def test_with_context_the_algorithms_differ() -> None:
-    """By more than ten times of what the test above allows, or it would compare nothing."""
+    """By more than ten times the tolerance of the test above."""
     model = small_electric(mask_prob=MODEL_SHARE)
     assert mean_of_algorithm_2(model) != pytest.approx(mean_of_algorithm_1(model), rel=1e-4)
 

@@ -1,4 +1,4 @@
-"""TEAMS's loss (Eq. 9), every gradient and what is logged, against a reference in float64 over lists."""
+"""TEAMS's loss (Eq. 9), every gradient and logged value against a reference in float64."""
 
 import math
 

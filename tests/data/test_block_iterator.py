@@ -1,4 +1,4 @@
-"""The batches of an epoch: equal over loader processes, ranks and splits of an update; what an epoch changes."""
+"""The batches of an epoch: equal over loader processes, ranks and splits of an update; differences between epochs."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_empty_batch_of_a_rank_without_data() -> None:
 
 @pytest.mark.parametrize(("num_shards", "num_workers"), [(1, 2), (2, 1), (4, 0)])
 def test_equal_for_any_ranks_and_loader_processes(num_shards: int, num_workers: int) -> None:
-    """Epoch 2 in a fresh process, where fairseq's kept loader processes would repeat epoch 1."""
+    """Epoch 2 in a fresh process, where fairseq's persistent loader processes would repeat epoch 1."""
     lines = random_lines(300)
     expected = rows_by_id(iterate(make_dataset(lines), epoch=2))
     batches = []

@@ -33,7 +33,7 @@ def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_counts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three ranks count what one counts, each some of it; other data sets are read line by line."""
+    """The counts of three ranks add up to those of one; other data sets are read line by line."""
     monkeypatch.setattr(corpus_module, "TOKENS_AT_ONCE", 7)
     monkeypatch.setattr(corpus_module, "LINES_AT_ONCE", 7)
     generator = torch.Generator().manual_seed(0)

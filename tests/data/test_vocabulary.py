@@ -1,4 +1,4 @@
-"""The dictionary and tokenizer of a corpus: compared, refused, kept beside the checkpoints, known by their sha256."""
+"""The dictionary and tokenizer of a corpus: compared, refused, copied beside the checkpoints, identified by their sha256."""
 
 import errno
 import hashlib
@@ -88,7 +88,7 @@ def test_tokenizer_of_several_shards_is_above_them(corpus: Path, tmp_path: Path)
 
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """``as_rank(r)``: from now on this process is rank r of two; what rank 0 has broadcast reaches rank 1."""
+    """``as_rank(r)``: make this process rank r of two; rank 1 receives the broadcasts of rank 0."""
     sent = []
 
     def broadcast(objects: list, src: int) -> None:

@@ -29,7 +29,7 @@ def test_every_lane_of_a_random_number_drops_with_its_probability(probability: f
 
 
 def test_neighbours_are_independent() -> None:
-    """Both of two neighbours are kept in a quarter of the cases: within a random number, and from one to the next."""
+    """Both of two neighbours remain in a quarter of the cases, within a random number and across random numbers."""
     torch.manual_seed(1)
     kept = sample_keep_mask((COUNT,), 0.5)
     for distance in (1, 2, 3, 4, 5):

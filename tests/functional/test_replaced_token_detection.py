@@ -26,7 +26,7 @@ def calibrated(d_prime: float, share: float = 0.13, size: int = 20_000) -> tuple
 
 @pytest.mark.parametrize("d_prime", [0.05, 0.2, 0.5, 1.0, 2.0, 3.5])
 def test_area_of_a_calibrated_detector(d_prime):
-    """Also near chance, where all logits lie in a few bins: there they are narrow because the area is near 1/2."""
+    """Also near chance, where all logits are in a few bins: these are narrow because the area is near 1/2."""
     logits, replaced = calibrated(d_prime)
     area = auc(logits, replaced)
     assert area == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)

@@ -113,7 +113,7 @@ def test_value_of_the_adversarial_term_is_zero(dtype):
 
 
 def test_bfloat16_gradient_stays_near_the_float64_one():
-    """y is computed in float32 whatever the embedding's dtype; what is left is the rounding of two products (2^-8)."""
+    """y is computed in float32 for any dtype of the embedding; the error is the rounding of two products (2^-8)."""
     generator = torch.Generator().manual_seed(9)
     logits, noise = torch.randn(32, 200, generator=generator) * 2, gumbel(32, 200, seed=10)
     embedding, upstream = torch.randn(200, 16, generator=generator), torch.randn(32, 16, generator=generator)

@@ -87,7 +87,7 @@ def test_gradient_is_exact_if_all_rows_are_entries(multiplier: float, monkeypatc
 
 @pytest.mark.parametrize(("spread", "bound"), [(0.01, 1e-3), (1.0, 1e-3), (3.0, 2e-3), (8.0, 1e-3)])
 def test_gradient_of_128_entries_of_32768_rows_is_near_the_exact_one(spread: float, bound: float) -> None:
-    """Typically 1e-4 of the norm; the bound leaves room for positions at which the largest entries happen to lie close."""
+    """Typically 1e-4 of the norm; the bound allows for positions whose largest entries are close to each other."""
     torch.manual_seed(2)
     mixture = Mixture(32, 32_768, 16, spread)
     entries, noise = mixture.entries(128)
@@ -120,7 +120,7 @@ def test_truncated_mass_is_the_softmax_outside_the_entries() -> None:
 
 
 def test_bfloat16_embeddings_keep_the_softmax_in_float32() -> None:
-    """What is left is the rounding of two products (2^-8)."""
+    """The error is the rounding of two products (2^-8)."""
     torch.manual_seed(4)
     mixture = Mixture(16, 300, 8, 1.0)
     entries, _ = mixture.entries(40)

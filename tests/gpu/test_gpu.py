@@ -1,4 +1,4 @@
-"""What only a GPU can show; every test skips cleanly where there is none."""
+"""Tests that require a GPU; they are skipped without one."""
 
 import math
 

@@ -104,7 +104,7 @@ def test_the_same_seed_gives_the_same_bits(length: int) -> None:
 
 
 def test_dropout_in_both_passes_and_its_share() -> None:
-    """With fixed weights the output is linear in v; half of the weights are kept, within five standard errors."""
+    """With fixed weights the output is linear in v; half of the weights remain, within five standard errors."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
     heads, values, _ = random_inputs(256, 64, torch.bfloat16)
@@ -114,7 +114,7 @@ def test_dropout_in_both_passes_and_its_share() -> None:
     by_value = (by_heads[:, :, 2].double() * heads[:, :, 2].double()).sum()
     assert abs(by_value / out.double().pow(2).sum() - 1) < TOLERANCES[torch.bfloat16]
     flat = torch.zeros(B, 256, 3, H, 64, device="cuda", dtype=torch.bfloat16)
-    flat[:, :, 2] = 1.0  # equal weights and values of 1: the output is the share that was kept, times 2
+    flat[:, :, 2] = 1.0  # equal weights and values of 1: the output is the share that remains, times 2
     share = triton_attention(flat, None, None, "all", 0.5)[..., 0].double().mean() / 2
     assert abs(share - 0.5) < 5 * 0.5 / (B * H * 256 * 256) ** 0.5 + 2**-9
 

@@ -16,7 +16,7 @@ PAD = 1
 
 @pytest.fixture
 def fixed_noise(monkeypatch):
-    """Noise that a position keeps whatever the batch's shape: position (b, m) of a batch gets row (b, m)."""
+    """Noise that does not depend on the batch's shape: position (b, m) of a batch gets row (b, m)."""
     noise = gumbel(8, 8, 64, seed=3)
     monkeypatch.setitem(AMOS_SETTINGS, "kernels", "reference")  # the fast kernels do not sample position by position
     monkeypatch.setattr(mixtures, "gumbel_noise", lambda like: noise[: like.size(0), : like.size(1)])

@@ -60,7 +60,7 @@ def test_losses_samples_and_all_gradients_match_the_reference(name, way, noise):
 
 
 def test_reference_notices_a_wrong_sign_factor_and_path(noise):
-    """What the comparison above is worth: it fails where lambda, tau, m or the stop-gradient are only a little off."""
+    """The comparison above fails if lambda, tau, m or the stop-gradient differ a little."""
     model, batch = small_amos(adversarial_mlm_multiplier=0.1), small_batch()
     reference = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE)
     for change in (

@@ -156,7 +156,7 @@ def test_a_flag_wins_over_the_arch():
 
 @pytest.mark.parametrize(("num_ordinary", "padded_size"), [(58, 64), (59, 64), (60, 128), (1000, 1024)])
 def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, padded_size):
-    """num_ordinary + 4 fairseq specials + <mask>, rounded up to 64; what is special or beyond is never sampled."""
+    """num_ordinary + 4 fairseq specials + <mask>, rounded up to 64; special tokens and padding rows are never sampled."""
     dictionary = small_dictionary(num_ordinary)
     vocabulary = PaddedVocabulary.of(dictionary)
     assert (len(dictionary), vocabulary.num_tokens, vocabulary.padded_size) == (

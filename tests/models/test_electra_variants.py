@@ -49,7 +49,7 @@ def test_shared_parameters_are_one_object_and_receive_both_gradients() -> None:
     assert everything.generator is everything.discriminator
     assert everything.mlm_head is not None
 
-    # Without a detection loss only what is the generator's, or shared with it, learns.
+    # Without a detection loss only the generator and the parameters that it shares learn.
     for model, shares in ((none, False), (embeddings, True), (everything, True)):
         step(model, discriminator_loss_weight=0.0)
         gradients = own_gradients(model)
@@ -140,7 +140,7 @@ def test_second_stage_starts_from_the_first_and_does_not_change_the_generator() 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_optimizer_does_not_change_a_frozen_generator(precision: torch.dtype) -> None:
-    """fairseq's trainer hands what learns to the optimizer; in bf16 there are masters of these parameters alone."""
+    """fairseq's trainer passes the parameters that learn to the optimizer; in bf16 only these have masters."""
     model = small_electra(**ELECTRA_VARIANTS["frozen"])
     model.load_state_dict(mlm_weights())
     model.to(precision)
@@ -202,6 +202,6 @@ def test_settings_that_exclude_one_another_are_refused(settings: dict, named: st
 
 
 def test_fine_tuning_needs_no_first_stage() -> None:
-    """A task that does not pretrain builds the encoder alone, whatever the variant."""
+    """A task that does not pretrain builds the encoder alone, for every variant."""
     config = ElectraConfig(**(ELECTRA_SETTINGS | ELECTRA_VARIANTS["frozen"]))
     assert not isinstance(ElectraModel.build_model(config, fine_tuning_task()), ElectraModel)

@@ -129,7 +129,7 @@ def receivers(model: TeamsModel, loss: torch.Tensor) -> set[str]:
 
 
 def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> None:
-    """No gradient passes through sampling; what both networks share receives all three."""
+    """No gradient passes through sampling; shared layers receive all three."""
     model = small_teams()
     output = model(**small_batch()["net_input"])
     layers = [f"discriminator.layers.{number}" for number in range(4)]

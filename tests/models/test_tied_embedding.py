@@ -16,7 +16,7 @@ MASK = 4 + NUM_TOKENS
 
 
 def saved_state(model: AmosModel, path: Path) -> dict[str, torch.Tensor]:
-    """What a checkpoint gives back of the model; the embedding is in it once."""
+    """The model's state after saving and loading; the embedding is in it once."""
     state = model.state_dict()
     rows = [name for name, value in state.items() if value.shape == model.embed_tokens.weight.shape]
     assert rows == ["embed_tokens.weight"]

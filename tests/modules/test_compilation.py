@@ -34,7 +34,7 @@ SHAPE = TransformerConfig(
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Other tests know nothing of what is compiled here."""
+    """Compiled graphs of these tests do not reach other tests."""
     torch.compiler.reset()
     counters.clear()
     with torch._dynamo.config.patch(optimize_ddp=True):  # PyTorch's default
@@ -45,7 +45,7 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch.compile traces, without the minutes in which it would write code for it."""
+    """torch.compile traces the layers, but does not spend minutes on generating code."""
     call = torch.compile(call_layer, backend="eager")
     monkeypatch.setattr(encoders, "compiled_call", lambda: call)
 
@@ -149,7 +149,7 @@ KINDS = {"amos": 4, "electra": 3, "electric": 2, "two_tower": 1, "teams": 2}
 
 @pytest.mark.parametrize("objective", KINDS)
 def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced: None) -> None:
-    """Each with and without padding in the batch; evaluation, whatever its sizes, and further steps add none."""
+    """Each with and without padding; evaluation of any size and further steps add none."""
     num_kinds = KINDS[objective]
     model, criterion = model_and_criterion(objective, **({"dropout": 0.1} if objective == "amos" else {}))
     let_compile(model)
@@ -196,7 +196,7 @@ def test_a_model_without_a_trainer_is_not_compiled(traced: None, tmp_path: Path)
 
 
 class SmallTrainer:
-    """What :func:`compile_layers` asks of fairseq's trainer."""
+    """The attributes of fairseq's trainer that :func:`compile_layers` uses."""
 
     def __init__(self, model: nn.Module) -> None:
         self.device, self.is_data_parallel_master, self.updates = torch.device("cpu"), True, 0
@@ -247,7 +247,7 @@ def test_a_missing_compiler_is_one_clear_line(device: str, remedy: str, monkeypa
 @needs_compiler
 @pytest.mark.slow
 def test_a_broken_compiler_is_noticed_in_spite_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It still says its version, and PyTorch finds what it compiled before in its files."""
+    """It still prints its version, and PyTorch finds earlier results in its cache."""
     from torch._inductor import config
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

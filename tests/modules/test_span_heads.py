@@ -32,7 +32,7 @@ def allowed(window: int) -> set[int]:
 
 @pytest.mark.parametrize("kind", ["independent", "joint"])
 def test_only_context_and_the_null_position_can_be_chosen(kind, states):
-    """In training: the softmax gives nothing to question, separators and padding, whatever their states are."""
+    """In training: the softmax gives nothing to question, separators and padding, for any states."""
     head = make(kind)
     output = head(states, MASK, TARGETS)
     for window in range(B):
@@ -145,5 +145,9 @@ def test_every_weight_receives_a_finite_gradient(kind, states):
     loss.backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad.isfinite().all(), name
-        if name not in ("start.bias", "end.bias", "output.bias"):  # a softmax does not feel what is added to all
+        if name not in (
+            "start.bias",
+            "end.bias",
+            "output.bias",
+        ):  # a softmax does not depend on a constant
             assert parameter.grad.abs().sum() > 0, name

@@ -164,7 +164,7 @@ def test_changed_flags_apply_after_a_resume(is_amp):
 
 
 def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimizer:
-    """fairseq's wrapper of a run that made one update with the flags of :func:`config` and goes on with ``flags``."""
+    """fairseq's wrapper of a run that made one update with the flags of :func:`config` and continues with ``flags``."""
     common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
     saved = None
     for settings in ({}, flags):
@@ -181,7 +181,7 @@ def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimiz
 
 
 def test_changed_flags_apply_to_the_float32_copies_of_bf16():
-    """The moments are the checkpoint's, the settings those of the flags; what is not decayed stays so."""
+    """The moments are the checkpoint's, the settings those of the flags; undecayed parameters remain undecayed."""
     flags = {"adam_betas": "(0.8, 0.95)", "adam_eps": 1e-4, "weight_decay": 0.3}
     optimizer = continued_in_bf16(flags)
     settings = [(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups]
@@ -189,7 +189,7 @@ def test_changed_flags_apply_to_the_float32_copies_of_bf16():
     assert {float(state["step"]) for state in optimizer.fp32_optimizer.optimizer.state.values()} == {1.0}
     with pytest.raises(UserError, match=r"groups of \[.*\] parameters, this run's of .* --decay-all-parameters"):
         continued_in_bf16({"decay_all_parameters": True})
-    with pytest.raises(UserError, match="give --weight-decay"):  # it would reach what is not decayed
+    with pytest.raises(UserError, match="give --weight-decay"):  # it would also apply to undecayed parameters
         continued_in_bf16({}, {"weight_decay": 0.3})
 
 

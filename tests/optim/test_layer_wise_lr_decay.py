@@ -19,7 +19,7 @@ LEARNING_RATE, WEIGHT_DECAY = 0.01, 0.1
 
 
 def fine_tuned_model(num_layers: int) -> FineTunedModel:
-    """With everything that can lie below the layers: token types, a projection, a relative position table."""
+    """With everything that can be below the layers: token types, a projection, a relative position table."""
     torch.manual_seed(0)
     cfg = EncoderConfig(
         encoder_layers=num_layers, encoder_embed_dim=8, encoder_ffn_embed_dim=12, encoder_attention_heads=2,
@@ -35,7 +35,7 @@ def config(decay: float, **settings) -> GroupedAdamConfig:
 
 
 def exponent_by_name(name: str, num_layers: int) -> int:
-    """The power of the decay, read off a parameter's name: the rule of the documentation once more, by other means."""
+    """The power of the decay by a parameter's name: a second implementation of the documented rule."""
     if layer := re.match(r"encoder\.layers\.(\d+)\.", name):
         return num_layers - int(layer.group(1))  # names count from 0
     return num_layers + 1 if name.startswith(("encoder.", "embed_tokens.")) else 0
@@ -74,11 +74,11 @@ def test_rates_of_twelve_layers_by_hand():
     }
     assert {name: rates[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert set(rates) == {name for name, _ in model.named_parameters()}
-    assert len(set(rates.values())) == 14  # heads, twelve layers, what lies below them
+    assert len(set(rates.values())) == 14  # heads, twelve layers, everything below them
 
 
 def test_schedule_reads_the_rate_that_it_sets():
-    """fairseq writes one rate and reads one rate, whatever the shares are; it is what the log shows."""
+    """fairseq sets one rate, reads one rate and logs it, for any decay."""
     model = fine_tuned_model(2)
     optimizer = GroupedAdam(config(0.8), model.parameters())
     assert optimizer.get_lr() == LEARNING_RATE
@@ -144,7 +144,7 @@ def test_weight_decay_of_every_depth():
 
 @pytest.mark.parametrize("kind", ["classification", "independent"])
 def test_a_head_that_is_added_later_has_the_full_rate(kind):
-    """The number of layers between it and the embeddings stays as it was; no parameter goes without a rate."""
+    """The number of layers between it and the embeddings does not change, and every parameter has a rate."""
     model = fine_tuned_model(2)
     before = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
     if kind == "classification":
@@ -186,7 +186,7 @@ def wrapped(wrapper: type, decay: float) -> tuple[FineTunedModel, FP16Optimizer 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize("wrapper", [FP16Optimizer, AMPOptimizer], ids=["bf16", "amp"])
 def test_rates_through_mixed_precision(wrapper):
-    """bf16 trains float32 copies, which know of their parameter what its one attribute says."""
+    """bf16 trains float32 copies, which take over the attribute of their parameter."""
     model, optimizer = wrapped(wrapper, 0.5)
     copies = optimizer.fp32_params if wrapper is FP16Optimizer else model.parameters()
     names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}

@@ -1,4 +1,4 @@
-"""The task ``squad``: its batches over ranks and epochs, the model that it builds, what it refuses."""
+"""The task ``squad``: its batches over ranks and epochs, its model, and errors."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def test_every_window_occurs_once_in_an_epoch(data):
 
 
 def test_several_ranks_share_whole_updates(data):
-    """Two ranks read what one rank with two micro-batches reads, update by update; what is left out differs by epoch."""
+    """Two ranks read the same as one rank with two micro-batches, update by update; the omitted windows differ by epoch."""
     left_out = []
     for epoch in (1, 2):
         ranks = []
