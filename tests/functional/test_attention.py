@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import encoder_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +22,7 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
 LENGTHS = (1, 7, 64, 65, 128, 192, 200)
@@ -218,12 +219,12 @@ def test_cpu_does_not_copy_the_bias() -> None:
 @pytest.mark.parametrize("scheme", ["t5", "amos", "none"])
 def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool, length: int) -> None:
     """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
-    shape = TransformerConfig(
-        num_layers=1, width=24, ffn_width=8, num_heads=3, max_positions=512, dropout=0.0, attention_dropout=0.0,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme=scheme, position_buckets=64, position_max_distance=128,
+    config = encoder_config(
+        num_layers=1, width=24, num_heads=3, max_positions=512, position_scheme=scheme, position_buckets=64,
+        position_max_distance=128,
     )  # fmt: skip
     with fake_cuda():
-        encoder = TransformerEncoder(shape).to("cuda", torch.bfloat16)
+        encoder = TransformerEncoder(config).to("cuda", torch.bfloat16)
         embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)
         padding = torch.zeros(2, length, device="cuda", dtype=torch.bool) if has_padding else None
         mask = encoder.attention_bias(embeddings, padding).fixed

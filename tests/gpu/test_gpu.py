@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from small_models import encoder_config
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -14,19 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def tiny_encoder() -> TransformerEncoder:
     torch.manual_seed(0)
     return TransformerEncoder(
-        TransformerConfig(
-            num_layers=2,
-            width=32,
-            ffn_width=64,
-            num_heads=2,
-            max_positions=192,
-            dropout=0.0,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            layer_norm_eps=1e-5,
-            position_scheme="t5",
-            position_buckets=32,
-            position_max_distance=128,
+        encoder_config(
+            num_layers=2, width=32, ffn_width=64, max_positions=192, position_buckets=32, position_max_distance=128
         )
     )
 

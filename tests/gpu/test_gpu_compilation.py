@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from small_models import encoder_config
 from torch import Tensor
 
 from amos_fairseq.bench.measurement import step_peak
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -26,12 +27,11 @@ def nothing_compiled() -> Iterator[None]:
 
 def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    shape = {
+    defaults = {
         "num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T, "dropout": 0.1,
-        "attention_dropout": 0.1, "activation_dropout": 0.1, "layer_norm_eps": 1e-5, "position_scheme": "t5",
-        "position_buckets": 32, "position_max_distance": 128,
+        "attention_dropout": 0.1, "activation_dropout": 0.1, "position_buckets": 32, "position_max_distance": 128,
     }  # fmt: skip
-    module = TransformerEncoder(TransformerConfig(**(shape | settings))).to("cuda", dtype)
+    module = TransformerEncoder(encoder_config(**(defaults | settings))).to("cuda", dtype)
     module.is_compiled = is_compiled
     return module
 

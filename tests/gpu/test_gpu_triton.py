@@ -1,15 +1,16 @@
-"""Attention in Triton on a CUDA device, against its definition in float64 and against the other backends."""
+"""Attention in Triton on a CUDA device, against the reference in float64 and against the other backends."""
 
 import dataclasses
 from importlib.util import find_spec
 
 import pytest
 import torch
+from small_models import encoder_config
 from torch import Tensor
 
 from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, reference_attention
 from amos_fairseq.functional.relative_position import toeplitz
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,6 +23,12 @@ B, H = 3, 4
 TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
+WIDE = {
+    "num_layers": 2, "width": 256, "ffn_width": 512, "num_heads": 4, "position_buckets": 32, "position_max_distance": 128,
+    "kernels": "triton",
+}  # fmt: skip
+
+
 def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Heads [B,T,3,H,d] and values of the bias [H,2T-1], leaves, and padding [B,T] of the second sequence."""
     torch.manual_seed(length)
@@ -32,7 +39,7 @@ def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, 
     return heads, values, padding
 
 
-def by_definition(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
+def by_reference(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
     places = torch.arange(heads.size(1), device="cuda")
     ahead = places - places[:, None]
     forbidden = torch.zeros_like(ahead, dtype=torch.bool)[None] if padding is None else padding[:, None, :]
@@ -54,7 +61,7 @@ def test_matches_the_reference_in_float64(
     heads, values, padding = random_inputs(length, width, dtype)
     out = triton_attention(heads, values, padding if has_padding else None, side)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
-    exact = by_definition(*exact_leaves, padding if has_padding else None, side)
+    exact = by_reference(*exact_leaves, padding if has_padding else None, side)
     grad = torch.randn_like(out)
     if has_padding:
         grad *= ~padding[:, :, None, None]
@@ -78,7 +85,7 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
     out = triton_attention(heads, values, padding, "all", 0.0, positions)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
     at = positions[:, :, None, None].expand(-1, -1, H, 64)
-    exact = by_definition(*exact_leaves, padding, "all").gather(1, at)
+    exact = by_reference(*exact_leaves, padding, "all").gather(1, at)
     grad = torch.randn_like(out)
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())
@@ -122,11 +129,7 @@ def test_dropout_in_both_passes_and_its_share() -> None:
 @pytest.mark.parametrize("has_padding", [False, True])
 def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
     """The last layer at some positions alone; in bfloat16 against float32 of the definition."""
-    shape = TransformerConfig(
-        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=200, dropout=0.0, attention_dropout=0.0,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
-        kernels="triton",
-    )  # fmt: skip
+    shape = encoder_config(**WIDE, max_positions=200)
     torch.manual_seed(0)
     fast = TransformerEncoder(shape).cuda()
     reference = TransformerEncoder(dataclasses.replace(shape, kernels="reference")).cuda()
@@ -152,11 +155,7 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
 def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
     """Recomputed layers drop the same weights. Compiled code uses other seeds, and rounds less in bfloat16."""
     dropout = 0.1 if setting == "activation_checkpointing" else 0.0
-    shape = TransformerConfig(
-        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=128, dropout=0.0, attention_dropout=dropout,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
-        kernels="triton",
-    )  # fmt: skip
+    shape = encoder_config(**WIDE, max_positions=128, attention_dropout=dropout)
     embeddings = torch.randn(2, 128, 256, device="cuda", dtype=torch.bfloat16)
     gradients = []
     for is_set in (False, True):

@@ -22,6 +22,7 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures
+from amos_fairseq.modules.encoder import TransformerConfig
 
 NUM_TOKENS = 40  # ordinary tokens of the vocabulary: ids 4 to 43
 BLOCK_LENGTH = 12
@@ -96,6 +97,16 @@ def small_task(
 def fine_tuning_task() -> SimpleNamespace:
     """A task that does not pretrain: models build the encoder alone."""
     return SimpleNamespace(source_dictionary=small_dictionary())
+
+
+def encoder_config(**settings: Any) -> TransformerConfig:
+    """The configuration of an encoder with three layers of width 8, without dropout."""
+    defaults = {
+        "num_layers": 3, "width": 8, "ffn_width": 12, "num_heads": 2, "max_positions": 10, "dropout": 0.0,
+        "attention_dropout": 0.0, "activation_dropout": 0.0, "layer_norm_eps": 1e-5, "position_scheme": "t5",
+        "position_buckets": 8, "position_max_distance": 9,
+    }  # fmt: skip
+    return TransformerConfig(**(defaults | settings))
 
 
 def build_randomized(

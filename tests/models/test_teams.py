@@ -1,15 +1,13 @@
 """TEAMS's candidates, shared layers, gradients of each loss, selected branch, and settings that are refused."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from small_models import (
     ONLY_MWS,
     ONLY_RTD,
     TEAMS_SETTINGS,
+    fine_tuning_task,
     small_batch,
-    small_dictionary,
     small_teams,
 )
 
@@ -168,11 +166,10 @@ def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
 def test_fine_tuning_takes_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
-    other_task = SimpleNamespace(source_dictionary=small_dictionary())
-    fine_tuned = TeamsModel.build_model(model.cfg, other_task).eval()
+    fine_tuned = TeamsModel.build_model(model.cfg, fine_tuning_task()).eval()
     fine_tuned.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(fine_tuned.extract_features(tokens), model.extract_features(tokens))
-    again = TeamsModel.build_model(model.cfg, other_task).eval()
+    again = TeamsModel.build_model(model.cfg, fine_tuning_task()).eval()
     again.load_state_dict(fine_tuned.state_dict(), strict=True)
     assert torch.equal(again.extract_features(tokens), model.extract_features(tokens))
 
@@ -183,7 +180,7 @@ def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
     branches = model.discriminate(tokens, tokens.eq(1))
     for representation, states in zip(("mws", "rtd"), branches, strict=True):
         cfg = TeamsConfig(**(TEAMS_SETTINGS | {"representation": representation}))
-        fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary())).eval()
+        fine_tuned = TeamsModel.build_model(cfg, fine_tuning_task()).eval()
         fine_tuned.load_state_dict(model.state_dict(), strict=True)
         assert torch.equal(fine_tuned.extract_features(tokens), states)
     assert not torch.allclose(*branches)
@@ -199,7 +196,7 @@ def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
 )
 def test_fine_tuning_a_missing_branch_is_refused(pretrained: dict, representation: str, message: str) -> None:
     cfg = TeamsConfig(**(TEAMS_SETTINGS | {"representation": representation}))
-    fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary()))
+    fine_tuned = TeamsModel.build_model(cfg, fine_tuning_task())
     with pytest.raises(UserError, match=message):
         fine_tuned.load_state_dict(small_teams(**pretrained).state_dict(), strict=True)
 

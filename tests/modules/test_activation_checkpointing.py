@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import AMOS_SETTINGS, fine_tuning_task, model_and_criterion, small_amos, small_batch
+from small_models import AMOS_SETTINGS, encoder_config, fine_tuning_task, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -10,7 +10,7 @@ from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.flops.recipe import build_recipe
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
 OBJECTIVES = {
@@ -84,12 +84,11 @@ B, T, D, HEADS = 4, 32, 32, 2
 
 def encoder(num_layers: int, recomputes: bool) -> TransformerEncoder:
     torch.manual_seed(0)
-    shape = TransformerConfig(
-        num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1, attention_dropout=0.1,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
-        activation_checkpointing=recomputes,
+    config = encoder_config(
+        num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1,
+        attention_dropout=0.1, activation_checkpointing=recomputes,
     )  # fmt: skip
-    return TransformerEncoder(shape).train()
+    return TransformerEncoder(config).train()
 
 
 def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:

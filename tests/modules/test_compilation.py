@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from saved_models import TEXT, write_run
-from small_models import amos_criterion, model_and_criterion, small_amos, small_batch
+from small_models import amos_criterion, encoder_config, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -21,15 +21,12 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, call_layer, compiled_call
+from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
 )
-SHAPE = TransformerConfig(
-    num_layers=3, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.5, attention_dropout=0.5,
-    activation_dropout=0.5, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
-)  # fmt: skip
+DROPOUTS = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +61,7 @@ def num_graphs() -> int:
 
 def encoder(**settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(TransformerConfig(**(vars(SHAPE) | settings)))
+    return TransformerEncoder(encoder_config(**(DROPOUTS | settings)))
 
 
 def gradients(

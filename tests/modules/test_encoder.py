@@ -5,32 +5,17 @@ import math
 import pytest
 import torch
 from fairseq.modules import layer_norm
-from small_models import small_amos, small_batch
+from small_models import encoder_config, small_amos, small_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
 from amos_fairseq.modules.attention import SelfAttention
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
-
-SHAPE = {
-    "num_layers": 3,
-    "width": 8,
-    "ffn_width": 12,
-    "num_heads": 2,
-    "max_positions": 10,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "layer_norm_eps": 1e-5,
-    "position_scheme": "t5",
-    "position_buckets": 8,
-    "position_max_distance": 9,
-}
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 
 def encoder(**settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(TransformerConfig(**(SHAPE | settings)))
+    return TransformerEncoder(encoder_config(**settings))
 
 
 def random(*shape: int, seed: int = 1) -> torch.Tensor:

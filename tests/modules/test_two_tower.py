@@ -3,24 +3,18 @@
 import pytest
 import torch
 from reference_models import naive_cloze
-from small_models import small_batch, small_electric
+from small_models import encoder_config, small_batch, small_electric
 
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
 
-SHAPE = TransformerConfig(
-    num_layers=2, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.0, attention_dropout=0.0,
-    activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
-    embedding_width=6,
-)  # fmt: skip
 LENGTHS = (9, 6, 1)
 SCHEMES = ["none", "t5", "amos"]
 
 
 def towers(scheme: str = "t5", **settings) -> TwoTower:
     torch.manual_seed(0)
-    shape = {**vars(SHAPE), "position_scheme": scheme, **settings}
-    module = TwoTower(TransformerConfig(**shape))
+    module = TwoTower(encoder_config(**({"num_layers": 2, "embedding_width": 6, "position_scheme": scheme} | settings)))
     with torch.no_grad():  # far from uniform attention, so that every path carries a gradient
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -103,8 +97,8 @@ def test_last_token_of_one_layer_equals_that_of_a_bidirectional_encoder(scheme: 
     embeddings, outputs = random(2, 9, 6), {}
     for attends_to in ("all", "past", "future"):
         torch.manual_seed(0)
-        shape = {**vars(SHAPE), "num_layers": 1, "position_scheme": scheme, "attends_to": attends_to}
-        outputs[attends_to] = TransformerEncoder(TransformerConfig(**shape)).eval()(embeddings)[-1]
+        config = encoder_config(num_layers=1, embedding_width=6, position_scheme=scheme, attends_to=attends_to)
+        outputs[attends_to] = TransformerEncoder(config).eval()(embeddings)[-1]
     assert torch.allclose(outputs["past"][:, -1], outputs["all"][:, -1], atol=1e-6)
     assert torch.allclose(outputs["future"][:, 0], outputs["all"][:, 0], atol=1e-6)
     assert not torch.allclose(outputs["past"][:, 0], outputs["all"][:, 0], atol=1e-2)
