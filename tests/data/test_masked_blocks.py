@@ -1,4 +1,6 @@
-"""The contents of a block and its masked positions: counts against hand arithmetic and probability bands."""
+"""Blocks and their masked positions against hand arithmetic and probability bands; inputs at these positions."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from block_datasets import (
     random_lines,
     rows_by_id,
 )
+from made_up_corpus import make_task, write_corpus
 
-from amos_fairseq.data.masked_blocks import num_masked_positions
+from amos_fairseq.data.masked_blocks import TREATMENTS, num_masked_positions, treat_masked
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import special_ids
 
@@ -132,3 +135,74 @@ def test_foreign_token_id_is_refused() -> None:
     dataset = make_dataset([[5] * 30 + [49]], source="DATA/train")
     with pytest.raises(UserError, match=r"DATA/train holds token id 49 in block 0, but dict.txt gives ids up to 48"):
         dataset[0]
+
+
+MASK_ID = 999
+ORDINARY = np.arange(10, 60)
+NUM_SAMPLES = 40_000
+# 5 standard deviations of a share of 40,000 samples.
+BAND = 5 * np.sqrt(0.25 / NUM_SAMPLES)
+
+
+def shares(name: str) -> tuple[float, float, float]:
+    """Shares of masked tokens that become ``<mask>``, become another token, and stay (a random token can be the original)."""
+    originals = np.full(NUM_SAMPLES, ORDINARY[0])
+    treated = treat_masked(originals, TREATMENTS[name], MASK_ID, ORDINARY, np.random.default_rng(1))
+    masked, unchanged = (treated == MASK_ID).mean(), (treated == originals).mean()
+    assert np.isin(treated, [MASK_ID, *ORDINARY]).all()
+    return masked, 1 - masked - unchanged, unchanged
+
+
+def test_shares_match_the_papers() -> None:
+    assert shares("mask") == (1.0, 0.0, 0.0)
+    by_chance = 0.1 / len(ORDINARY)  # random tokens that are the original
+    assert shares("bert") == pytest.approx((0.8, 0.1 - by_chance, 0.1 + by_chance), abs=BAND)
+    masked, random, unchanged = shares("electra")
+    assert random == pytest.approx(0, abs=1e-12)
+    assert (masked, unchanged) == pytest.approx((0.85, 0.15), abs=BAND)
+
+
+def test_random_tokens_are_uniform() -> None:
+    treated = treat_masked(np.full(NUM_SAMPLES, 5), TREATMENTS["bert"], MASK_ID, ORDINARY, np.random.default_rng(2))
+    counts = np.array([(treated == token).sum() for token in ORDINARY])
+    expected = NUM_SAMPLES * 0.1 / len(ORDINARY)
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_treatment_changes_only_masked_tokens_and_is_deterministic() -> None:
+    lines = random_lines(100)
+    plain, bert = (make_dataset(lines, treatment=TREATMENTS[name]) for name in ("mask", "bert"))
+    special = set(special_ids(block_dictionary()))
+    treated = 0
+    for index in range(20):
+        one, other, again = plain[index], bert[index], bert[index]
+        assert one["positions"].equal(other["positions"])
+        assert one["tokens"].equal(other["tokens"])
+        assert other["masked"].equal(again["masked"])
+        assert one["masked"].eq(plain.mask).all()
+        not_masked = other["masked"].ne(bert.mask)
+        assert not set(other["masked"][not_masked].tolist()) & special
+        treated += int(not_masked.sum())
+    assert treated > 0
+    batch = bert.collater([bert[3], bert[4]])["net_input"]
+    for row, index in enumerate((3, 4)):
+        sample = bert[index]
+        assert batch["masked_tokens"][row, sample["positions"]].equal(sample["masked"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"objective": "mlm"}, "bert"),
+        ({"objective": "electra"}, "electra"),
+        ({"objective": "amos"}, "mask"),
+        ({"objective": "teams"}, "mask"),
+        ({"objective": "mlm", "mask_treatment": "mask"}, "mask"),
+        ({"objective": "amos", "mask_treatment": "electra"}, "electra"),
+    ],
+)
+def test_default_treatment_of_an_objective(tmp_path: Path, settings: dict, expected: str) -> None:
+    task = make_task(write_corpus(tmp_path / "corpus"), **settings)
+    assert task.mask_treatment == TREATMENTS[expected]
+    task.load_dataset("train")
+    assert task.datasets["train"].treatment == TREATMENTS[expected]

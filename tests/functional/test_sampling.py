@@ -162,7 +162,7 @@ def test_sampling_without_replacement_matches_enumeration(k, sample):
     assert included[[1, 7]].eq(0).all()
     # Sampling with replacement would be far off.
     alone = 1 - (1 - logits.double().softmax(-1)) ** k
-    assert (alone - included).abs().max() > 20 * 0.5 / count**0.5
+    assert (alone - included).abs().max() > 10 * 0.5 / count**0.5
 
 
 def test_one_token_of_each_row_is_forbidden():

@@ -1,14 +1,16 @@
-"""ELECTRA's variants as models: shared parameters, frozen parameters, and settings that exclude one another."""
+"""ELECTRA's variants: shared and frozen parameters, samples against their probabilities, settings that exclude one another."""
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from frequencies import assert_shares
 from omegaconf import OmegaConf
 from small_models import (
     ELECTRA_SETTINGS,
     ELECTRA_VARIANTS,
     ENCODER_SETTINGS,
     EQUAL_SIZES,
+    NUM_TOKENS,
     electra_criterion,
     fine_tuning_task,
     small_batch,
@@ -205,3 +207,65 @@ def test_fine_tuning_needs_no_first_stage() -> None:
     """A task that does not pretrain builds the encoder alone, for every variant."""
     config = ElectraConfig(**(ELECTRA_SETTINGS | ELECTRA_VARIANTS["frozen"]))
     assert not isinstance(ElectraModel.build_model(config, fine_tuning_task()), ElectraModel)
+
+
+ORDINARY = slice(4, 4 + NUM_TOKENS)
+NUM_SAMPLES = 20_000
+
+
+def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int) -> torch.Tensor:
+    """Shares of each row among samples for one position: [V]."""
+    originals = torch.full((1, NUM_SAMPLES), original)
+    if hidden is None:
+        sampled = model.predict_and_sample(None, originals).sampled
+    elif model.is_fast:
+        sampled = model.predict_and_sample_in_chunks(hidden.expand(1, NUM_SAMPLES, -1), originals).sampled
+    else:
+        sampled = model.sample(model.noise_logits(hidden.expand(1, NUM_SAMPLES, -1), originals))
+    return torch.bincount(sampled.flatten(), minlength=len(model.never_sampled_mask)) / NUM_SAMPLES
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("disallows", [False, True])
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_samples_follow_temperature_and_forbidden_originals(temperature: float, disallows: bool, kernels: str) -> None:
+    """p^(1/T), without special tokens, padding rows and, where it is forbidden, the original, normalised again."""
+    model = small_electra(generator_temperature=temperature, disallow_true_token=disallows, kernels=kernels)
+    torch.manual_seed(3)
+    # Likely and unlikely tokens: a temperature that is 10 % off is then seen.
+    hidden, original = torch.randn(1, 1, 8) * 2.0, 9
+    logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias).double()
+    expected = logits.exp() ** (1 / temperature)
+    expected[model.never_sampled_mask] = 0
+    if disallows:
+        expected[original] = 0
+    seen = frequencies(model, hidden, original)
+    assert_shares(seen, expected / expected.sum(), NUM_SAMPLES)
+    assert (seen[original] == 0) == disallows
+
+
+def test_unigram_samples_follow_the_counts_of_the_text() -> None:
+    model, counts = small_electra(generator="unigram"), torch.arange(4 + NUM_TOKENS + 1)
+    assert model.awaits_token_counts
+    model.set_token_counts(counts)
+    assert not model.awaits_token_counts
+    expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
+    expected[ORDINARY] = counts[ORDINARY].double()  # special tokens occur and are not sampled
+    assert_shares(frequencies(model, None, 9), expected / expected.sum(), NUM_SAMPLES)
+    # They are part of the checkpoint: another model of the same settings needs no text.
+    other = small_electra(seed=1, generator="unigram")
+    other.load_state_dict(model.state_dict())
+    assert not other.awaits_token_counts
+    assert other.token_noise.counts.equal(model.token_noise.counts)
+
+
+def test_uniform_samples() -> None:
+    model = small_electra(generator="uniform")
+    expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
+    expected[ORDINARY] = 1 / NUM_TOKENS
+    assert_shares(frequencies(model, None, 9), expected, NUM_SAMPLES)
+    assert not model.awaits_token_counts
+    assert model.depth_names == ["uniform"]
+    logits, weights = model.predict_logits(**small_batch()["net_input"])
+    assert logits.shape == (1, 4, 3, len(expected))
+    assert weights.shape == (4, 3, 1)

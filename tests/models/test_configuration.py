@@ -1,4 +1,4 @@
-"""Sizes of the archs: the papers' numbers, the parameter counts that follow from them, and what generators share."""
+"""Archs: the papers' sizes, parameter counts, shared parameters of generators; choices from flags and from YAML."""
 
 import argparse
 from typing import Any
@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
-from small_models import small_dictionary
+from omegaconf import OmegaConf
+from small_models import AMOS_SETTINGS, EQUAL_SIZES, small_batch, small_dictionary, small_task
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import PaddedVocabulary, generator_config
-from amos_fairseq.models.electra import ElectraModel
-from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 # Layers, width, FFN width, heads.
 SIZES = {
@@ -159,11 +161,8 @@ def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, p
     """num_ordinary + 4 fairseq specials + <mask>, rounded up to 64; special tokens and padding rows are never sampled."""
     dictionary = small_dictionary(num_ordinary)
     vocabulary = PaddedVocabulary.of(dictionary)
-    assert (len(dictionary), vocabulary.num_tokens, vocabulary.padded_size) == (
-        num_ordinary + 5,
-        num_ordinary + 5,
-        padded_size,
-    )
+    assert len(dictionary) == vocabulary.num_tokens == num_ordinary + 5
+    assert vocabulary.padded_size == padded_size
     assert (~vocabulary.never_sampled_mask()).nonzero().flatten().tolist() == list(range(4, 4 + num_ordinary))
 
 
@@ -185,3 +184,36 @@ def test_initial_values():
             few = parameter.numel() < 1000
             assert parameter.std().item() == pytest.approx(expected, rel=0.4 if few else 0.05), name
     assert not model.embed_tokens.weight[1].any()
+
+
+VARIANTS = [
+    (AmosModel, AmosConfig, {"mixture": "uniform", "relative_position_scheme": "amos"}),
+    (AmosModel, AmosConfig, {"kernels": "reference", "pooler_activation_fn": "gelu"}),
+    (ElectraModel, ElectraConfig, {"generator": "unigram", "main_objective": "all_tokens_mlm"}),
+    (ElectraModel, ElectraConfig, {"share_weights": "none", "main_objective": "replace_mlm", **EQUAL_SIZES}),
+    (ElectraModel, ElectraConfig, {"share_weights": "all", **EQUAL_SIZES}),
+    (ElectricModel, ElectricConfig, {"electric_variant": "electra_tt", "generator_loss_tokens": "all", **EQUAL_SIZES}),
+    (ElectricModel, ElectricConfig, {"electric_variant": "two_tower", "generator_loss_tokens": "all", **EQUAL_SIZES}),
+    (TeamsModel, TeamsConfig, {"share_layers": "all", "task_heads": "ffn", "negative_sampling": "hardest"}),
+    (TeamsModel, TeamsConfig, {"share_layers": "none", "task_heads": "extra_layer", "representation": "rtd"}),
+]
+
+
+@pytest.mark.parametrize(("model_class", "config_class", "choices"), VARIANTS, ids=lambda value: str(value))
+def test_choices_from_flags_and_from_yaml_are_the_same(model_class, config_class, choices) -> None:
+    known = config_class.__dataclass_fields__
+    settings = {name: value for name, value in AMOS_SETTINGS.items() if name in known} | choices
+    settings |= {"mask_prob": 0.25} if "mask_prob" in known else {}
+    from_flags = config_class(**settings)
+    from_yaml = OmegaConf.merge(OmegaConf.structured(config_class), settings)
+    for name in choices:
+        if not isinstance(choices[name], float):
+            assert (type(getattr(from_flags, name)), type(getattr(from_yaml, name)).__name__) == (str, "Choices")
+    results = []
+    for cfg in (from_flags, from_yaml):
+        torch.manual_seed(0)
+        model = model_class.build_model(cfg, small_task())
+        torch.manual_seed(1)
+        results.append((str(model), model.depth_names, model(**small_batch()["net_input"])))
+    assert results[0][:2] == results[1][:2]
+    torch.testing.assert_close(results[0][2], results[1][2], rtol=0, atol=0)
