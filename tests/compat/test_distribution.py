@@ -202,6 +202,7 @@ def check_gradients_of_rank(rank: int) -> None:
         trainer._check_grad_norms(norm * (1 + 0.01 * rank))
 
 
+@pytest.mark.slow
 def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
     """Mean of (1, 2) and (2, 2) by hand; then rank 1's norm is 1 % off and both ranks stop with the same line."""
     for done in run_on_two_ranks(check_gradients_of_rank):

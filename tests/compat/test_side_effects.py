@@ -20,6 +20,7 @@ print(found, is_torchaudio_available())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "expected"), [(BROKEN, "False False"), ("__version__ = '2.11.0'\n", "True True")])
 def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str, tmp_path: Path):
     (tmp_path / "torchaudio").mkdir()

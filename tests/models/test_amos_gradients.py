@@ -1,4 +1,4 @@
-"""Losses and gradients of AMOS, every parameter and every ablation, against the float64 reference of reference_amos.py."""
+"""Losses and gradients of AMOS, every parameter and every ablation, against the float64 reference."""
 
 import pytest
 import torch
