@@ -69,7 +69,7 @@ def tokenizer_dictionary(tokenizer: Tokenizer) -> Dictionary:
     return dictionary
 
 
-def write_state(directory: Path, name: str, objective: str, model: Any, config: Any, **changes: Any) -> None:
+def write_state(directory: Path, name: str, objective: str, model: Any, config: Any, /, **changes: Any) -> None:
     """Save the parts of a fairseq checkpoint that are read; ``changes`` replace or add parts."""
     state = {
         "args": None,
