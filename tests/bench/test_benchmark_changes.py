@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from small_models import small_batch, small_model
+from small_models import small_amos, small_batch
 from tiny_runs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -39,7 +39,7 @@ def state(model: torch.nn.Module) -> dict[str, bool | float]:
 @pytest.mark.parametrize("change", changes.CHANGES, ids=lambda change: change.__name__)
 def test_one_thing_is_undone_and_done_again(change) -> None:
     """The values stay, to rounding of float32; only all positions of the last layer, or all logits, are more work."""
-    model = small_model().eval()
+    model = small_amos().eval()
     before, expected = state(model), model(**BATCH).mlm_nll
     with change(model):
         inside = state(model)
@@ -57,7 +57,7 @@ def test_each_step_undoes_what_its_row_names() -> None:
     seen = []
 
     class Step:
-        module = small_model()
+        module = small_amos()
 
         def step(self, batch: dict) -> None:
             seen.append(state(self.module)["kept_logits"])

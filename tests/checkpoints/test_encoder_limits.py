@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_checkpoint import write_save_dir
+from saved_models import write_save_dir
 
 import amos_fairseq
 from amos_fairseq.checkpoints.encoder import truncated_lengths

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 import torch
-from small_checkpoint import write_checkpoint, write_save_dir
+from saved_models import write_checkpoint, write_save_dir
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint

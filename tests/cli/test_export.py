@@ -12,7 +12,7 @@ import transformers
 import yaml
 from full_disk import full_disk
 from safetensors.torch import load_file, save_file
-from small_runs import UPDATES, write_run
+from saved_models import UPDATES, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main

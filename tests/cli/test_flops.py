@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from small_checkpoint import write_save_dir
+from saved_models import write_save_dir
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main

@@ -5,8 +5,7 @@ import re
 
 import pytest
 import torch
-from small_checkpoint import TEXT, write_save_dir
-from small_runs import write_run
+from saved_models import TEXT, write_run, write_save_dir
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.inspect import LARGEST_SEED

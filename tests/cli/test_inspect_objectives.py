@@ -4,8 +4,7 @@ import re
 
 import pytest
 import torch
-from small_checkpoint import TEXT
-from small_runs import write_run
+from saved_models import TEXT, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from small_runs import write_run
+from saved_models import write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from full_disk import full_disk
-from small_runs import write_run
+from saved_models import write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main

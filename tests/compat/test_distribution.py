@@ -1,21 +1,19 @@
-"""Which ranks a launch gives, on machines with any number of GPUs, and what is refused; two real gloo ranks."""
+"""The ranks of a launch on machines with any number of GPUs, launches that are refused, and two gloo ranks."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.configs import DistributedTrainingConfig, FairseqConfig
+from fairseq.distributed import utils
+from fairseq.models import DistributedFairseqModel
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from rank_functions import run_on_two_ranks
 
 from amos_fairseq.compat import distribution
 from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, describe_rank, require_ranks
-from amos_fairseq.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
+from amos_fairseq.errors import UserError, report_user_errors
 
 
 def torchrun_environment(rank: int, world_size: int, **more: str) -> dict[str, str]:
@@ -36,7 +34,7 @@ def settings(**values):
     [(0, 3, "1", "gloo"), (2, 3, "1", "nccl"), (4, 3, "3", "nccl"), (8, 9, None, "nccl")],
 )
 def test_torchrun_on_cpu_and_gpus(num_gpus: int, rank: int, local_rank: str | None, backend: str) -> None:
-    """Stock divides by zero GPUs, ignores torchrun at world size 1, and guesses the device from the global rank."""
+    """Stock divides by zero GPUs, ignores torchrun at world size 1, and derives the device from the global rank."""
     cfg = settings()
     environment = torchrun_environment(rank, 16)
     if local_rank is not None:
@@ -93,12 +91,12 @@ def test_nodes_with_different_numbers_of_gpus() -> None:
         ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but this machine has 2 GPUs"),
     ],
 )
-def test_launches_of_copies_or_of_nothing_are_refused(values, environment, num_gpus, message) -> None:
+def test_invalid_launches_are_refused(values, environment, num_gpus, message) -> None:
     with pytest.raises(UserError, match=message):
         arrange_ranks(settings(**values), environment, num_gpus)
 
 
-def test_bf16_gradients_are_not_squeezed_into_fp16() -> None:
+def test_fp16_communication_of_bf16_gradients_is_refused() -> None:
     for bf16, refused in ((True, True), (False, False)):
         cfg = settings(ddp_comm_hook="fp16")
         cfg.common.bf16 = bf16
@@ -109,7 +107,7 @@ def test_bf16_gradients_are_not_squeezed_into_fp16() -> None:
             arrange_ranks(cfg, {}, num_gpus=0)
 
 
-def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_fairseq_handles_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process; one per GPU of this machine; Slurm with its own numbers."""
     cfg = settings()
     arrange_ranks(cfg, {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}, num_gpus=0)
@@ -133,7 +131,7 @@ def test_what_fairseq_arranges_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cfg.distributed_training.distributed_backend == "gloo"
 
 
-def test_ranks_that_never_met_are_refused() -> None:
+def test_unconnected_ranks_are_refused() -> None:
     require_ranks(settings(), {})
     for cfg, environment in ((settings(distributed_world_size=2), {}), (settings(), {"WORLD_SIZE": "2"})):
         with pytest.raises(UserError, match=r"2 ranks were requested but they are not connected"):
@@ -141,7 +139,7 @@ def test_ranks_that_never_met_are_refused() -> None:
 
 
 class TrainerOfTwo:
-    """What the check asks of fairseq's trainer."""
+    """The attributes of fairseq's trainer that the check uses."""
 
     data_parallel_world_size = 2
     data_parallel_rank = 0
@@ -176,8 +174,8 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
 
 
 @pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])
-def test_a_rank_says_where_it_runs(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores are those of the affinity, whatever OMP_NUM_THREADS says."""
+def test_description_of_a_rank(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores are those of the affinity, independent of OMP_NUM_THREADS."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
     monkeypatch.setattr(distribution.socket, "gethostname", lambda: "node1")
@@ -185,55 +183,31 @@ def test_a_rank_says_where_it_runs(environment: dict, threads: str, monkeypatch:
     assert describe_rank(environment) == f"rank 3 of 16 on node1: 5 CPUs, OMP_NUM_THREADS={threads}"
 
 
-TWO_RANKS = """
-import os, sys, torch
-import amos_fairseq
-from fairseq.distributed import utils
-from fairseq.models import DistributedFairseqModel
-from fairseq.dataclass.configs import DistributedTrainingConfig
-from fairseq.trainer import Trainer
-from amos_fairseq.errors import report_user_errors
-rank = int(os.environ["RANK"])
-torch.distributed.init_process_group("gloo")
-args = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
-model = DistributedFairseqModel(args, torch.nn.Linear(2, 1), utils.get_global_group(), torch.device("cpu"))
-model.weight.data.fill_(1.0)
-model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
-print("gradient", model.weight.grad.tolist(), flush=True)
-storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
-print("storages of two gradients:", len(storages), flush=True)
-trainer = Trainer.__new__(Trainer)
-trainer.cfg = type("Cfg", (), {"distributed_training": args})
-args.distributed_world_size = 2
-trainer.device, trainer._num_updates = torch.device("cpu"), 0
-norm = model.weight.grad.norm()
-trainer._check_grad_norms(norm)
-with report_user_errors():
-    trainer._check_grad_norms(norm * (1 + 0.01 * rank))
-"""
+def check_gradients_of_rank(rank: int) -> None:
+    """Print the mean gradient, then let the norms of the two ranks differ by 1 %."""
+    args = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
+    model = DistributedFairseqModel(args, torch.nn.Linear(2, 1), utils.get_global_group(), torch.device("cpu"))
+    model.weight.data.fill_(1.0)
+    model(torch.tensor([[1.0 + rank, 2.0]])).sum().backward()
+    print("gradient", model.weight.grad.tolist(), flush=True)
+    storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+    print("storages of two gradients:", len(storages), flush=True)
+    trainer = Trainer.__new__(Trainer)
+    args.distributed_world_size = 2
+    trainer.cfg = SimpleNamespace(distributed_training=args)
+    trainer.device, trainer._num_updates = torch.device("cpu"), 0
+    norm = model.weight.grad.norm()
+    trainer._check_grad_norms(norm)
+    with report_user_errors():
+        trainer._check_grad_norms(norm * (1 + 0.01 * rank))
 
 
+@pytest.mark.slow
 def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
     """Mean of (1, 2) and (2, 2) by hand; then rank 1's norm is 1 % off and both ranks stop with the same line."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}
-            | torchrun_environment(rank, 2, MASTER_ADDR="localhost", MASTER_PORT=port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        stdout, stderr = process.communicate(timeout=120)
-        assert "gradient [[1.5, 2.0]]" in stdout, stderr
-        assert "storages of two gradients: 1" in stdout  # the bucket's, whatever --gradient-as-bucket-view says
-        assert process.returncode == 1
-        assert "amos_fairseq: error: gradients differ between ranks in update 1" in stderr
-        assert "Traceback" not in stderr
+    for done in run_on_two_ranks(check_gradients_of_rank):
+        assert "gradient [[1.5, 2.0]]" in done.stdout, done.stderr
+        assert "storages of two gradients: 1" in done.stdout  # the bucket's, also without --gradient-as-bucket-view
+        assert done.returncode == 1
+        assert "amos_fairseq: error: gradients differ between ranks in update 1" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,7 +1,6 @@
-"""How often the host waits for the device in a whole update of fairseq's trainer, and that what it reads is exact."""
+"""How often a whole update of fairseq's trainer synchronizes host and device, and that the values that it reads are exact."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from fairseq.logging import metrics
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
-from torch import distributed
-from torch.multiprocessing import spawn
-from waiting import READ, Waits
+from rank_functions import succeed_on_two_ranks
+from synchronization import READ, Synchronizations
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, prepare
@@ -28,7 +26,7 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
     given = None if precision == "fp16" else precision
     setup = prepare(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
-    if precision == "fp16":  # nobody trains so on a CPU, but its operations are those of a GPU
+    if precision == "fp16":  # refused on a CPU, but its operations are those of a GPU
         setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
     setup.cfg.distributed_training.distributed_world_size = num_ranks
@@ -38,46 +36,43 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
     return step, batches
 
 
-def waits_of_update(step: FairseqStep, batches: list[dict[str, Any]]) -> list[str]:
-    with Waits(NOT_READ_YET) as waits, metrics.aggregate(new_root=True):
+def synchronizations_of_update(step: FairseqStep, batches: list[dict[str, Any]]) -> list[str]:
+    with Synchronizations(NOT_READ_YET) as calls, metrics.aggregate(new_root=True):
         step.trainer.train_step(batches)
     assert step.trainer.get_num_updates() == 2
-    return waits.places
+    return calls.places
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_an_update_waits_once(recipe: str) -> None:
+def test_an_update_synchronizes_once(recipe: str) -> None:
     """Two micro-batches: clipping, its norm, schedule, optimizer and a dozen statistics included."""
     step, batches = warm_step(recipe, "float32")
-    (place,) = waits_of_update(step, batches[:2])
+    (place,) = synchronizations_of_update(step, batches[:2])
     assert place.startswith("aten::_to_copy compat/host_reads.py")
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("bf16", 1), ("fp16", 2)])
-def test_an_update_with_masters_waits_once_and_once_more_for_the_loss_scale(precision: str, expected: int) -> None:
+def test_an_update_with_masters_synchronizes_once_and_again_for_the_loss_scale(precision: str, expected: int) -> None:
     step, batches = warm_step("amos_tiny", precision)
-    places = waits_of_update(step, batches[:2])
+    places = synchronizations_of_update(step, batches[:2])
     assert len(places) == expected, places
     assert [place for place in places if place.startswith(READ)] == [
         place for place in places if "clip_grad_norm" in place
     ]
 
 
-def save_waits_of_rank(rank: int, directory: str) -> None:
-    store = distributed.FileStore(os.path.join(directory, "store"), 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+def save_synchronizations_of_rank(rank: int, directory: str) -> None:
     places = {}
     for precision in ("float32", "bf16", "fp16"):
         step, batches = warm_step("amos_tiny", precision, num_ranks=2)
-        places[precision] = waits_of_update(step, batches[rank : rank + 2])
+        places[precision] = synchronizations_of_update(step, batches[rank : rank + 2])
     Path(directory, f"{rank}.json").write_text(json.dumps(places), encoding="utf-8")
-    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_ranks_wait_for_the_sample_size_and_to_compare_their_norms_too(tmp_path: Path) -> None:
-    """fairseq divides by the sample size if it is not 0; what all_reduce_dict makes of numbers is made on the host."""
-    spawn(save_waits_of_rank, (str(tmp_path),), nprocs=2)
+def test_two_ranks_synchronize_for_sample_size_and_norms_too(tmp_path: Path) -> None:
+    """fairseq divides by the sample size if it is not 0; all_reduce_dict creates tensors of numbers on the host."""
+    succeed_on_two_ranks(save_synchronizations_of_rank, tmp_path)
     expected = {"all_reduce_dict", "train_step", "check_gradient_norms", "fetch"}
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
@@ -89,11 +84,11 @@ def test_two_ranks_wait_for_the_sample_size_and_to_compare_their_norms_too(tmp_p
             assert called.count("fetch") == (2 if precision == "fp16" else 1)
 
 
-def test_a_validation_step_waits_once() -> None:
+def test_a_validation_step_synchronizes_once() -> None:
     step, batches = warm_step("amos_tiny", "float32")
-    with Waits() as waits, metrics.aggregate(new_root=True):
+    with Synchronizations() as calls, metrics.aggregate(new_root=True):
         step.trainer.valid_step(batches[0])
-    (place,) = waits.places
+    (place,) = calls.places
     assert place.startswith("aten::_to_copy compat/host_reads.py")
 
 
@@ -108,16 +103,16 @@ def stock_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stock_reads")
-def test_stock_fairseq_waits_two_dozen_times() -> None:
+def test_stock_fairseq_synchronizes_two_dozen_times() -> None:
     """So the count does see them: twice for the norm, twice to log it, and each statistic by itself."""
     step, batches = warm_step("amos_tiny", "float32")
-    places = waits_of_update(step, batches[:1])
+    places = synchronizations_of_update(step, batches[:1])
     assert len(places) > 20
     assert sum("train_step" in place for place in places) == 1
     assert sum("reduce_and_log_stats" in place for place in places) == 3
 
 
-def test_what_is_logged_does_not_change(stock_reads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logged_values_do_not_change(stock_reads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stock first; one thread and the same seeds, so to the last digit that fairseq logs."""
     step, batches = warm_step("amos_tiny", "float32")
     with metrics.aggregate(new_root=True) as expected:
@@ -132,16 +127,16 @@ def test_what_is_logged_does_not_change(stock_reads: None, monkeypatch: pytest.M
         assert type(found[key].sum) is float
 
 
-def test_counts_and_tensors_arrive_as_they_left() -> None:
+def test_counts_and_tensors_keep_values_and_types() -> None:
     """2^24 + 1 is no float32, which one tensor of all would have been without a wider type."""
     histogram = torch.arange(6, dtype=torch.float64).view(2, 3) + 2.0**40
     logs = [
         {"count": torch.tensor(2**24 + 1), "loss": torch.tensor(0.1), "ntokens": 7, "name": "text"},
         {"count": torch.tensor([3]), "half": torch.tensor(1.5).bfloat16(), "histogram": histogram, "nothing": None},
     ]
-    with Waits() as waits:
+    with Synchronizations() as calls:
         first, second = on_host(logs)
-    assert len(waits.places) == 1
+    assert len(calls.places) == 1
     assert first == {"count": 2**24 + 1, "loss": float(torch.tensor(0.1)), "ntokens": 7, "name": "text"}
     assert type(first["count"]) is int
     assert second.pop("histogram").equal(histogram)

@@ -19,7 +19,7 @@ class Common:
         self.user_dir = user_dir
 
 
-def test_a_second_spelling_of_the_package_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_path_of_the_package_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "amos_fairseq").symlink_to(PACKAGE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fairseq.utils.import_user_module, "memo", set(), raising=False)
@@ -30,7 +30,7 @@ def test_a_second_spelling_of_the_package_is_not_refused(tmp_path: Path, monkeyp
     fairseq.utils.import_user_module(Common("amos_fairseq"))
 
 
-def test_a_package_beside_fairseq_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_beside_fairseq_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """site-packages holds both; the user types common.user_dir=amos_fairseq in a directory that has none."""
     site_packages = tmp_path / "site-packages"
     (site_packages / "fairseq").mkdir(parents=True)

@@ -1,16 +1,27 @@
-"""Interrupted and uninterrupted training in mixed precision, to the bit; stock fairseq's methods beside ours."""
+"""Mixed precision: exact resumes, and sums of gradients against float64, on one rank and on two; compared with stock."""
 
+import contextlib
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq.models import DistributedFairseqModel
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer, _FP16OptimizerMixin
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from rank_functions import succeed_on_two_ranks
+from torch import distributed, nn
 
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.compat.master_weights import MasterGradients, can_sum, distributed_model
 from amos_fairseq.errors import UserError
+from amos_fairseq.flops.recipe import build_task
 
 
 def configuration(precision: str, **common: Any) -> Any:
@@ -39,7 +50,7 @@ def configuration(precision: str, **common: Any) -> Any:
 
 
 class Run:
-    """A linear model with one of fairseq's mixed-precision optimizers, on made-up data that depends on the update."""
+    """A linear model with one of fairseq's mixed-precision optimizers, on random data that depends on the update."""
 
     def __init__(self, precision: str) -> None:
         torch.manual_seed(0)
@@ -65,7 +76,7 @@ class Run:
         return 1.0 if scaler is None else getattr(scaler, "loss_scale", None) or scaler.get_scale()
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint would hold, by way of a file and the strict loader."""
+        """The state after saving it to a file and loading it with the strict loader."""
         buffer = io.BytesIO()
         torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, buffer)
         buffer.seek(0)
@@ -140,3 +151,229 @@ def test_the_state_of_the_optimizer_keeps_stock_names() -> None:
     run = Run("fp16")
     run.update(1)
     assert {"state", "param_groups", "loss_scale"} <= set(run.optimizer.state_dict())
+
+
+MICRO_BATCHES = 16
+WIDTH = 64
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def settings(precision: str = "bf16", update_freq: int = MICRO_BATCHES, **training: Any) -> Any:
+    common = {"bf16": precision == "bf16", "fp16": precision == "fp16", "fp16_no_flatten_grads": True}
+    common |= {"fp16_scale_window": 4, "fp16_init_scale": 8, "fp16_scale_tolerance": 0.0, "threshold_loss_scale": None}
+    return OmegaConf.create(
+        {
+            "common": {**common, "min_loss_scale": 1e-4},
+            "optimizer": {"_name": "grouped_adam", "lr": [0.01], "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6}
+            | {"weight_decay": 0.0, "decay_all_parameters": False, "layer_wise_lr_decay": 1.0},
+            "optimization": {"update_freq": [update_freq]},
+            "distributed_training": {"ddp_comm_hook": "none", **training},
+        }
+    )
+
+
+def linear(dtype: torch.dtype) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, WIDTH, bias=False).to(dtype)
+
+
+def inputs(number: int) -> torch.Tensor:
+    """Positive, so that the sum becomes large compared with its terms."""
+    return torch.rand(4, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+def gradient_of(model: nn.Module, number: int) -> torch.Tensor:
+    """The gradient of one micro-batch, computed in the model's dtype, as float64."""
+    model.zero_grad(set_to_none=True)
+    loss_of(model, number).backward()
+    (parameter,) = model.parameters()
+    gradient, parameter.grad = parameter.grad.double(), None
+    return gradient
+
+
+def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+    dtype = next(model.parameters()).dtype
+    return model(inputs(number).to(dtype)).float().square().sum()
+
+
+def optimizer_of(model: nn.Module, precision: str, sums: bool = True) -> FP16Optimizer:
+    optimizer = FP16Optimizer.build_optimizer(settings(precision), list(model.parameters()))
+    if sums:
+        optimizer.master_gradients = MasterGradients(optimizer.fp16_params, optimizer.fp32_params)
+    optimizer.zero_grad()
+    return optimizer
+
+
+def summed(precision: str, sums: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The master's gradient of an update of 16 micro-batches without the loss scale, and the float64 sum."""
+    model = linear(DTYPES[precision])
+    expected = sum(gradient_of(model, number) for number in range(MICRO_BATCHES))
+    optimizer = optimizer_of(model, precision, sums)
+    for number in range(MICRO_BATCHES):
+        optimizer.backward(loss_of(model, number))
+    optimizer._sync_fp16_grads_to_fp32()
+    scale = 1 if optimizer.scaler is None else optimizer.scaler.loss_scale
+    return optimizer.fp32_params[0].grad / scale, expected
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sum_is_in_float32(precision: str) -> None:
+    """Each term is a gradient in 16 bits; 16 additions in float32 round by 2^-24 each, at most 1e-6 in all."""
+    assert error(*summed(precision, sums=True)) < 1e-6
+
+
+def test_stock_fairseq_adds_in_16_bits() -> None:
+    """bfloat16 has 8 bits: half of the last one is 2e-3 of the sum, in each of 15 additions."""
+    assert error(*summed("bf16", sums=False)) > 1e-3
+
+
+def test_terms_below_the_last_bit_of_the_sum_count() -> None:
+    model = linear(torch.bfloat16)
+    optimizer = optimizer_of(model, "bf16")
+    (parameter,) = model.parameters()
+    for factor in (1.0, *[2.0**-9] * 256):
+        optimizer.backward((parameter.float() * factor).sum())
+    assert optimizer.fp32_params[0].grad.eq(1.5).all()
+
+
+def test_updates_do_not_share_their_sums() -> None:
+    """Nothing of an update is left in the next, nor its clipping; and the model holds no gradient of its own."""
+    model = linear(torch.bfloat16)
+    optimizer = optimizer_of(model, "bf16")
+    for number in (1, 2):
+        expected = gradient_of(model, number)
+        optimizer.zero_grad()
+        optimizer.backward(loss_of(model, number))
+        optimizer.multiply_grads(0.5)
+        norm = optimizer.clip_grad_norm(1e-3)
+        assert float(norm) == pytest.approx(float(expected.norm()) / 2, rel=1e-5)
+        assert error(optimizer.fp32_params[0].grad, expected) < 1e-6
+        optimizer.step()
+        assert next(model.parameters()).grad is None
+        assert torch.equal(next(model.parameters()), optimizer.fp32_params[0].bfloat16())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_scale_and_clipping_are_part_of_the_fused_step(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go into the fused kernel; fairseq's way multiplies the masters' gradients first, to the same end."""
+    found = []
+    for is_fused in (True, False):
+        model = linear(DTYPES[precision])
+        optimizer = optimizer_of(model, precision)
+        assert optimizer.supports_step_with_scale
+        multiplied: list[Any] = []
+        multiply_grads = optimizer.fp32_optimizer.multiply_grads
+        monkeypatch.setattr(
+            optimizer.fp32_optimizer, "multiply_grads", lambda c, m=multiplied, f=multiply_grads: (m.append(c), f(c))
+        )
+        optimizer.optimizer.supports_step_with_scale = is_fused
+        for number in range(2):
+            optimizer.zero_grad()
+            optimizer.backward(loss_of(model, number))
+            optimizer.multiply_grads(1 / 7)
+            optimizer.clip_grad_norm(0.5)
+            optimizer.step()
+        assert len(multiplied) == (0 if is_fused else 2)
+        found.append(optimizer.fp32_params[0].detach())
+    # An update moves a weight by 0.01; where a gradient is near 0, Adam shows the rounding of a quotient and a product.
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
+def test_an_overflow_is_seen_in_the_sum() -> None:
+    """One infinite micro-batch among finite ones: fairseq's loss scaler halves its scale, from the norm alone."""
+    model = linear(torch.float16)
+    optimizer = optimizer_of(model, "fp16")
+    for factor in (1.0, 1e38, 1.0):
+        optimizer.backward(loss_of(model, 0) * factor)
+    with pytest.raises(OverflowError):
+        optimizer.clip_grad_norm(1.0)
+    assert optimizer.scaler.loss_scale == 4
+
+
+class TrainerOf:
+    """The attributes of fairseq's trainer that the exchange uses."""
+
+    def __init__(self, model: nn.Module, cfg: Any, world_size: int) -> None:
+        self.cfg, self.data_parallel_world_size = cfg, world_size
+        self.data_parallel_process_group = distributed.group.WORLD if world_size > 1 else None
+        self.model = model
+
+
+def exchange(rank: int, directory: str) -> None:
+    """Two updates of one rank in each precision; the gradients of its masters are saved."""
+    found = {precision: sums_of_updates(rank, precision) for precision in DTYPES}
+    torch.save(found, Path(directory, f"{rank}.pt"))
+
+
+def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[torch.Tensor]:
+    """As in fairseq's trainer, only the last micro-batch is exchanged."""
+    arguments = DistributedTrainingConfig(ddp_backend="pytorch_ddp", device_id=rank, tpu=False)
+    arguments.gradient_as_bucket_view = precision == "fp16"
+    own = linear(DTYPES[precision])
+    model = DistributedFairseqModel(arguments, own, distributed.group.WORLD, torch.device("cpu"))
+    trainer = TrainerOf(model, settings(precision, update_freq), world_size=2)
+    found = []
+    for sums in (can_sum(trainer), can_sum(trainer)):  # as after a resume, which must not register a second hook
+        trainer.optimizer = optimizer_of(own, precision, sums)
+    for update in range(2):
+        trainer.optimizer.zero_grad()
+        for number in range(update_freq):
+            with model.no_sync() if number < update_freq - 1 else contextlib.nullcontext():
+                trainer.optimizer.backward(loss_of(model, 100 * update + 2 * number + rank))
+        trainer.optimizer._sync_fp16_grads_to_fp32()
+        found.append(trainer.optimizer.fp32_params[0].grad.clone())
+    return found
+
+
+@pytest.mark.slow
+def test_two_ranks_exchange_float32_sums(tmp_path: Path) -> None:
+    """The mean over ranks of all micro-batches' gradients, equal to the last bit on both; loss scale 8 in fp16."""
+    succeed_on_two_ranks(exchange, tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for precision, scale in (("bf16", 1), ("fp16", 8)):
+        model = linear(DTYPES[precision])
+        for update in range(2):
+            assert first[precision][update].equal(second[precision][update])
+            expected = sum(gradient_of(model, 100 * update + number) for number in range(8)) / 2
+            assert error(first[precision][update] / scale, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("world_size", "update_freq", "hook", "expected"),
+    [(1, 4, "none", True), (2, 1, "none", False), (2, 4, "fp16", False), (2, 4, "none", False)],
+)
+def test_configurations_that_sum_in_float32(
+    world_size: int, update_freq: int, hook: str, expected: bool, caplog: Any
+) -> None:
+    """Alone always; on several ranks only where there is a sum, and DistributedDataParallel to exchange it."""
+    assert distributed_model(nn.Linear(2, 2)) is None
+    trainer = TrainerOf(nn.Linear(2, 2), settings(update_freq=update_freq, ddp_comm_hook=hook), 1)
+    trainer.data_parallel_world_size = world_size
+    assert can_sum(trainer) is expected
+    assert ("added up in 16 bits" in caplog.text) == (world_size > 1 and update_freq > 1)
+
+
+def test_trainer_uses_master_gradients() -> None:
+    setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], precision="bf16", device="cpu"), 600)
+    trainer: Trainer = FairseqStep(setup, build_task(setup.cfg.task, setup.vocabulary_size), "ours", "").trainer
+    assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
+    assert not hasattr(_FP16OptimizerMixin, "master_gradients")
+
+
+def test_zero_grad() -> None:
+    """As fairseq's own zero_grad does it, one tensor after the other."""
+    model = nn.Sequential(linear(torch.bfloat16), linear(torch.bfloat16))
+    optimizer = optimizer_of(model, "bf16")
+    optimizer.backward(loss_of(model[0], 0) + loss_of(model[1], 1))
+    masters = [master.grad for master in optimizer.fp32_params]
+    assert all(gradient.count_nonzero() > 0 for gradient in masters)
+    loss_of(model[0], 2).backward()
+    optimizer.zero_grad()
+    assert all(gradient.count_nonzero() == 0 for gradient in masters)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.master_gradients.is_sum
+    assert not optimizer._needs_sync

@@ -38,7 +38,7 @@ def _stock_fairseq(monkeypatch):
 
 
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):
-    """What fairseq_cli.train does in a process, with the real progress bar, on made-up statistics."""
+    """The calls of fairseq_cli.train in a process, with the real progress bar and synthetic statistics."""
     trainer = types.SimpleNamespace(get_num_updates=lambda: first_update - 1)
     checkpoint_utils.load_checkpoint(types.SimpleNamespace(save_dir=save_dir), trainer)
     if stop_early:
@@ -57,7 +57,7 @@ def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_
     bar.print({"loss": 9.0}, tag="train", step=last_update)
 
 
-def test_lines_are_fairseq_s_intervals_and_validations(save_dir):
+def test_lines_of_intervals_and_validations(save_dir):
     train(save_dir, first_update=1, last_update=6)
     assert read(save_dir) == [
         {"split": "train", "update": 2, "epoch": 0.2, "loss": 0.5},
@@ -126,7 +126,7 @@ def test_new_run_replaces_the_file(save_dir):
     assert [line["update"] for line in read(save_dir)] == [2, 2]
 
 
-def test_run_that_is_refused_after_loading_changes_nothing(save_dir):
+def test_a_run_that_is_refused_after_loading_changes_nothing(save_dir):
     train(save_dir, first_update=1, last_update=4)
     before = read(save_dir)
     train(save_dir, first_update=1, last_update=4, stop_early=True)

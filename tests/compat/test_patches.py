@@ -1,4 +1,4 @@
-"""The table of patches against what fairseq's attributes are after the plugin is imported."""
+"""The table of patches against fairseq's attributes after the plugin is imported."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def modules_of(function: Any) -> Iterator[str]:
         (options, "parse_args_and_arch", ["precision", "known_names"]),
     ],
 )
-def test_attributes_with_several_patches_are_wrapped_in_this_order(owner: Any, name: str, expected: list[str]) -> None:
+def test_order_of_several_patches(owner: Any, name: str, expected: list[str]) -> None:
     found = list(modules_of(getattr(owner, name)))
     assert found == expected
     in_table = [patch.replacement for patch in ALL if patch[:2] == (owner, name)]
@@ -54,7 +54,7 @@ def test_a_missing_attribute_is_an_error() -> None:
         Patch(SimpleNamespace(), "renamed", lambda stock: None).apply_to(SimpleNamespace())
 
 
-def test_static_methods_stay_static() -> None:
+def test_static_methods_remain_static() -> None:
     class Owner:
         @staticmethod
         def double(value: int) -> int:

@@ -1,4 +1,4 @@
-"""Number formats by flags and through Hydra's configuration, and what a device or an optimizer does not have."""
+"""Precisions by flags and through Hydra, and precisions that a device or an optimizer does not support."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_bf16_flag_does_not_mean_tpu(flag: str) -> None:
     assert not parse().bf16
 
 
-def test_two_formats_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
+def test_two_precisions_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         parse("--bf16", "--fp16")
     assert ended.value.code == 1
@@ -55,7 +55,7 @@ def test_two_formats_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
         ({"bf16": True, "memory_efficient_bf16": True}, False, r"--memory-efficient-bf16 keeps .* use --bf16"),
     ],
 )
-def test_formats_that_are_refused(common: dict, has_gpu: bool, message: str) -> None:
+def test_precisions_that_are_refused(common: dict, has_gpu: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose_precision(configuration(**common), has_gpu)
 
@@ -71,25 +71,16 @@ def test_formats_that_are_refused(common: dict, has_gpu: bool, message: str) -> 
     ],
 )
 def test_parameter_groups_survive_fp16(optimizer: str, common: dict, has_gpu: bool, flat: bool) -> None:
-    """fairseq's flat float32 masters lose the groups; bf16 is never flat, whatever the setting says."""
+    """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
     cfg = configuration(optimizer, **common)
     choose_precision(cfg, has_gpu)
     assert cfg.common.fp16_no_flatten_grads is not flat
 
 
 @pytest.mark.parametrize("optimizer", ["grouped_adam", "adam"])
-def test_a_gpu_without_bfloat16_is_told(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_bfloat16_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     choose_precision(configuration(optimizer, bf16=True), has_gpu=False)  # a CPU has it
     choose_precision(configuration(optimizer, fp16=True), has_gpu=True)
     with pytest.raises(UserError, match=r"--bf16 is not supported by this GPU: use --fp16"):
         choose_precision(configuration(optimizer, bf16=True), has_gpu=True)
-
-
-def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
-    """fairseq's function reads the file and would fail on one that is absent."""
-    from fairseq.data import indexed_dataset
-
-    with pytest.raises(FileNotFoundError):
-        indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
-    indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))

@@ -1,13 +1,16 @@
-"""Which starts are refused, which do nothing, and which go on."""
+"""Starts that are refused, that do nothing, and that continue; validation scores of a run."""
 
 import functools
 import hashlib
+import math
+import pickle
 import queue
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data.iterators import BackgroundConsumer
@@ -19,7 +22,14 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from amos_fairseq.compat import run_lifecycle
-from amos_fairseq.compat.run_lifecycle import check_fits, checkpoint_to_load, finished, refusal
+from amos_fairseq.compat.run_lifecycle import (
+    check_fits,
+    checkpoint_to_load,
+    comparable,
+    finished,
+    refusal,
+    return_comparable_scores,
+)
 from amos_fairseq.errors import UserError
 
 POSITIONS = {
@@ -51,7 +61,7 @@ def test_a_learning_rate_of_zero_is_refused_with_the_flags_to_use() -> None:
         assert flag in problem
 
 
-def test_a_continued_run_has_to_have_updates_left() -> None:
+def test_a_continued_run_without_updates_left_is_refused() -> None:
     problem = refusal(trainer_at(100, max_update=100, total=100), "old/checkpoint_last.pt")
     assert "--restore-file old/checkpoint_last.pt is at update 100" in problem
     assert "--reset-lr-scheduler" in problem
@@ -61,7 +71,7 @@ def test_a_continued_run_has_to_have_updates_left() -> None:
     ("updates", "max_update", "total"),
     [(0, 100, 100), (50, 100, 100), (99, 100, 100), (100, 200, 200), (100, 0, 200)],
 )
-def test_other_runs_go_on(updates: int, max_update: int, total: int) -> None:
+def test_other_runs_continue(updates: int, max_update: int, total: int) -> None:
     """Among them the first update of a warm-up, whose learning rate is 0 as well."""
     trainer = trainer_at(updates, max_update, total)
     assert (trainer.get_lr() == 0) == (updates == 0)
@@ -79,7 +89,7 @@ def test_a_run_is_finished_by_updates_or_epochs() -> None:
     assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
 
 
-def test_a_finished_run_waits_for_what_still_reads() -> None:
+def test_a_finished_run_waits_for_background_readers() -> None:
     """fairseq's own thread, over a source that takes its time after the last item."""
 
     def slow_to_end() -> Any:
@@ -128,12 +138,12 @@ def saved(tmp_path: Path, task_state: Any, model: Any) -> str:
         (NO_POSITIONS, {**NO_POSITIONS, "relative_position_buckets": 64}),  # the sizes then mean nothing
     ],
 )
-def test_what_fits_is_accepted(here: dict, there: Any, tmp_path: Path) -> None:
+def test_matching_checkpoints_are_accepted(here: dict, there: Any, tmp_path: Path) -> None:
     check_fits(saved(tmp_path, {"dictionary_sha256": "here"}, there), Task(), OmegaConf.create(here))
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"relative_position_scheme": "amos"}, "--relative-position-scheme amos, not t5"),
         ({"relative_position_buckets": 64}, "--relative-position-buckets 64, not 32"),
@@ -142,11 +152,11 @@ def test_what_fits_is_accepted(here: dict, there: Any, tmp_path: Path) -> None:
         ({"layer_norm_eps": 1e-12}, "--layer-norm-eps 1e-12, not 1e-05"),
     ],
 )
-def test_another_scheme_or_epsilon_is_refused(change: dict, words: str, tmp_path: Path) -> None:
+def test_another_scheme_or_epsilon_is_refused(change: dict, message: str, tmp_path: Path) -> None:
     path = saved(tmp_path, {}, {**POSITIONS, **change})
     config = OmegaConf.create(POSITIONS)
     OmegaConf.set_struct(config, True)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         check_fits(path, Task(), config)
 
 
@@ -196,6 +206,42 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
 
 
 @pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model"])
-def test_a_file_that_does_not_exist_is_no_new_start(flag: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(flag: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} gone.pt does not exist"):
         checkpoint_to_load(checkpoint_config(tmp_path, **{flag: "gone.pt"}))
+
+
+NAN = np.float64("nan")
+
+
+def validated(scores, maximize=True):
+    cfg = SimpleNamespace(checkpoint=SimpleNamespace(maximize_best_checkpoint_metric=maximize))
+    return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
+
+
+def test_a_numpy_scalar_becomes_a_python_number(tmp_path):
+    torch.save({"best": np.float64(0.5)}, tmp_path / "numpy.pt")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(tmp_path / "numpy.pt", weights_only=True)
+    torch.save({"best": validated([np.float64(0.5), None])}, tmp_path / "python.pt")
+    assert torch.load(tmp_path / "python.pt", weights_only=True) == {"best": [0.5, None]}
+
+
+@pytest.mark.parametrize(("maximize", "worst"), [(True, -math.inf), (False, math.inf)])
+def test_nan_is_worse_than_any_number(maximize, worst):
+    assert comparable(NAN, maximize) == worst
+    assert comparable(1.5, maximize) == 1.5
+
+
+def test_the_best_of_several_epochs_survives_one_without_a_score():
+    """fairseq keeps max(new, best so far), in this order: a nan in between would make it forget."""
+
+    def best_by_fairseqs_rule(scores):
+        best = scores[0]
+        for score in scores:
+            best = max(score, best)
+        return best
+
+    seen = [0.3, NAN, 0.2]
+    assert best_by_fairseqs_rule([float(score) for score in seen]) == 0.2
+    assert best_by_fairseqs_rule(validated(seen)) == 0.3

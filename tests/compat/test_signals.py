@@ -37,7 +37,7 @@ def alone(updates: int = 5) -> Any:
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_a_rank_notes_the_signal_and_lives(number: int) -> None:
+def test_a_rank_records_the_signal(number: int) -> None:
     signals.install_handlers()
     assert not signals.stop_is_requested(alone())
     os.kill(os.getpid(), number)
@@ -79,7 +79,7 @@ def signal_from_elsewhere(pid: int, number: int) -> None:
     subprocess.run(["kill", f"-{int(number)}", str(pid)], check=True)
 
 
-def test_a_loader_process_leaves_signals_of_others_to_its_rank() -> None:
+def test_a_loader_process_ignores_signals_of_other_processes() -> None:
     signals.install_handlers()
     batches = loader()
     first = int(next(batches))
@@ -89,7 +89,7 @@ def test_a_loader_process_leaves_signals_of_others_to_its_rank() -> None:
     assert [first, *(int(batch) for batch in batches)] == list(range(6))
 
 
-def test_a_loader_process_obeys_its_own_rank() -> None:
+def test_a_loader_process_ends_with_its_rank() -> None:
     batches = loader()
     next(batches)
     process = batches._workers[0]
@@ -129,7 +129,7 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         ({"no_save": True}, None, 0),
     ],
 )
-def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: int, saves: list) -> None:
+def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int, saves: list) -> None:
     trainer = alone(updates=5)
     trainer.update_of_last_save = saved_at
     stop = functools.partial(signals.stop_after_update, lambda *args: ([None], False))
@@ -145,7 +145,7 @@ def test_what_is_saved_before_the_exit(settings: dict, saved_at: Any, expected: 
         assert (position, valid_loss) == ("position", None)
 
 
-def test_the_last_update_of_a_run_ends_it_as_usual(saves: list) -> None:
+def test_signal_in_the_last_update(saves: list) -> None:
     signals._received.append(signal.SIGTERM)
     stop = functools.partial(signals.stop_after_update, lambda *args: ([2.5], True))
     assert stop(config(), alone(), None, None, ["valid"], True) == ([2.5], True)

@@ -1,4 +1,4 @@
-"""Mistakes as stock fairseq, a loader process, Hydra and the registries report them, and the line that comes of each."""
+"""Errors of stock fairseq, a loader process, Hydra and the registries, and the line that reports each."""
 
 import errno
 import os
@@ -61,13 +61,13 @@ def test_rows_that_are_longer_than_the_model_reads() -> None:
     assert "--shorten-method truncate" in line
 
 
-def test_bugs_keep_their_traceback() -> None:
+def test_other_errors_keep_their_traceback() -> None:
     for error in (ValueError("bad"), KeyError("x"), AssertionError("shape"), RuntimeError("size mismatch")):
         assert line_for(error) is None
 
 
 def test_a_checkpoint_of_another_architecture(tmp_path: Path) -> None:
-    """fairseq says "ensure that the architectures match"; what does not match stands in the exception behind."""
+    """fairseq says "ensure that the architectures match"; what does not match is in the exception that caused it."""
 
     def load() -> None:
         try:
@@ -91,14 +91,14 @@ class Corpus(torch.utils.data.Dataset):
         raise UserError("block 3 of train.bin holds token 900, but the dictionary ends at 400")
 
 
-def test_a_mistake_found_in_a_loader_process() -> None:
+def test_an_error_in_a_loader_process() -> None:
     error = raised_by(lambda: next(iter(torch.utils.data.DataLoader(Corpus(), num_workers=1))))
     assert "Traceback" in str(error)
     assert line_for(error) == "block 3 of train.bin holds token 900, but the dictionary ends at 400"
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "message"),
     [
         (AssertionError("Must specify batch size either with --max-tokens or --batch-size"), "--batch-size"),
         (AssertionError("Optimizer does not match; please reset it (--reset-optimizer). A vs B"), "--reset"),
@@ -111,8 +111,8 @@ def test_a_mistake_found_in_a_loader_process() -> None:
         (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must be between 0"),
     ],
 )  # fmt: skip
-def test_words_of_stock_fairseq_and_torch(error: Exception, words: str) -> None:
-    assert words in line_for(error)
+def test_messages_of_fairseq_and_torch(error: Exception, message: str) -> None:
+    assert message in line_for(error)
     assert len(line_for(error).splitlines()) == 1
 
 
@@ -131,7 +131,7 @@ def job(error: Exception) -> JobReturn:
     return JobReturn(overrides=["a=b"], status=JobStatus.FAILED, _return_value=error)
 
 
-def test_hydra_repeats_a_mistake_as_one_line(capsys: pytest.CaptureFixture) -> None:
+def test_hydra_reports_a_user_error_as_one_line(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         job(UserError("no such corpus")).return_value  # noqa: B018
     assert ended.value.code == 1
@@ -141,7 +141,7 @@ def test_hydra_repeats_a_mistake_as_one_line(capsys: pytest.CaptureFixture) -> N
     assert JobReturn(status=JobStatus.COMPLETED, _return_value=0.5).return_value == 0.5
 
 
-def test_one_rank_raises_what_it_has_found() -> None:
+def test_raise_on_every_rank_with_one_rank() -> None:
     raise_on_every_rank(None)
     with pytest.raises(UserError, match="damaged"):
         raise_on_every_rank("damaged")
@@ -160,7 +160,7 @@ def test_names_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "name", "words"),
+    ("section", "name", "message"),
     [
         ("task", "text_pretrainin", r"no task 'text_pretrainin' \(task\._name\): did you mean text_pretraining"),
         ("model", "amos_tinny", "did you mean amos_tiny"),
@@ -169,8 +169,8 @@ def test_names_that_exist() -> None:
         ("lr_scheduler", "polynomial", "did you mean polynomial_decay"),
     ],
 )
-def test_names_that_do_not(section: str, name: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         check_names(named(**{section: name}))
 
 
@@ -225,7 +225,7 @@ def test_a_criterion_beside_another_task(task: str, criterion: str, needed: str)
         check_fit(named(task=task, model="electra_tiny", criterion=criterion))
 
 
-def test_what_is_not_this_packages_own_is_not_judged() -> None:
+def test_other_packages_criterions_are_not_checked() -> None:
     """Stock criterions and models, and fine-tuning of any architecture."""
     check_fit(named(task="squad", model="teams_tiny", criterion="squad"))
     check_fit(named(task="sentence_prediction", model="mlm_tiny", criterion="sentence_prediction"))
@@ -233,5 +233,5 @@ def test_what_is_not_this_packages_own_is_not_judged() -> None:
     check_fit(named(task="text_pretraining", model="roberta", criterion="electra"))
 
 
-def test_what_stock_fairseq_says_of_an_unknown_name() -> None:
+def test_unknown_name_in_stock_fairseq() -> None:
     assert isinstance(raised_by(lambda: optim.build_optimizer(OmegaConf.create({"_name": "zzzz"}), [])), KeyError)

@@ -1,4 +1,4 @@
-"""The recipes of examples/pretraining: YAML and flags say the same, and both say what the papers say."""
+"""The recipes of examples/pretraining: YAML and flags have the same values, which are those of the papers."""
 
 import os
 import re
@@ -17,14 +17,15 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from forked_command import fork_server
 from omegaconf import DictConfig, OmegaConf
 
-import amos_fairseq  # noqa: F401  (registers what the recipes name)
+import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
-# Hydra announces the end of what fairseq calls when it reads flags.
+# Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
 ALL_NAMES = sorted(path.stem for path in (RECIPES / "config").glob("*.yaml"))
@@ -34,28 +35,32 @@ OF_THE_FAMILY = [name for name in ALL_NAMES if name not in NAMES]
 
 @cache
 def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES / "config") -> DictConfig:
-    """What ``fairseq-hydra-train`` hands to fairseq."""
+    """The configuration that ``fairseq-hydra-train`` passes to fairseq."""
     return composition.compose_recipe(name, ["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides], config_dir)
 
 
 @cache
 def recipe_as_flags(name: str) -> DictConfig:
-    """The same from NAME.sh: a stand-in for fairseq-train prints its arguments, fairseq's own parser reads them."""
+    """The same from NAME.sh: a script in place of fairseq-train prints its arguments."""
     with TemporaryDirectory() as directory:
-        stand_in = Path(directory) / "fairseq-train"
-        stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
-        stand_in.chmod(0o755)
+        script = Path(directory) / "fairseq-train"
+        script.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+        script.chmod(0o755)
         command = ["bash", str(RECIPES / f"{name}.sh"), "DATA", "SAVE_DIR"]
         # AMOS_ENVIRONMENT=active would put the real fairseq-train before it.
         path = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "AMOS_ENVIRONMENT": ""}
         arguments = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
-    flags = arguments.split("\0")[:-1]
+    return parse_flags(arguments.split("\0")[:-1])
+
+
+def parse_flags(flags: list[str]) -> DictConfig:
+    """The configuration that fairseq's parser makes of the flags of ``fairseq-train``."""
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), input_args=flags))
     return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
 
 
 def build_on_meta(model_cfg: DictConfig, vocabulary_size: int) -> dict[str, torch.Size]:
-    """Names and shapes of the whole model in its real sizes; the meta device holds no numbers."""
+    """Names and shapes of the whole model in its real sizes; the meta device holds no values."""
     dictionary = Dictionary()
     for number in range(vocabulary_size - len(dictionary) - 1):
         dictionary.add_symbol(f"piece{number}", n=vocabulary_size - number)  # counts: for a unigram generator
@@ -85,76 +90,142 @@ def test_yaml_and_flags_hold_the_same_values(name: str) -> None:
     assert (from_yaml.model._name, from_flags.model._name) == ("amos", name.removesuffix("_pp"))
 
 
-# Millions of parameters to keep after pretraining (embeddings and encoder): AMOS Table 1 for base and base++.
+@pytest.mark.parametrize("name", NAMES)
+def test_yaml_and_flags_build_equal_models(name: str) -> None:
+    assert build_on_meta(compose_recipe(name).model, 4096) == build_on_meta(recipe_as_flags(name).model, 4096)
+
+
 @pytest.mark.parametrize(
-    ("name", "vocabulary_size", "encoder_millions"),
-    [("amos_base", 32768, 110), ("amos_base_pp", 64000, 134), *((name, 4096, None) for name in NAMES)],
+    ("name", "vocabulary_size", "millions", "rounding"),
+    [
+        # AMOS Table 1.
+        ("amos_base", 32_768, 110, 0.01),
+        ("amos_base_pp", 64_000, 134, 0.01),
+        # TEAMS Table 1, with BERT's pieces; the paper rounds, and counts BERT's two token types and its pooler.
+        ("teams_small", 30_522, 14, 0.04),
+        ("teams_base", 30_522, 110, 0.04),
+        ("teams_large", 30_522, 335, 0.04),
+    ],
 )
-def test_yaml_and_flags_build_equal_models(name: str, vocabulary_size: int, encoder_millions: int | None) -> None:
+def test_the_encoder_is_as_large_as_the_paper_says(
+    name: str, vocabulary_size: int, millions: int, rounding: float
+) -> None:
+    """Embeddings and encoder, without generator and heads."""
     shapes = build_on_meta(compose_recipe(name).model, vocabulary_size)
-    assert shapes == build_on_meta(recipe_as_flags(name).model, vocabulary_size)
-    if encoder_millions is not None:
-        kept = sum(
-            shape.numel() for key, shape in shapes.items() if key.startswith(("embed_tokens.", "discriminator."))
-        )
-        assert abs(kept / 1e6 - encoder_millions) < 1
+    encoder = sum(shape.numel() for key, shape in shapes.items() if key.startswith(("embed_tokens.", "discriminator.")))
+    assert encoder / 1e6 == pytest.approx(millions, rel=rounding)
 
 
-# AMOS Table 3, and Table 5.1 of the thesis (columns Small and Large; ELECTRA's number of steps), read by eye.
+# AMOS Table 3; thesis Table 5.1 (columns Small and Large; ELECTRA's number of steps), sections 5.2.3 and 5.4.1; TEAMS Table 5.
+# Steps, peak rate, batch, length, beta 2, clip, masked share; layers, width, FFN width, heads, embedding.
 PRINTED = {
-    "amos_base": (125_000, 5e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.98), 2.0, 0.1, (12, 768, 3072, 12)),
-    "amos_base_pp": (1_950_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.98), 2.0, 0.1, (12, 768, 3072, 12)),
-    "amos_small": (1_000_000, 5e-4, 128, 10_000, 128, 1e-6, (0.9, 0.999), 2.0, 0.1, (12, 256, 1024, 4)),
-    "amos_large": (400_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.999), 2.0, 0.1, (24, 1024, 4096, 16)),
-    "mlm_small": (1_450_000, 5e-4, 128, 10_000, 128, 1e-6, (0.9, 0.999), 1.0, 0.1, (12, 256, 1024, 4)),
-    "mlm_base": (1_000_000, 2e-4, 256, 10_000, 512, 1e-6, (0.9, 0.999), 1.0, 0.1, (12, 768, 3072, 12)),
-    "mlm_large": (464_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.999), 1.0, 0.1, (24, 1024, 4096, 16)),
-    "electra_small": (1_000_000, 5e-4, 128, 10_000, 128, 1e-6, (0.9, 0.999), 1.0, 0.1, (12, 256, 1024, 4)),
-    "electra_base": (766_000, 2e-4, 256, 10_000, 512, 1e-6, (0.9, 0.999), 1.0, 0.1, (12, 768, 3072, 12)),
-    "electra_large": (400_000, 2e-4, 2048, 10_000, 512, 1e-6, (0.9, 0.999), 1.0, 0.1, (24, 1024, 4096, 16)),
+    "amos_base": (125_000, 5e-4, 2048, 512, 0.98, 2.0, 0.15, (12, 768, 3072, 12, 768)),
+    "amos_base_pp": (1_950_000, 2e-4, 2048, 512, 0.98, 2.0, 0.15, (12, 768, 3072, 12, 768)),
+    "amos_small": (1_000_000, 5e-4, 128, 128, 0.999, 2.0, 0.15, (12, 256, 1024, 4, 256)),
+    "amos_large": (400_000, 2e-4, 2048, 512, 0.999, 2.0, 0.15, (24, 1024, 4096, 16, 1024)),
+    "mlm_small": (1_450_000, 5e-4, 128, 128, 0.999, 1.0, 0.15, (12, 256, 1024, 4, 128)),
+    "mlm_base": (1_000_000, 2e-4, 256, 512, 0.999, 1.0, 0.15, (12, 768, 3072, 12, 768)),
+    "mlm_large": (464_000, 2e-4, 2048, 512, 0.999, 1.0, 0.15, (24, 1024, 4096, 16, 1024)),
+    "electra_small": (1_000_000, 5e-4, 128, 128, 0.999, 1.0, 0.15, (12, 256, 1024, 4, 128)),
+    "electra_base": (766_000, 2e-4, 256, 512, 0.999, 1.0, 0.15, (12, 768, 3072, 12, 768)),
+    "electra_large": (400_000, 2e-4, 2048, 512, 0.999, 1.0, 0.25, (24, 1024, 4096, 16, 1024)),
+    "electric_small": (1_000_000, 5e-4, 128, 128, 0.999, 1.0, 0.15, (12, 256, 1024, 4, 128)),
+    "electric_base": (766_000, 2e-4, 256, 512, 0.999, 1.0, 0.15, (12, 768, 3072, 12, 768)),
+    "electric_large": (400_000, 2e-4, 2048, 512, 0.999, 1.0, 0.25, (24, 1024, 4096, 16, 1024)),
+    "teams_small": (500_000, 5e-4, 256, 512, 0.999, 1.0, 0.15, (12, 256, 1024, 4, 128)),
+    "teams_base": (1_000_000, 2e-4, 256, 512, 0.999, 1.0, 0.15, (12, 768, 3072, 12, 768)),
+    "teams_large": (1_760_000, 2e-4, 2048, 512, 0.999, 1.0, 0.15, (24, 1024, 4096, 16, 1024)),
 }
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_the_numbers_are_those_of_the_papers(name: str) -> None:
+def test_values_are_those_of_the_papers(name: str) -> None:
     cfg = compose_recipe(name)
-    sizes = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads")
-    assert cfg.model.dropout == cfg.model.attention_dropout
+    model, optimization = cfg.model, cfg.optimization
+    betas = [float(beta) for beta in re.findall(r"[\d.]+", cfg.optimizer.adam_betas)]
     assert (
-        cfg.optimization.max_update,
-        cfg.optimization.lr[0],
-        cfg.dataset.batch_size * cfg.optimization.update_freq[0],
-        cfg.lr_scheduler.warmup_updates,
+        optimization.max_update,
+        optimization.lr[0],
+        cfg.dataset.batch_size * optimization.update_freq[0],
         cfg.task.tokens_per_sample,
-        cfg.optimizer.adam_eps,
-        tuple(float(beta) for beta in re.findall(r"[\d.]+", cfg.optimizer.adam_betas)),
-        cfg.optimization.clip_norm,
-        cfg.model.dropout,
-        tuple(cfg.model[size] for size in sizes),
+        betas[1],
+        optimization.clip_norm,
+        cfg.task.mask_prob,
+        (
+            model.encoder_layers,
+            model.encoder_embed_dim,
+            model.encoder_ffn_embed_dim,
+            model.encoder_attention_heads,
+            model.embedding_dim or model.encoder_embed_dim,
+        ),
     ) == PRINTED[name]
-    assert cfg.task.mask_prob == (0.25 if name == "electra_large" else 0.15)
-    if cfg.model._name == "amos":  # Appendix B and section 4
-        assert (cfg.criterion.discriminator_loss_weight, cfg.model.generator_depths) == (50, "4,6,8")
-        assert cfg.model.gumbel_temperature == 0.3
-    assert cfg.lr_scheduler.total_num_update == cfg.optimization.max_update
+    # The same for all.
+    assert (cfg.lr_scheduler.warmup_updates, cfg.lr_scheduler.power, cfg.optimizer.weight_decay) == (10_000, 1.0, 0.01)
+    assert (betas[0], cfg.optimizer.adam_eps, model.dropout, model.attention_dropout) == (0.9, 1e-6, 0.1, 0.1)
+    assert cfg.lr_scheduler.total_num_update == optimization.max_update
+    assert model.max_positions == cfg.task.tokens_per_sample
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_values_of_the_objective_are_those_of_its_paper(name: str) -> None:
+    cfg = compose_recipe(name)
+    model, criterion = cfg.model, cfg.criterion
+    size = name.split("_")[1]
+    if model._name == "amos":  # Appendix B and section 4
+        assert (criterion.discriminator_loss_weight, model.generator_depths) == (50, "4,6,8")
+        assert model.gumbel_temperature == 0.3
+    elif model._name in ("electra", "electric"):  # thesis Table 5.1
+        assert model.generator_size == pytest.approx({"small": 1 / 4, "base": 1 / 3, "large": 1 / 4}[size])
+    elif model._name == "teams":  # Table 5, sections 3.2 and 4.1
+        assert (criterion.mlm_loss_weight, model.rtd_loss_weight, model.mws_loss_weight) == (1, 5, 2)
+        assert (model.negative_samples, model.negative_sampling, model.share_layers) == (5, "sampled", "half")
+        assert model.generator_layers * 2 == model.encoder_layers
+
+
+@pytest.mark.parametrize("share", ["0.15", "0.4"])
+def test_electric_reads_the_share_of_noise_from_the_task(share: str) -> None:
+    cfg = compose_recipe("electric_tiny", f"task.mask_prob={share}")
+    assert cfg.model.mask_prob == cfg.task.mask_prob == float(share)
+    assert cfg.criterion.generator_loss_tokens == cfg.model.generator_loss_tokens == "sampled"
+
+
+@pytest.mark.parametrize(("task", "share"), [("text_pretraining", 0.25), ("sentence_prediction", 0.15)])
+def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share: float) -> None:
+    """A checkpoint holds the resolved configuration: fine-tuning does without the keys that only pretraining has."""
+    flags = ["DATA", "--arch", "electric_tiny", "--task", task, "--generator-loss-tokens", "all"]
+    flags += ["--criterion", "electric", "--mask-prob", "0.25"] if share == 0.25 else ["--criterion", task]
+    cfg = parse_flags(flags)
+    assert (cfg.model.mask_prob, cfg.model.generator_size) == (share, 0.5)
+    if task == "text_pretraining":
+        assert cfg.criterion.generator_loss_tokens == "all"
+
+
+def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> None:
+    """In a process of its own: Hydra keeps the defaults of other recipes."""
+    command = ["--cfg", "job", "--config-name", "variants/two_tower", "--config-dir", str(RECIPES / "config")]
+    shown = fork_server().run("fairseq_cli.hydra_train", [*command, "task.data=DATA"], tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    cfg = OmegaConf.create(shown.stdout)
+    assert (cfg.model.electric_variant, cfg.model.generator_size, cfg.model.encoder_layers) == ("two_tower", 1.0, 12)
+    assert cfg.dataset.train_subset == "train"  # fairseq's own, which no recipe of ours states
+    assert cfg.checkpoint.save_dir == "checkpoints/two_tower"
 
 
 @pytest.mark.parametrize("name", OF_THE_FAMILY)
-def test_the_yaml_builds_the_model_of_the_arch(name: str) -> None:
-    """``--arch NAME`` and what the YAML spells out have the same parameters."""
+def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
+    """``--arch NAME`` and the YAML build the same parameters."""
     recipe = compose_recipe(name)
     objective = name.partition("_")[0]
     flags = ["DATA", "--arch", name, "--task", "text_pretraining", "--criterion", objective]
     flags += ["--max-positions", str(recipe.model.max_positions)]
     flags += ["--relative-position-scheme", str(recipe.model.relative_position_scheme)]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=flags)
-    cfg = OmegaConf.create(OmegaConf.to_container(convert_namespace_to_omegaconf(parsed), enum_to_str=True))
+    cfg = parse_flags(flags)
     assert recipe.model._name == recipe.criterion._name == objective
     assert build_on_meta(cfg.model, 4096) == build_on_meta(recipe.model, 4096)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
+def test_a_variant_differs_from_its_base_only_in_its_own_settings(name: str) -> None:
     """Composed through its defaults list it is a whole recipe, which saves to a place of its own."""
     recipe = compose_recipe(name)
     stated = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
@@ -174,7 +245,7 @@ def test_a_variant_is_its_base_but_for_what_it_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_setting_of_ours_stands_in_the_yaml(name: str) -> None:
+def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     """Hydra overrides only keys that a YAML holds; a field that is shared with another group is set there."""
     recipe = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
     dataclasses = {
@@ -235,7 +306,7 @@ def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
         compose_recipe("amos_tiny", config_dir=tmp_path)
 
 
-def test_shards_are_named_without_quotes_and_no_data_is_a_clear_mistake() -> None:
+def test_shards_and_missing_data() -> None:
     assert compose_recipe("amos_tiny", "task.data=a/shard0:a/shard1").task.data == "a/shard0:a/shard1"
     recipe = compose_recipe("amos_tiny", "task.data='???'")
     with pytest.raises(UserError, match=r"task\.data=DIR"):
@@ -244,7 +315,7 @@ def test_shards_are_named_without_quotes_and_no_data_is_a_clear_mistake() -> Non
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None:
-    """Where the same command finds the run again, and what lies there after a long run."""
+    """The directory of the run, and the checkpoints after a long run."""
     cfg = composition.compose_with_hydra(name, ["task.data=DATA"])
     assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name}"
     assert Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir) == Path(cfg.checkpoint.save_dir)

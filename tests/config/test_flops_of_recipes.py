@@ -35,7 +35,7 @@ def output_layer(positions: int, embedded: int) -> int:
     return 2 * positions * embedded * ROWS
 
 
-def test_mlm_is_three_times_the_formula_of_its_forward_pass() -> None:
+def test_mlm_flops_by_formula() -> None:
     """BERT-Small: 128 sequences of 128 tokens, 20 of them masked; every product has two operands that learn."""
     projection = 2 * 128 * 128 * 256
     forward = layers(12, 256, 128) + projection + mlm_head(20, 256, 128) + output_layer(20, 128)
@@ -45,13 +45,13 @@ def test_mlm_is_three_times_the_formula_of_its_forward_pass() -> None:
     assert flops.total == 1_450_000 * 128 * 3 * forward
 
 
-def test_amos_is_its_formula_with_the_products_that_autograd_leaves_out() -> None:
+def test_amos_flops_by_formula() -> None:
     """AMOS-small without a relative position table: depths 4, 6, 8 with an MLM head each, 20 masked positions.
 
     Layers 5 and 7 read a detached state, so their query-key-value product has no gradient toward its input (the residual
     keeps the one of the feed-forward product). Sampling multiplies with detached embeddings twice, for the logits and for
     the expected embedding of Gumbel-Softmax, and passes a gradient to the other side alone. The gradient of v . f toward f
-    is no product: PyTorch multiplies numbers.
+    is an elementwise multiplication in PyTorch.
     """
     encoder, generator = layers(12, 256, 128), layers(8, 256, 128)
     predictions = 3 * (mlm_head(20, 256, 256) + output_layer(20, 256))
@@ -64,7 +64,7 @@ def test_amos_is_its_formula_with_the_products_that_autograd_leaves_out() -> Non
     assert flops.per_update == 128 * expected
 
 
-def test_batches_ranks_and_their_limits_multiply() -> None:
+def test_flops_multiply_with_batches_and_ranks() -> None:
     cfg = recipe("mlm_tiny", "dataset.batch_size=4", "optimization.update_freq=[3]", "optimization.max_update=10")
     one = training_flops(recipe("mlm_tiny", "dataset.batch_size=1", "optimization.update_freq=[1]"), 600)
     flops = training_flops(cfg, 600)
@@ -97,10 +97,10 @@ def test_a_frozen_generator_has_no_backward_pass() -> None:
         ("electra_base", 766_000, (6.4e19, 2.9e10), (6.525e19, 2.841e10)),
     ],
 )
-def test_the_thesis_convention_gives_table_5_3(
+def test_thesis_convention_matches_table_5_3(
     name: str, max_update: int, printed: tuple[float, float], ours: tuple[float, float]
 ) -> None:
-    """Within 10 % of what is printed; our own numbers, and why they differ, are those of :func:`training_flops`."""
+    """Within 10 % of the printed values; our own totals, and why they differ, are in :func:`training_flops`."""
     cfg = recipe(name)
     assert cfg.optimization.max_update == max_update
     report = report_flops(cfg, V, inference_length=None)
@@ -108,26 +108,35 @@ def test_the_thesis_convention_gives_table_5_3(
     counted = (report.thesis.total, report.inference.total)
     assert counted == pytest.approx(printed, rel=0.1)
     assert counted == pytest.approx(ours, rel=1e-3)  # four digits are given
-    assert training_flops(cfg, V, "thesis") == report.thesis
+
+
+def test_the_report_has_the_totals_of_both_conventions() -> None:
+    cfg = recipe("mlm_tiny", "dataset.batch_size=2", "optimization.update_freq=[1]")
+    report = report_flops(cfg, 600, inference_length=None)
+    assert report.thesis == training_flops(cfg, 600, "thesis")
+    assert report.today == training_flops(cfg, 600)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_parts_of_every_objective_sum_up_and_meta_counts_what_a_cpu_does(name: str) -> None:
+def test_step_on_a_cpu_has_the_flops_of_the_report_and_uses_every_parameter(name: str) -> None:
+    """DistributedDataParallel is built without a search for unused parameters: it waits for every gradient."""
     cfg = recipe(name, "dataset.batch_size=2", "optimization.update_freq=[1]")
     report = report_flops(cfg, 600, inference_length=None)
     assert all(min(operations) >= 0 for operations in report.modules.values())
     assert 2 * report.forward.total * report.tokens_per_sequence * 2 == pytest.approx(report.thesis.per_update)
-    # At least the main network learns, nothing costs more than twice the forward pass.
+    # At least the main network learns, and nothing costs more than twice the forward pass.
     forward = report.forward.matmul * report.tokens_per_sequence * 2
     assert 1.5 * forward < report.today.per_update <= 3 * forward * (1 + 1e-9)
     assert (report.inference is None) == ("two_tower" in name)
 
-    # The same step with numbers.
-    assert step_on_cpu(cfg) == report.today.per_update
+    flops, without_gradient = step_on_cpu(cfg)
+    assert flops == report.today.per_update
+    assert without_gradient == []
 
 
-def step_on_cpu(cfg: DictConfig) -> int:
-    """Matrix products of one training step on real tensors, counted by PyTorch; the formula of those with a vector is ours."""
+def step_on_cpu(cfg: DictConfig) -> tuple[int, list[str]]:
+    """One training step on real tensors: its matrix products by PyTorch's counter, with our formula for those with a vector,
+    and the names of the parameters that learn but receive no gradient."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "DEVICE", torch.device("cpu"))
         real = recipes.build_recipe(cfg, 600)
@@ -136,4 +145,5 @@ def step_on_cpu(cfg: DictConfig) -> int:
         loss, _, _ = real.criterion(real.model, real.batch)
         loss.backward()
     assert torch.isfinite(loss)
-    return counter.get_total_flops()
+    learning = [(name, parameter) for name, parameter in real.model.named_parameters() if parameter.requires_grad]
+    return counter.get_total_flops(), [name for name, parameter in learning if parameter.grad is None]

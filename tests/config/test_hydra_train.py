@@ -1,19 +1,19 @@
-"""The command of the README through fairseq-hydra-train: trains, continues from the same place, launches as flags do."""
+"""``fairseq-hydra-train`` with a recipe: it trains, continues the same run, and refuses what the flags refuse."""
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import ROOT, environment
+from forked_command import fork_server
+from tiny_runs import ROOT
 
 from amos_fairseq.checkpoints.read import read_state
 
 COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
-# As conftest's tiny runs. 64 blocks of 32 tokens make three updates an epoch, so that update 4 lies within the second.
+# 64 blocks of 32 tokens make three updates an epoch, so that update 4 is in the second.
 SMALLER = [
     "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
     "model.encoder_ffn_embed_dim=64", "dataset.batch_size=64", "lr_scheduler.warmup_updates=2",
@@ -23,25 +23,19 @@ SMALLER = [
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout in which runs may leave their files."""
+    """A copy of the checkout for the files of the runs."""
     for name in ("amos_fairseq", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
 def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
-    """Type the command in ``checkout``; PYTHONPATH stands for an installed package."""
-    command = [str(Path(sys.executable).parent / "fairseq-hydra-train"), *COMMAND, *SMALLER, *overrides]
-    variables = environment({"PYTHONPATH": str(checkout), **(env or {})})
-    return subprocess.run(command, cwd=checkout, env=variables, capture_output=True, text=True, check=False)
-
-
-def load(checkpoint: Path) -> dict:
-    return read_state(checkpoint)
+    """Run the command in ``checkout``."""
+    return fork_server().run("fairseq_cli.hydra_train", [*COMMAND, *SMALLER, *overrides], checkout, env)
 
 
 @pytest.mark.slow
-def test_the_same_command_continues_the_run_to_the_same_bits(
+def test_same_command_continues_the_run_bit_for_bit(
     checkout: Path, binarized_corpus: Path, read_metrics: Callable[[Path], list[dict]]
 ) -> None:
     data = f"task.data={binarized_corpus}"
@@ -56,7 +50,7 @@ def test_the_same_command_continues_the_run_to_the_same_bits(
         halves / "hydra_train.log"
     ).read_text(encoding="utf-8")
 
-    continued, straight = load(halves / "checkpoint_last.pt"), load(whole / "checkpoint_last.pt")
+    continued, straight = read_state(halves / "checkpoint_last.pt"), read_state(whole / "checkpoint_last.pt")
     assert continued["optimizer_history"][-1]["num_updates"] == 8
     assert continued["model"].keys() == straight["model"].keys()
     for name, parameter in straight["model"].items():
@@ -71,11 +65,11 @@ def test_the_same_command_continues_the_run_to_the_same_bits(
     assert [update for update, _ in losses[1]] == list(range(1, 9))
     assert losses[0] == losses[1]
     # "best" is the newest by definition.
-    assert load(halves / "checkpoint_best.pt")["optimizer_history"][-1]["num_updates"] == 8
+    assert read_state(halves / "checkpoint_best.pt")["optimizer_history"][-1]["num_updates"] == 8
 
 
-def test_the_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
-    """Four processes that know nothing of each other: stock fairseq would train four models in one directory."""
+def test_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
+    """Four processes that are not connected: stock fairseq would train four models in one directory."""
     refused = hydra_train(checkout, f"task.data={binarized_corpus}", env={"WORLD_SIZE": "4"})
     assert refused.returncode == 1
     assert "amos_fairseq: error: WORLD_SIZE=4 is in the environment" in refused.stderr

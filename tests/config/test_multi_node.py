@@ -1,4 +1,4 @@
-"""Launching several GPUs and nodes: the batch that is kept, the commands that come out, the requeueing of a Slurm job."""
+"""Launches on several GPUs and nodes: the global batch, the printed commands, and the requeueing of a Slurm job."""
 
 import os
 import shlex
@@ -36,16 +36,16 @@ def launch(*flags: str) -> subprocess.CompletedProcess:
         (["--gpus-per-node", "4", "--config-name", "amos_small", "--batch-size", "8"], 128, 4, 8, 4),
     ],
 )
-def test_global_batch_is_kept(flags, global_batch, num_gpus, per_gpu, update_freq) -> None:
+def test_global_batch_is_constant(flags, global_batch, num_gpus, per_gpu, update_freq) -> None:
     """By hand: update_freq = global batch / (GPUs x batch per GPU). The printed overrides compose with the YAML."""
     result = launch(*flags, "--", "common.seed=2")
     assert result.returncode == 0, result.stderr
     assert result.stderr == f"global batch {global_batch} = {num_gpus} GPUs x {per_gpu} x update_freq {update_freq}\n"
-    words = shlex.split(result.stdout)
-    assert words[0] == ("srun" if "srun" in flags else "torchrun")
-    start = words.index("--config-dir")
-    assert words[start + 1] == str(RECIPES)
-    cfg = compose_with_hydra(words[start + 3], words[start + 4 :])
+    arguments = shlex.split(result.stdout)
+    assert arguments[0] == ("srun" if "srun" in flags else "torchrun")
+    start = arguments.index("--config-dir")
+    assert arguments[start + 1] == str(RECIPES)
+    cfg = compose_with_hydra(arguments[start + 3], arguments[start + 4 :])
     assert cfg.dataset.batch_size * cfg.optimization.update_freq[0] * num_gpus == global_batch
     assert cfg.distributed_training.distributed_world_size == num_gpus
     assert (cfg.task.data, cfg.common.seed, cfg.optimization.update_freq) == ("DATA", 2, [update_freq])
@@ -67,7 +67,7 @@ def test_global_batch_is_kept(flags, global_batch, num_gpus, per_gpu, update_fre
         (["--config-name", "amos_huge"], "there is no configuration amos_huge: choose one of amos_base, "),
     ],
 )
-def test_launches_that_cannot_be(flags: list[str], line: str) -> None:
+def test_invalid_launches_are_refused(flags: list[str], line: str) -> None:
     result = launch(*flags)
     assert result.returncode == 1
     assert result.stderr.startswith(f"launch.py: error: {line}")
@@ -75,11 +75,11 @@ def test_launches_that_cannot_be(flags: list[str], line: str) -> None:
 
 
 def test_ranks_of_the_slurm_command_are_accepted() -> None:
-    """What srun sets for task 9 of 8 x 8, and what launch.py writes into the configuration, agree."""
-    words = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
-    assert words[words.index("--ntasks") + 1] == "64"
-    assert words[words.index("--cpus-per-task") + 1] == "6"
-    cfg = compose_with_hydra("amos_base", words[words.index("--config-name") + 2 :])
+    """The variables of srun for task 9 of 8 x 8 agree with the configuration of launch.py."""
+    arguments = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
+    assert arguments[arguments.index("--ntasks") + 1] == "64"
+    assert arguments[arguments.index("--cpus-per-task") + 1] == "6"
+    cfg = compose_with_hydra("amos_base", arguments[arguments.index("--config-name") + 2 :])
     slurm = {"SLURM_STEP_NODELIST": "node[0-7]", "SLURM_NNODES": "8", "SLURM_NTASKS": "64", "SLURM_LOCALID": "1"}
     cfg.distributed_training.distributed_init_method = None
     cfg.distributed_training.distributed_no_spawn = False
@@ -100,30 +100,15 @@ def test_submitit_launcher_composes() -> None:
 
 @pytest.fixture
 def fake_cluster(tmp_path: Path) -> dict[str, str]:
-    """srun and torchrun that write their words and exit as told; scontrol that writes its words."""
+    """srun and torchrun that write their arguments and exit with the given code; scontrol that writes its arguments."""
     for program in ("srun", "torchrun", "scontrol"):
         path = tmp_path / program
-        text = f'env > {tmp_path}/{program}.env\necho "$@" > {tmp_path}/{program}.words\n'
+        text = f'env > {tmp_path}/{program}.env\necho "$@" > {tmp_path}/{program}.arguments\n'
         path.write_text(f"#!/bin/sh\n{text}exit ${{{program.upper()}_EXIT:-0}}\n")
         path.chmod(0o755)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "42", "SLURM_NNODES": "8",
             "SLURM_NTASKS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": "14"}  # fmt: skip
-
-
-@pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
-def test_slurm_job_is_requeued_on_our_code_alone(fake_cluster, tmp_path, status: int, requeued: bool) -> None:
-    command = ["bash", str(MULTI_NODE / "slurm.sbatch"), "amos_base", "DATA", "common.seed=2"]
-    result = subprocess.run(
-        command, env=fake_cluster | {"SRUN_EXIT": str(status)}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == status, result.stderr
-    words = (tmp_path / "srun.words").read_text()
-    assert words.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
-    assert words.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
-    assert (tmp_path / "scontrol.words").exists() == requeued
-    if requeued:
-        assert (tmp_path / "scontrol.words").read_text() == "requeue 42\n"
 
 
 def submitit_script(folder: Path) -> Path:
@@ -139,7 +124,12 @@ def submitit_script(folder: Path) -> Path:
     return path
 
 
-def test_ranks_of_submitit_get_their_cores_and_its_signal(fake_cluster, tmp_path) -> None:
+def job_script(launcher: str, folder: Path) -> list[str]:
+    script = MULTI_NODE / "slurm.sbatch" if launcher == "slurm.sbatch" else submitit_script(folder)
+    return ["bash", str(script), "amos_base", "DATA"]
+
+
+def test_submitit_ranks_receive_cores_and_signal(fake_cluster, tmp_path) -> None:
     """srun reads the cores of a task from SRUN_CPUS_PER_TASK; submitit adds no option to srun."""
     script = submitit_script(tmp_path)
     lines = script.read_text().splitlines()
@@ -150,28 +140,34 @@ def test_ranks_of_submitit_get_their_cores_and_its_signal(fake_cluster, tmp_path
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (0, False), (1, False)])
-def test_submitit_job_is_requeued_on_our_code_alone(fake_cluster, tmp_path, status: int, requeued: bool) -> None:
-    command = ["bash", str(submitit_script(tmp_path))]
+@pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
+def test_job_is_requeued_only_on_our_exit_code(
+    fake_cluster, tmp_path, launcher: str, status: int, requeued: bool
+) -> None:
+    command = [*job_script(launcher, tmp_path), "common.seed=2"]
     result = subprocess.run(command, env=fake_cluster | {"SRUN_EXIT": str(status)}, timeout=60, check=False)
     assert result.returncode == status
-    assert (tmp_path / "scontrol.words").exists() == requeued
+    if launcher == "slurm.sbatch":
+        arguments = (tmp_path / "srun.arguments").read_text()
+        assert arguments.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
+        assert arguments.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
+    assert (tmp_path / "scontrol.arguments").exists() == requeued
     if requeued:
-        assert (tmp_path / "scontrol.words").read_text() == "requeue 42\n"
+        assert (tmp_path / "scontrol.arguments").read_text() == "requeue 42\n"
 
 
 @pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
 def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) -> None:
     """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""
     (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 1\nexit {REQUEUE}\n")
-    script = MULTI_NODE / "slurm.sbatch" if launcher == "slurm.sbatch" else submitit_script(tmp_path)
-    job = subprocess.Popen(["bash", str(script), "amos_base", "DATA"], env=fake_cluster, start_new_session=True)
+    job = subprocess.Popen(job_script(launcher, tmp_path), env=fake_cluster, start_new_session=True)
     while not (tmp_path / "started").exists():
         assert job.poll() is None
         time.sleep(0.02)
     job.terminate()
     assert job.wait(30) != REQUEUE
     time.sleep(1.5)  # srun has ended by then
-    assert not (tmp_path / "scontrol.words").exists()
+    assert not (tmp_path / "scontrol.arguments").exists()
 
 
 def test_torchrun_script_starts_every_node(fake_cluster, tmp_path) -> None:
@@ -179,9 +175,9 @@ def test_torchrun_script_starts_every_node(fake_cluster, tmp_path) -> None:
     env = fake_cluster | {"FIRST_NODE": "node0", "NODES": "2", "GPUS_PER_NODE": "4", "TORCHRUN_EXIT": "3"}
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 3, result.stderr
-    words = (tmp_path / "torchrun.words").read_text()
-    assert "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node0:29500" in words
-    assert "optimization.update_freq=[16]" in words
+    arguments = (tmp_path / "torchrun.arguments").read_text()
+    assert "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node0:29500" in arguments
+    assert "optimization.update_freq=[16]" in arguments
     variables = dict(line.split("=", 1) for line in (tmp_path / "torchrun.env").read_text().splitlines() if "=" in line)
     assert {number.name for number in SIGNALS} < set(variables["PET_SIGNALS_TO_HANDLE"].split(","))
     assert int(variables["PET_SHUTDOWN_TIMEOUT"]) == 300

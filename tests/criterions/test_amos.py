@@ -8,7 +8,7 @@ import torch
 from fairseq.distributed import ModuleProxyWrapper
 from fairseq.logging import metrics
 from sklearn.metrics import roc_auc_score
-from small_models import SETTINGS, small_batch, small_criterion, small_model
+from small_models import AMOS_SETTINGS, amos_criterion, batch_of, random_replaced, small_amos, small_batch
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.models.amos import AmosOutput
@@ -20,26 +20,24 @@ KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth
 
 
 class GivenOutput(torch.nn.Module):
-    """A model whose output is known number by number."""
+    """A model with a given output."""
 
     depth_names = list(DEPTHS)
 
     def __init__(self, batch: dict, seed: int):
         super().__init__()
-        draw = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         tokens, weights = batch["net_input"]["tokens"], batch["net_input"]["masked_weights"]
         (B, T), M = tokens.shape, weights.size(1)
-        replaced = torch.zeros(B, T, dtype=torch.bool)
-        for b, m in weights.nonzero().tolist():
-            replaced[b, batch["net_input"]["masked_positions"][b, m]] = torch.rand(1, generator=draw).item() < 0.7
+        replaced = random_replaced(batch, generator)
         self.output = AmosOutput(
-            mlm_nll=torch.rand(3, B, M, generator=draw) * 8,
-            mlm_correct=torch.rand(3, B, M, generator=draw) < 0.4,
-            mixture_weights=torch.randn(B, M, 3, generator=draw).softmax(-1),
+            mlm_nll=torch.rand(3, B, M, generator=generator) * 8,
+            mlm_correct=torch.rand(3, B, M, generator=generator) < 0.4,
+            mixture_weights=torch.randn(B, M, 3, generator=generator).softmax(-1),
             sampled_tokens=torch.zeros(B, M, dtype=torch.int64),
             corrupted_tokens=torch.zeros(B, T, dtype=torch.int64),
             replaced=replaced,
-            rtd_logits=torch.randn(B, T, generator=draw) * 2 + replaced,
+            rtd_logits=torch.randn(B, T, generator=generator) * 2 + replaced,
         )
 
     def forward(self, has_padding: bool, **net_input) -> AmosOutput:
@@ -57,7 +55,7 @@ def test_total_by_hand():
     """sum of nll over masked positions and depths + lambda r sum of binary cross entropies over real tokens; r = 3 / 12."""
     batch = small_batch()
     model = GivenOutput(batch, seed=0)
-    loss, sample_size, _ = small_criterion(50.0)(model, batch)
+    loss, sample_size, _ = amos_criterion(50.0)(model, batch)
     total, output = 0.0, model.output
     for b in range(4):
         for m in range(3):
@@ -74,34 +72,34 @@ def test_total_by_hand():
 @pytest.mark.parametrize(
     ("tokens", "mask_prob", "share"), [(512, 0.15, 77 / 512), (128, 0.15, 20 / 128), (12, 0.3, 4 / 12)]
 )
-def test_detection_is_weighed_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
+def test_detection_is_weighted_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
     batch = small_batch()
     model = GivenOutput(batch, seed=0)
-    losses = [small_criterion(w, tokens=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
-    rtd_loss = small_criterion()(model, batch)[2]["rtd_loss"].item()
+    losses = [amos_criterion(w, block_length=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
+    rtd_loss = amos_criterion()(model, batch)[2]["rtd_loss"].item()
     assert losses[1] - losses[0] == pytest.approx(share * rtd_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(("lengths", "has_padding"), [((12, 12), False), ((12, 11), True)])
-def test_model_is_told_whether_anything_is_padded(lengths, has_padding):
+def test_model_receives_whether_anything_is_padded(lengths, has_padding):
     batch = small_batch(lengths)
     model = GivenOutput(batch, seed=0)
-    small_criterion()(model, batch)
+    amos_criterion()(model, batch)
     assert model.had_padding is has_padding
 
 
 def test_full_blocks_give_the_mean_of_both_losses():
-    """Where every block is full, the loss over sample_size is mean L_GEN + lambda mean L_DISC (DESIGN 3.2)."""
+    """Where every block is full, the loss over sample_size is mean L_GEN + lambda mean L_DISC ."""
     batch = small_batch((12, 12, 12))
-    loss, sample_size, log = small_criterion(50.0)(GivenOutput(batch, seed=1), batch)
+    loss, sample_size, log = amos_criterion(50.0)(GivenOutput(batch, seed=1), batch)
     generator = sum(log[f"mlm_loss_{depth}"].item() for depth in DEPTHS) / 9
     assert loss.item() / sample_size == pytest.approx(generator + 50 * log["rtd_loss"].item() / 36, rel=1e-6)
 
 
 def test_sums_over_batches_are_the_sum_of_the_whole():
-    """Loss and sample_size of a batch are those of its halves added: what gradient accumulation and ranks rely on."""
+    """Loss and sample_size of a batch are the sums of its parts, as gradient accumulation and ranks require."""
     whole = small_batch((12, 7, 12, 10))
-    model, criterion = GivenOutput(whole, seed=2), small_criterion()
+    model, criterion = GivenOutput(whole, seed=2), amos_criterion()
     loss, sample_size, log = criterion(model, whole)
     parts = [criterion(*half(whole, model.output, rows)) for rows in (slice(0, 1), slice(1, 4))]
     assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-6)
@@ -111,21 +109,20 @@ def test_sums_over_batches_are_the_sum_of_the_whole():
     assert {key: several[key] for key in one} == pytest.approx(one, rel=1e-5)
 
 
-def test_the_mass_beyond_the_entries_is_the_mean_over_all_where_it_was_measured():
-    """Hand numbers, small ones: four digits would show nothing of them. Without a measurement there is no key."""
+def test_gumbel_residual_is_a_mean_over_the_measured_positions():
+    """Small values, of which four digits would be 0. Without a measurement there is no key."""
     batch, logs = small_batch(), []
     for measured in ([1e-5, 3e-5], [2e-5, 2e-5, 7e-5, 1e-5]):
         model = GivenOutput(batch, seed=2)
         model.output = model.output._replace(truncated_mass=torch.tensor(measured))
-        logs.append(small_criterion()(model, batch)[2])
+        logs.append(amos_criterion()(model, batch)[2])
     assert logged(*logs)["gumbel_residual"] == pytest.approx(16e-5 / 6, abs=1e-8)
-    assert "gumbel_residual" not in logged(small_criterion()(GivenOutput(batch, seed=2), batch)[2])
+    assert "gumbel_residual" not in logged(amos_criterion()(GivenOutput(batch, seed=2), batch)[2])
 
 
 def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dict]:
     net_input = {name: value[rows] for name, value in batch["net_input"].items()}
-    part = batch | {"net_input": net_input, "ntokens": int(net_input["tokens"].ne(1).sum())}
-    part |= {"num_masked": int(net_input["masked_weights"].sum()), "nsentences": len(net_input["tokens"])}
+    part = batch_of(net_input)
     model = GivenOutput(part, seed=0)
     k_first = ("mlm_nll", "mlm_correct")
     given = {name: value for name, value in output._asdict().items() if value is not None}
@@ -133,11 +130,11 @@ def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dic
     return model, part
 
 
-def test_logged_numbers_by_hand():
+def test_logged_values_by_hand():
     """Means over masked positions and real tokens, in nats, entropies and areas from their definitions."""
     batch = small_batch()
     model = GivenOutput(batch, seed=3)
-    output, got = model.output, logged(small_criterion()(model, batch)[2])
+    output, got = model.output, logged(amos_criterion()(model, batch)[2])
     masked, real = batch["net_input"]["masked_weights"] > 0, batch["net_input"]["tokens"] != 1
     for k, depth in enumerate(DEPTHS):
         assert got[f"mlm_loss_{depth}"] == pytest.approx(output.mlm_nll[k][masked].mean().item(), abs=1e-4)
@@ -155,8 +152,8 @@ def test_logged_numbers_by_hand():
     )
 
 
-def test_every_key_of_the_contract_on_every_batch_and_nothing_else():
-    model, criterion = small_model(), small_criterion()
+def test_log_keys_of_every_batch():
+    model, criterion = small_amos(), amos_criterion()
     logs = [
         criterion(model, small_batch(lengths, seed=seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])
     ]
@@ -166,26 +163,26 @@ def test_every_key_of_the_contract_on_every_batch_and_nothing_else():
     assert AmosCriterion.logging_outputs_can_be_summed()
 
 
-def test_equal_depths_have_names_of_their_own():
+def test_equal_depths_have_different_names():
     settings = {"separate_generators": True, "generator_depths": "4,4,4"}
-    model = small_model(**settings)
+    model = small_amos(**settings)
     assert (model.depths, model.depth_names) == ([4, 4, 4], ["4_1", "4_2", "4_3"])
-    got = logged(small_criterion()(model, small_batch())[2])
+    got = logged(amos_criterion()(model, small_batch())[2])
     assert {"mlm_loss_4_1", "mlm_acc_4_2", "mixture_4_3"} <= got.keys()
     assert len({got[f"mlm_loss_4_{k}"] for k in (1, 2, 3)}) == 3
 
 
 @pytest.mark.parametrize("depths", ["4,8", "2,4,6,8", "1,2,3,4,5,6,7,8", "12"])
 def test_any_set_of_depths_is_named_by_its_layers(depths):
-    model = small_model(generator_depths=depths)
-    got = logged(small_criterion()(model, small_batch())[2])
+    model = small_amos(generator_depths=depths)
+    got = logged(amos_criterion()(model, small_batch())[2])
     assert {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")} == {
         *depths.split(","),
         "entropy",
     }
     assert len(model.generators[0].layers) == int(depths.split(",")[-1])
     assert ("mixture.v" in model.state_dict()) == ("," in depths)
-    assert SETTINGS["encoder_layers"] == len(model.discriminator.layers) == 2
+    assert AMOS_SETTINGS["encoder_layers"] == len(model.discriminator.layers) == 2
 
 
 def scalars(value: object) -> list:
@@ -201,7 +198,7 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
     metrics.reset()
     with metrics.aggregate("train"):
         for seed in range(2):
-            AmosCriterion.reduce_metrics([small_criterion()(small_model(), small_batch(seed=seed))[2]])
+            AmosCriterion.reduce_metrics([amos_criterion()(small_amos(), small_batch(seed=seed))[2]])
     state = metrics.state_dict()
     kinds = {type(leaf) for leaf in scalars(state)}
     assert kinds <= {int, float, str, bool, torch.Tensor, type(None)}
@@ -214,14 +211,15 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
     metrics.reset()
 
 
-def test_the_wrapper_of_several_ranks_has_the_depths_of_its_model():
-    class DataParallel(torch.nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def forward(self, **net_input):
-            return self.module(**net_input)
-
-    log = small_criterion()(ModuleProxyWrapper(DataParallel(small_model())), small_batch())[2]
+def test_wrapper_of_several_ranks():
+    log = amos_criterion()(ModuleProxyWrapper(DataParallel(small_amos())), small_batch())[2]
     assert "mlm_loss_4" in log
+
+
+class DataParallel(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **net_input):
+        return self.module(**net_input)

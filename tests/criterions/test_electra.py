@@ -1,12 +1,19 @@
-"""ELECTRA's criterion: each variant's loss from given outputs, written out in float64, with and without padding."""
+"""ELECTRA's criterion: each variant's loss from given outputs in float64, with and without padding."""
 
 import math
 
 import pytest
 import torch
 from fairseq.logging import metrics
-from small_electra import VARIANTS, small_electra, small_electra_criterion
-from small_models import TOKENS, small_batch
+from small_models import (
+    ELECTRA_VARIANTS,
+    MASKED_SHARE,
+    electra_criterion,
+    masked_slots,
+    random_replaced,
+    small_batch,
+    small_electra,
+)
 
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
@@ -16,31 +23,28 @@ from amos_fairseq.modules.heads import TokenPredictions
 
 PADDED = (12, 7, 12, 10)
 FULL = (12, 12, 12)
-SHARE = 3 / TOKENS  # ceil(0.25 * 12) masked positions of 12 tokens
 RTD = {"rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
 MLM = {"mlm_loss_2", "mlm_acc_2"}
 
 
 class GivenOutput(torch.nn.Module):
-    """A model whose output is known number by number; the variant's fields are filled by the test."""
+    """A model with a given output; the test sets the fields of the variant."""
 
     depth_names = ["2"]
 
     def __init__(self, batch: dict, seed: int = 0, **fields):
         super().__init__()
-        draw = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         inputs = batch["net_input"]
         (B, T), M = inputs["tokens"].shape, inputs["masked_positions"].size(1)
-        replaced = torch.zeros(B, T, dtype=torch.bool)
-        for row, slot in inputs["masked_weights"].nonzero().tolist():
-            replaced[row, inputs["masked_positions"][row, slot]] = torch.rand(1, generator=draw).item() < 0.7
+        replaced = random_replaced(batch, generator)
         self.output = ElectraOutput(
-            mlm_nll=torch.rand(B, M, generator=draw) * 8,
-            mlm_correct=torch.rand(B, M, generator=draw) < 0.4,
+            mlm_nll=torch.rand(B, M, generator=generator) * 8,
+            mlm_correct=torch.rand(B, M, generator=generator) < 0.4,
             sampled_tokens=torch.zeros(B, M, dtype=torch.int64),
             corrupted_tokens=torch.zeros(B, T, dtype=torch.int64),
             replaced=replaced,
-            rtd_logits=torch.randn(B, T, generator=draw) * 2,
+            rtd_logits=torch.randn(B, T, generator=generator) * 2,
         )._replace(**fields)
 
     def forward(self, has_padding: bool, **net_input) -> ElectraOutput:
@@ -58,26 +62,20 @@ def detection(output: ElectraOutput, row: int, position: int) -> float:
     return -math.log(1 - original if output.replaced[row, position] else original)
 
 
-def masked_slots(batch: dict) -> list[tuple[int, int, int]]:
-    """Row, slot and position of every masked token."""
-    slots = batch["net_input"]["masked_weights"].nonzero().tolist()
-    return [(row, slot, batch["net_input"]["masked_positions"][row, slot].item()) for row, slot in slots]
-
-
 def all_detection(batch: dict, output: ElectraOutput) -> float:
     return sum(detection(output, *place) for place in batch["net_input"]["tokens"].ne(1).nonzero().tolist())
 
 
 @pytest.mark.parametrize("lengths", [PADDED, FULL])
-def test_a_frozen_or_blind_generator_adds_nothing(lengths: tuple[int, ...]) -> None:
-    """The loss is lambda r sum of detection; a frozen generator's guesses are logged all the same."""
+def test_a_generator_without_mlm_loss_adds_nothing(lengths: tuple[int, ...]) -> None:
+    """The loss is lambda r sum of detection; a frozen generator's predictions are logged all the same."""
     batch = small_batch(lengths)
     frozen = GivenOutput(batch, learns_by_likelihood=False)
     blind = GivenOutput(batch, mlm_nll=None, mlm_correct=None, learns_by_likelihood=False)
-    expected = 50 * SHARE * all_detection(batch, frozen.output)
+    expected = 50 * MASKED_SHARE * all_detection(batch, frozen.output)
     logs = []
     for model in (frozen, blind):
-        loss, sample_size, log = small_electra_criterion()(model, batch)
+        loss, sample_size, log = electra_criterion()(model, batch)
         assert loss.item() == pytest.approx(expected, rel=1e-6)
         assert sample_size == len(masked_slots(batch))
         logs.append(logged(log))
@@ -89,19 +87,21 @@ def test_a_frozen_or_blind_generator_adds_nothing(lengths: tuple[int, ...]) -> N
 
 @pytest.mark.parametrize("lengths", [PADDED, FULL])
 def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
-    batch, draw = small_batch(lengths), torch.Generator().manual_seed(1)
+    batch, generator = small_batch(lengths), torch.Generator().manual_seed(1)
     shape = batch["net_input"]["masked_positions"].shape
-    log_probs, baseline = -torch.rand(shape, generator=draw) * 4, torch.randn(shape, generator=draw)
+    log_probs, baseline = -torch.rand(shape, generator=generator) * 4, torch.randn(shape, generator=generator)
     given = {"sampled_log_probs": log_probs, "baseline_logits": baseline, "learns_by_likelihood": False}
     model = GivenOutput(batch, **given)
-    loss, _, log = small_electra_criterion()(model, batch)
+    loss, _, log = electra_criterion()(model, batch)
     policy = base = reward = 0.0
     for row, slot, position in masked_slots(batch):
-        r, guess = detection(model.output, row, position), 1 / (1 + math.exp(-baseline[row, slot].item()))
-        policy -= (r + math.log(guess)) * log_probs[row, slot].item()
-        base -= math.exp(-r) * math.log(guess) + (1 - math.exp(-r)) * math.log(1 - guess)
+        r, predicted = detection(model.output, row, position), 1 / (1 + math.exp(-baseline[row, slot].item()))
+        policy -= (r + math.log(predicted)) * log_probs[row, slot].item()
+        base -= math.exp(-r) * math.log(predicted) + (1 - math.exp(-r)) * math.log(1 - predicted)
         reward += r
-    assert loss.item() == pytest.approx(policy + base + 50 * SHARE * all_detection(batch, model.output), rel=1e-5)
+    assert loss.item() == pytest.approx(
+        policy + base + 50 * MASKED_SHARE * all_detection(batch, model.output), rel=1e-5
+    )
     got, count = logged(log), len(masked_slots(batch))
     assert got["policy_loss"] == pytest.approx(policy / count, abs=1e-4)
     assert got["baseline_loss"] == pytest.approx(base / count, abs=1e-4)
@@ -113,7 +113,7 @@ def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
 def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int, ...]) -> None:
     batch = small_batch(lengths)
     model = GivenOutput(batch)
-    loss, sample_size, log = small_electra_criterion(detection_positions="masked")(model, batch)
+    loss, sample_size, log = electra_criterion(detection_positions="masked")(model, batch)
     losses = [detection(model.output, row, position) for row, _, position in masked_slots(batch)]
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     assert loss.item() == pytest.approx(mlm + 50 * sum(losses), rel=1e-6)
@@ -127,10 +127,10 @@ def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int
     assert got["replaced"] == pytest.approx(model.output.replaced.sum().item() / sample_size, abs=1e-4)
 
 
-def test_random_positions_are_as_many_as_masked_and_their_expected_loss_is_the_mean_over_all() -> None:
-    """Over 1,000 draws, within 4 standard errors of the mean of what was seen."""
+def test_expected_loss_of_random_positions_is_the_mean_over_all() -> None:
+    """Over 1,000 samples, within 4 standard errors of their mean."""
     batch = small_batch(PADDED)
-    model, criterion = GivenOutput(batch), small_electra_criterion(1.0, detection_positions="random")
+    model, criterion = GivenOutput(batch), electra_criterion(1.0, detection_positions="random")
     torch.manual_seed(0)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     losses, log = [], {}
@@ -145,16 +145,16 @@ def test_random_positions_are_as_many_as_masked_and_their_expected_loss_is_the_m
     seen = torch.tensor(losses, dtype=torch.float64)
     assert abs(seen.mean().item() - expected) < 4 * seen.std().item() / math.sqrt(len(losses))
     assert seen.std() > 0.1
-    # How many are replaced does not depend on which are judged.
+    # How many are replaced does not depend on the scored positions.
     assert logged(log)["replaced"] == pytest.approx(model.output.replaced.sum().item() / 11, abs=1e-4)
 
 
-def test_every_candidate_is_drawn_equally_often_and_padding_never() -> None:
+def test_candidates_are_sampled_uniformly() -> None:
     candidates = torch.tensor([[True] * 5 + [False], [True, False] * 3]).repeat(4_000, 1)
     torch.manual_seed(0)
-    drawn = random_positions(candidates, torch.tensor([2, 3]).repeat(4_000))
-    assert drawn.sum(1).view(-1, 2).eq(torch.tensor([2, 3])).all()
-    first, second = drawn[::2].double().mean(0), drawn[1::2].double().mean(0)
+    sampled = random_positions(candidates, torch.tensor([2, 3]).repeat(4_000))
+    assert sampled.sum(1).view(-1, 2).eq(torch.tensor([2, 3])).all()
+    first, second = sampled[::2].double().mean(0), sampled[1::2].double().mean(0)
     assert second.equal(candidates[1].double())
     assert first[5] == 0
     assert first[:5].sub(2 / 5).abs().max() < 4.5 * math.sqrt(0.4 * 0.6 / 4_000)
@@ -169,17 +169,20 @@ def test_marked_positions_are_those_of_weight_one() -> None:
 @pytest.mark.parametrize("over_all_tokens", [False, True])
 def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over_all_tokens: bool) -> None:
     """Over masked positions with the weight that MLM has; over all tokens that are not special times r."""
-    batch, draw = small_batch(lengths), torch.Generator().manual_seed(2)
+    batch, generator = small_batch(lengths), torch.Generator().manual_seed(2)
     tokens = batch["net_input"]["tokens"]
     weights = tokens.ge(4).float() if over_all_tokens else batch["net_input"]["masked_weights"]
-    nll, correct = torch.rand(weights.shape, generator=draw) * 5, torch.rand(weights.shape, generator=draw) < 0.5
-    copies = torch.rand(weights.shape, generator=draw) if over_all_tokens else None
+    nll, correct = (
+        torch.rand(weights.shape, generator=generator) * 5,
+        torch.rand(weights.shape, generator=generator) < 0.5,
+    )
+    copies = torch.rand(weights.shape, generator=generator) if over_all_tokens else None
     model = GivenOutput(batch, rtd_logits=None, predictions=TokenPredictions(nll, correct, weights, copies))
-    loss, sample_size, log = small_electra_criterion(main_loss_weight=3.0)(model, batch)
+    loss, sample_size, log = electra_criterion(main_loss_weight=3.0)(model, batch)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     counted = [tuple(place) for place in weights.nonzero().tolist()]
     main = sum(nll[place].item() for place in counted)
-    assert loss.item() == pytest.approx(mlm + 3 * (SHARE if over_all_tokens else 1) * main, rel=1e-6)
+    assert loss.item() == pytest.approx(mlm + 3 * (MASKED_SHARE if over_all_tokens else 1) * main, rel=1e-6)
     got = logged(log)
     assert got["main_loss"] == pytest.approx(main / len(counted), abs=1e-4)
     assert got["main_acc"] == pytest.approx(sum(correct[place].item() for place in counted) / len(counted), abs=1e-4)
@@ -192,9 +195,9 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
 
 
 @pytest.mark.parametrize("variant", ["replace_mlm", "all_tokens_mlm"])
-def test_what_the_main_network_predicts_is_what_stood_there(variant: str) -> None:
+def test_main_network_predicts_the_original_tokens(variant: str) -> None:
     """From the encoder's states, head and embeddings step by step in float64; padding and special tokens never count."""
-    model, batch = small_electra(**VARIANTS[variant]).double(), small_batch()
+    model, batch = small_electra(**ELECTRA_VARIANTS[variant]).double(), small_batch()
     tokens = batch["net_input"]["tokens"]
     output = model(**batch["net_input"] | {"masked_weights": batch["net_input"]["masked_weights"].double()})
     states = model.extract_features(output.corrupted_tokens)
@@ -213,17 +216,15 @@ def test_what_the_main_network_predicts_is_what_stood_there(variant: str) -> Non
     assert len(seen) == (tokens.ge(4).sum() if variant == "all_tokens_mlm" else batch["num_masked"])
 
 
-def test_positions_have_no_meaning_where_nothing_is_detected() -> None:
+def test_detection_positions_require_detection() -> None:
     with pytest.raises(UserError, match="--detection-positions masked has no meaning"):
-        small_electra_criterion(detection_positions="masked")(
-            small_electra(main_objective="replace_mlm"), small_batch()
-        )
+        electra_criterion(detection_positions="masked")(small_electra(main_objective="replace_mlm"), small_batch())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRA_VARIANTS)
 def test_sums_and_keys_are_the_same_for_every_batch(variant: str) -> None:
-    """What ranks and accumulated batches rely on; and a finite loss in eval mode, as validation has it."""
-    model, criterion = small_electra(**VARIANTS[variant]).eval(), small_electra_criterion()
+    """Ranks and accumulated batches require this; the loss in eval mode is finite, as validation needs."""
+    model, criterion = small_electra(**ELECTRA_VARIANTS[variant]).eval(), electra_criterion()
     with torch.no_grad():
         logs = [criterion(model, small_batch(lengths, seed))[2] for seed, lengths in enumerate([PADDED, (12,), (5, 5)])]
     kinds = [{key: type(value) for key, value in log.items()} for log in logs]

@@ -1,24 +1,26 @@
-"""Electric's loss against loops in float64, with and without padding; its gradients, log keys and sums."""
+"""Electric against loops in float64: loss, gradients, logged values, scores; Algorithm 2 of the thesis against Algorithm 1."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from fairseq.logging import metrics
-from given_draws import give_draws
+from reference_models import naive_cloze, naive_energies, naive_noise_probs
 from sklearn.metrics import roc_auc_score
-from small_electric import (
-    SHARE,
-    VARIANTS,
+from small_models import (
+    ELECTRIC_VARIANTS,
+    MASK_PROB,
+    MASKED_SHARE,
+    batch_of,
     electric_criterion,
-    naive_cloze,
-    naive_energies,
-    naive_noise_probs,
+    set_samples,
+    small_batch,
     small_electric,
 )
-from small_models import MASK_PROB, small_batch
 
 from amos_fairseq.criterions.electric import ElectricCriterion
+from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.models.electric import ElectricModel
 
 SPECIAL = (0, 1, 2, 3, 44)  # <s> <pad> </s> <unk> <mask>
@@ -26,7 +28,7 @@ LENGTHS = {"full": (12, 12), "padded": (12, 7, 2)}
 
 
 def batch_with_specials(lengths: tuple[int, ...]) -> dict:
-    """An end of line and an unknown word stand where nothing was sampled."""
+    """An end of line and an unknown token at positions where nothing was sampled."""
     batch = small_batch(lengths)
     inputs = batch["net_input"]
     for row, special in ((0, 2), (1, 3)):
@@ -37,38 +39,38 @@ def batch_with_specials(lengths: tuple[int, ...]) -> dict:
 
 
 def with_given_samples(model: ElectricModel, batch: dict) -> torch.Tensor:
-    """Replacements [B,M] that the model takes instead of drawing; the first of each text is the original itself."""
+    """Give the model replacements [B,M] instead of samples; the first of each text is the original itself."""
     inputs = batch["net_input"]
-    draw = torch.Generator().manual_seed(5)
-    sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
+    generator = torch.Generator().manual_seed(5)
+    sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=generator)
     sampled[:, 0] = inputs["tokens"].gather(1, inputs["masked_positions"])[:, 0]
-    give_draws(model, sampled)
+    set_samples(model, sampled)
     return sampled
 
 
 def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discriminator_loss_weight: float) -> float:
     """The summed loss of a batch, text by text without any padding, D from its definition as a quotient."""
     inputs, variant, p = batch["net_input"], model.variant, MASK_PROB
-    guessed, detected = 0.0, 0.0
+    predicted, detected = 0.0, 0.0
     for row, padded in enumerate(inputs["tokens"]):
         text = padded[padded.ne(1)]
         slots = inputs["masked_weights"][row].nonzero().flatten().tolist()
         noise = {inputs["masked_positions"][row, slot].item(): sampled[row, slot].item() for slot in slots}
         cloze = naive_cloze(model, text)
-        words = [t for t, token in enumerate(text.tolist()) if token not in SPECIAL]
+        ordinary = [t for t, token in enumerate(text.tolist()) if token not in SPECIAL]
         everywhere = model.cfg.generator_loss_tokens == "all"
-        for t in words if everywhere else noise:
-            guessed -= cloze[t].log_softmax(-1)[text[t]].item() * (SHARE if everywhere else 1.0)
+        for t in ordinary if everywhere else noise:
+            predicted -= cloze[t].log_softmax(-1)[text[t]].item() * (MASKED_SHARE if everywhere else 1.0)
         if variant == "two_tower":
             continue
         noised = torch.tensor([noise.get(t, token) for t, token in enumerate(text.tolist())])
         energies, q = naive_energies(model, noised), naive_noise_probs(model, cloze)
-        for t in words:
+        for t in ordinary:
             energy, q_t = energies[t].item(), q[t, noised[t]].item()
             plain = 1 / (1 + math.exp(-energy))
             is_noise = plain if variant == "electra_tt" else p * q_t / (p * q_t + (1 - p) * math.exp(-energy))
             detected -= math.log(is_noise if t in noise else 1 - is_noise)
-    return guessed + discriminator_loss_weight * SHARE * detected
+    return predicted + discriminator_loss_weight * MASKED_SHARE * detected
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -105,21 +107,10 @@ def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     own = [
         name for name in gradients if name.startswith(("generator.", "mlm_head."))
-    ]  # what is shared goes by another name
+    ]  # shared parameters have another name
     assert len(own) > 40
     assert all(gradients[name] is None for name in own)
     assert all(gradients[name] is not None for name in gradients if name.startswith("discriminator.layers"))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("tokens", ["sampled", "all"])
-def test_every_parameter_is_trained(variant: str, tokens: str) -> None:
-    """Nothing is unused, which several ranks rely on."""
-    if variant == "two_tower" and tokens == "sampled":
-        return
-    model, batch = small_electric(variant, generator_loss_tokens=tokens), small_batch()
-    electric_criterion(model)(model, batch)[0].backward()
-    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
 def logged(*logging_outputs: dict) -> dict[str, float]:
@@ -132,7 +123,7 @@ CLOZE_KEYS = {"loss", "mlm_loss_2", "mlm_acc_2"}
 DETECTION_KEYS = {"replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
 def test_logged_keys(variant: str) -> None:
     model, batch = small_electric(variant), small_batch()
     expected = CLOZE_KEYS if variant == "two_tower" else CLOZE_KEYS | DETECTION_KEYS
@@ -140,17 +131,17 @@ def test_logged_keys(variant: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["sampled", "all"])
-def test_logged_numbers_by_hand(tokens: str) -> None:
-    """Means over the tokens that each term is about: no special token, and what was really sampled."""
+def test_logged_values_by_hand(tokens: str) -> None:
+    """Means over the tokens of each term: no special token, and only sampled positions."""
     model, batch = small_electric(generator_loss_tokens=tokens), batch_with_specials((12, 7, 2))
     sampled = with_given_samples(model, batch)
     got = logged(electric_criterion(model)(model, batch)[2])
     output, inputs = model(**batch["net_input"]), batch["net_input"]
-    words = ~torch.isin(inputs["tokens"], torch.tensor(SPECIAL))
-    guessed = words if tokens == "all" else inputs["masked_weights"] > 0
-    assert got["mlm_loss_2"] == pytest.approx(output.mlm_nll[guessed].mean().item(), abs=1e-4)
-    assert got["mlm_acc_2"] == pytest.approx(output.mlm_correct[guessed].float().mean().item(), abs=1e-4)
-    logits, labels = output.rtd_logits[words].detach(), output.is_noise[words]
+    ordinary = ~torch.isin(inputs["tokens"], torch.tensor(SPECIAL))
+    predicted = ordinary if tokens == "all" else inputs["masked_weights"] > 0
+    assert got["mlm_loss_2"] == pytest.approx(output.mlm_nll[predicted].mean().item(), abs=1e-4)
+    assert got["mlm_acc_2"] == pytest.approx(output.mlm_correct[predicted].float().mean().item(), abs=1e-4)
+    logits, labels = output.rtd_logits[ordinary].detach(), output.is_noise[ordinary]
     chosen = torch.sigmoid(torch.where(labels, logits, -logits).double())
     assert got["rtd_loss"] == pytest.approx(-chosen.log().mean().item(), abs=1e-4)
     assert got["rtd_acc"] == pytest.approx((chosen > 0.5).double().mean().item(), abs=1e-4)
@@ -163,7 +154,7 @@ def test_logged_numbers_by_hand(tokens: str) -> None:
 
 @pytest.mark.parametrize("tokens", ["sampled", "all"])
 def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
-    """What gradient accumulation and ranks rely on."""
+    """Gradient accumulation and ranks require this."""
     model, whole = small_electric(generator_loss_tokens=tokens), small_batch((12, 7, 12, 10))
     sampled = with_given_samples(model, whole)
     criterion = electric_criterion(model)
@@ -171,10 +162,128 @@ def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
     parts = []
     for rows in (slice(0, 1), slice(1, 4)):
         inputs = {name: value[rows] for name, value in whole["net_input"].items()}
-        counts = {"ntokens": int(inputs["tokens"].ne(1).sum()), "num_masked": int(inputs["masked_weights"].sum())}
-        give_draws(model, sampled[rows])
-        parts.append(criterion(model, whole | counts | {"net_input": inputs, "nsentences": len(inputs["tokens"])}))
+        set_samples(model, sampled[rows])
+        parts.append(criterion(model, batch_of(inputs)))
     assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-5)
     assert sum(part[1] for part in parts) == sample_size
     one, several = logged(log), logged(*(part[2] for part in parts))
     assert several == pytest.approx(one, rel=1e-3, abs=1e-4)
+
+
+# <s> and six tokens, and the noise of each position, once the original itself.
+TEXT = torch.tensor([0, 5, 9, 17, 9, 30, 41])
+NOISE = {1: 8, 2: 31, 3: 17, 4: 12, 5: 40, 6: 5}
+# p / (1 - p) of the model is k / (n - k) of the text.
+NUM_NOISE, MODEL_SHARE = 2, 2 / 6
+
+
+def one_text(places: tuple[int, ...]) -> dict:
+    positions = torch.tensor([places])
+    inputs = {
+        "tokens": TEXT[None],
+        "masked_tokens": TEXT[None],
+        "masked_positions": positions,
+        "masked_weights": torch.ones(positions.shape),
+    }
+    return batch_of(inputs)
+
+
+def algorithm_2(model: ElectricModel, places: tuple[int, ...]) -> float:
+    """The summed loss of the classifier over all ordinary tokens, noise at ``places``."""
+    set_samples(model, torch.tensor([[NOISE[place] for place in places]]))
+    return electric_criterion(model)(model, one_text(places))[2]["rtd_loss"].item()
+
+
+def probability_of_text(model: ElectricModel, text: torch.Tensor) -> list[float]:
+    """D of Algorithm 1, the probability of being text: n p / (n p + k q), with q from the original."""
+    q = naive_noise_probs(model, naive_cloze(model, TEXT))
+    energies, k, n = naive_energies(model, text), NUM_NOISE, 6 - NUM_NOISE
+    unnormalised = [math.exp(-energy) for energy in energies.tolist()]
+    return [
+        n * p / (n * p + k * q[t, token].item()) for t, (p, token) in enumerate(zip(unnormalised, text, strict=True))
+    ]
+
+
+def replaced_at(place: int) -> torch.Tensor:
+    text = TEXT.clone()
+    text[place] = NOISE[place]
+    return text
+
+
+def without_context(model: ElectricModel) -> ElectricModel:
+    """Disable the discriminator's attention: then no token's score depends on another token."""
+    with torch.no_grad():
+        for layer in model.discriminator.layers:
+            layer.attention.output.weight.zero_()
+    return model
+
+
+def mean_of_algorithm_2(model: ElectricModel) -> float:
+    """Over all 15 pairs of places."""
+    choices = list(itertools.combinations(NOISE, NUM_NOISE))
+    return sum(algorithm_2(model, places) for places in choices) / len(choices)
+
+
+def mean_of_algorithm_1(model: ElectricModel) -> float:
+    """Text weighs (n - k) / n and noise k / n, each negative in a pass of its own."""
+    positives = sum(-math.log(d) for d in probability_of_text(model, TEXT)[1:])
+    negatives = sum(-math.log(1 - probability_of_text(model, replaced_at(place))[place]) for place in NOISE)
+    return (1 - MODEL_SHARE) * positives + MODEL_SHARE * negatives
+
+
+def test_without_context_the_mean_over_all_positions_is_algorithm_1() -> None:
+    """The thesis's two conditions hold: noise at other positions does not change the score of a token."""
+    model = without_context(small_electric(mask_prob=MODEL_SHARE))
+    assert mean_of_algorithm_2(model) == pytest.approx(mean_of_algorithm_1(model), rel=1e-5)
+
+
+def test_with_context_the_algorithms_differ() -> None:
+    """By more than ten times the tolerance of the test above."""
+    model = small_electric(mask_prob=MODEL_SHARE)
+    assert mean_of_algorithm_2(model) != pytest.approx(mean_of_algorithm_1(model), rel=1e-4)
+
+
+def test_a_single_sample_is_scored_as_in_algorithm_1() -> None:
+    """With context: the negative of Algorithm 1 is the text with one token replaced, which is Algorithm 2 with k = 1."""
+    model = small_electric(mask_prob=MODEL_SHARE)
+    for place in NOISE:
+        set_samples(model, torch.tensor([[NOISE[place]]]))
+        logit = model(**one_text((place,))["net_input"]).rtd_logits[0, place]
+        expected = 1 - probability_of_text(model, replaced_at(place))[place]
+        assert torch.sigmoid(logit).item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.25, 0.5])
+def test_noise_logit_is_that_of_the_quotient(share: float) -> None:
+    """D = p q / (p q + (1 - p) exp(-E)), and back."""
+    energies, log_q = torch.tensor([-2.0, 0.0, 3.5]), torch.tensor([-4.0, -0.5, -7.0])
+    logits = noise_logits(energies, log_q, share)
+    for energy, log_q_t, logit in zip(energies.tolist(), log_q.tolist(), logits.tolist(), strict=True):
+        noise, text = share * math.exp(log_q_t), (1 - share) * math.exp(-energy)
+        assert 1 / (1 + math.exp(-logit)) == pytest.approx(noise / (noise + text), rel=1e-5)
+    assert torch.allclose(energies_of(logits, log_q, share), energies, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["electric", "electra_tt", "two_tower"])
+def test_scores_of_tokens_by_their_formulas(variant: str) -> None:
+    """-E; log(p q (1 - D) / ((1 - p) D)) with D of noise; log q. 0 at special tokens and padding."""
+    model, tokens = small_electric(variant), small_batch((12, 7))["net_input"]["tokens"]
+    tokens[0, 5] = 3
+    got = model.token_log_probs(tokens)
+    assert got.dtype == torch.float32
+    for row, text in enumerate(tokens):
+        text = text[text.ne(1)]
+        q = naive_noise_probs(model, naive_cloze(model, text))
+        energies = None if variant == "two_tower" else naive_energies(model, text).tolist()
+        for t, token in enumerate(text.tolist()):
+            if token in (0, 3):
+                assert got[row, t] == 0
+                continue
+            expected = math.log(q[t, token].item())
+            if variant == "electric":
+                expected = -energies[t]
+            elif variant == "electra_tt":
+                noise = 1 / (1 + math.exp(-energies[t]))
+                expected += math.log(MASK_PROB / (1 - MASK_PROB) * (1 - noise) / noise)
+            assert got[row, t].item() == pytest.approx(expected, abs=1e-4)
+    assert got[1, 7:].eq(0).all()

@@ -1,4 +1,4 @@
-"""The objective of answer spans, by hand, and what it logs."""
+"""The objective of answer spans and its logged values by hand."""
 
 import math
 from types import SimpleNamespace

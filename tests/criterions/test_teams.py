@@ -1,14 +1,12 @@
-"""TEAMS's loss (Eq. 9), every gradient and what is logged, against a reference in float64 over lists."""
+"""TEAMS's loss (Eq. 9), every gradient and logged value against a reference in float64."""
 
 import math
 
 import pytest
 import torch
 from fairseq import metrics
-from given_draws import give_draws
-from reference_teams import ReferenceTeams
-from small_models import small_batch, small_task
-from small_teams import ONLY_MWS, ONLY_RTD, small_teams, teams_criterion
+from reference_models import ReferenceTeams
+from small_models import ONLY_MWS, ONLY_RTD, set_samples, small_batch, small_task, small_teams, teams_criterion
 
 from amos_fairseq.criterions.teams import TeamsCriterion, selection_loss
 from amos_fairseq.errors import UserError
@@ -17,18 +15,18 @@ from amos_fairseq.errors import UserError
 CLOSE = {"rtol": 2e-4, "atol": 5e-5}
 
 
-def drawn(batch: dict, num_negatives: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def random_samples(batch: dict, num_negatives: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Replacements, of which some equal the original, and candidates, the original first."""
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     tokens, positions = (batch["net_input"][name] for name in ("tokens", "masked_positions"))
     originals = tokens.gather(1, positions)
-    sampled = torch.randint(4, 44, positions.shape, generator=draw)
+    sampled = torch.randint(4, 44, positions.shape, generator=generator)
     sampled[:, 0] = originals[:, 0]
     candidates = torch.empty(*positions.shape, 1 + num_negatives, dtype=torch.int64)
     for row in range(len(tokens)):
         for slot in range(positions.size(1)):
-            others = (4 + torch.randperm(40, generator=draw)).tolist()
-            others = [word for word in others if word != int(originals[row, slot])]
+            others = (4 + torch.randperm(40, generator=generator)).tolist()
+            others = [token for token in others if token != int(originals[row, slot])]
             candidates[row, slot] = torch.tensor([int(originals[row, slot]), *others[:num_negatives]])
     return sampled, candidates
 
@@ -50,8 +48,8 @@ def drawn(batch: dict, num_negatives: int, seed: int = 1) -> tuple[torch.Tensor,
 )
 def test_loss_and_every_gradient(settings: dict, lengths: tuple[int, ...]) -> None:
     model, batch = small_teams(**settings), small_batch(lengths)
-    sampled, candidates = drawn(batch, model.cfg.negative_samples)
-    give_draws(model, sampled, candidates)
+    sampled, candidates = random_samples(batch, model.cfg.negative_samples)
+    set_samples(model, sampled, candidates)
     reference = ReferenceTeams(model)
     loss, sample_size, log = teams_criterion(model, mlm_loss_weight=1.5)(model, batch)
     loss.backward()
@@ -77,10 +75,10 @@ def test_loss_and_every_gradient(settings: dict, lengths: tuple[int, ...]) -> No
             torch.testing.assert_close(log[f"{task}_loss"].double(), expected[task], **CLOSE)
 
 
-def test_half_the_draws_of_the_test_above_are_no_replacement() -> None:
+def test_some_samples_of_the_test_above_equal_the_original() -> None:
     """So the label of a replacement that equals the original takes part in it."""
     batch = small_batch()
-    sampled, _ = drawn(batch, 3)
+    sampled, _ = random_samples(batch, 3)
     same = sampled.eq(batch["net_input"]["tokens"].gather(1, batch["net_input"]["masked_positions"]))
     assert same[:, 0].all()
     assert not same.all()
@@ -93,7 +91,7 @@ def test_selection_loss_by_hand() -> None:
     assert float(loss) == pytest.approx(math.log(4), rel=1e-6)
 
 
-def test_what_is_logged_are_means_over_all_batches() -> None:
+def test_logged_values_are_means_over_all_batches() -> None:
     """Two batches of unlike size: selection by masked positions, detection by tokens, accuracy by counting."""
     model, batches = small_teams().eval(), [small_batch(), small_batch((9, 12), seed=5)]
     logs, losses, right, masked, tokens, detection = [], 0.0, 0, 0, 0, 0.0
@@ -123,7 +121,7 @@ def test_what_is_logged_are_means_over_all_batches() -> None:
 @pytest.mark.parametrize(
     ("settings", "absent", "present"), [(ONLY_MWS, "rtd_", "mws_loss"), (ONLY_RTD, "mws_", "rtd_loss")]
 )
-def test_a_task_that_is_left_out_is_not_logged(settings: dict, absent: str, present: str) -> None:
+def test_an_omitted_task_is_not_logged(settings: dict, absent: str, present: str) -> None:
     model = small_teams(**settings)
     with metrics.aggregate() as aggregator:
         TeamsCriterion.reduce_metrics([teams_criterion(model)(model, small_batch())[2]])
@@ -133,6 +131,6 @@ def test_a_task_that_is_left_out_is_not_logged(settings: dict, absent: str, pres
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
-def test_a_generator_that_would_not_learn_is_refused(weight: float) -> None:
+def test_mlm_loss_weight_must_be_positive(weight: float) -> None:
     with pytest.raises(UserError, match="--mlm-loss-weight"):
         teams_criterion(small_teams(), weight)

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig as SentencePredictionTaskConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
-from small_checkpoint import write_save_dir
+from saved_models import write_save_dir
 from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 

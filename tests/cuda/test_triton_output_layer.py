@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
+from frequencies import FALSE_ALARM, chi_square_p
 from scipy import stats
-from small_models import small_model
+from small_models import small_amos
 from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
@@ -434,7 +434,7 @@ def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> 
 
 
 def test_a_model_on_a_cpu_needs_no_triton() -> None:
-    model = small_model(kernels="triton")
+    model = small_amos(kernels="triton")
     assert model.is_fast
     assert not model.with_triton
     assert output_layer.runs_in_triton("triton", torch.device("cuda"))

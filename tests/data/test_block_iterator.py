@@ -1,15 +1,15 @@
-"""The batches of an epoch: equal over loader processes, ranks and splits of an update; what an epoch changes."""
+"""The batches of an epoch: equal over loader processes, ranks and splits of an update; differences between epochs."""
 
 import numpy as np
 import pytest
-from made_up_blocks import iterate, made_up_lines, make_dataset, rows_by_id
+from block_datasets import iterate, make_dataset, random_lines, rows_by_id
 
 from amos_fairseq.data.block_iterator import whole_updates
 from amos_fairseq.errors import UserError
 
 
 def test_empty_batch_of_a_rank_without_data() -> None:
-    dataset = make_dataset(made_up_lines(60), training=False)
+    dataset = make_dataset(random_lines(60), training=False)
     assert dataset.collater([]) == {}
     num_batches = -(-len(dataset) // 2)
     ranks = 4 if num_batches % 4 else 3
@@ -21,8 +21,8 @@ def test_empty_batch_of_a_rank_without_data() -> None:
 
 @pytest.mark.parametrize(("num_shards", "num_workers"), [(1, 2), (2, 1), (4, 0)])
 def test_equal_for_any_ranks_and_loader_processes(num_shards: int, num_workers: int) -> None:
-    """Epoch 2 in a fresh process, where fairseq's kept loader processes would repeat epoch 1."""
-    lines = made_up_lines(300)
+    """Epoch 2 in a fresh process, where fairseq's persistent loader processes would repeat epoch 1."""
+    lines = random_lines(300)
     expected = rows_by_id(iterate(make_dataset(lines), epoch=2))
     batches = []
     for rank in range(num_shards):
@@ -35,7 +35,7 @@ def test_equal_for_any_ranks_and_loader_processes(num_shards: int, num_workers: 
 @pytest.mark.parametrize(("num_shards", "batch_size"), [(1, 2), (2, 2), (4, 1), (1, 8)])
 def test_every_update_holds_the_same_blocks(num_shards: int, batch_size: int) -> None:
     """Global batch 8: however it is split, update u takes the u-th eight blocks of the order."""
-    dataset = make_dataset(made_up_lines(300))
+    dataset = make_dataset(random_lines(300))
     update_freq = 8 // (num_shards * batch_size)
     shares = [
         iterate(dataset, 1, batch_size=batch_size, num_shards=num_shards, shard_id=rank) for rank in range(num_shards)
@@ -53,18 +53,18 @@ def test_every_update_holds_the_same_blocks(num_shards: int, batch_size: int) ->
 
 
 def test_epochs_differ_in_masks_and_order() -> None:
-    dataset = make_dataset(made_up_lines(300))
+    dataset = make_dataset(random_lines(300))
     first, second, again = (rows_by_id(iterate(dataset, epoch)) for epoch in (1, 2, 1))
     assert first == again
     assert list(first) != list(second)
     common = first.keys() & second.keys()
-    # Two draws of 5 from about 30 agree with probability 1 / 142,506.
+    # Two samples of 5 of about 30 agree with probability 1 / 142,506.
     assert sum(first[block] == second[block] for block in common) <= 1
     assert all(first[block][0] == second[block][0] for block in common)
 
 
 def test_validation_ignores_the_epoch_and_keeps_the_order() -> None:
-    dataset = make_dataset(made_up_lines(100), training=False)
+    dataset = make_dataset(random_lines(100), training=False)
     first, third = rows_by_id(iterate(dataset, 1)), rows_by_id(iterate(dataset, 3))
     assert first == third
     assert list(first) == list(range(len(dataset)))

@@ -1,19 +1,22 @@
-"""What one block holds and which positions are masked: counts against hand arithmetic and probability bands."""
+"""Blocks and their masked positions against hand arithmetic and probability bands; inputs at these positions."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from made_up_blocks import (
-    NUM_WORDS,
+from block_datasets import (
+    NUM_TOKENS,
     TOKENS_PER_BLOCK,
     block_dictionary,
     iterate,
-    made_up_lines,
     make_dataset,
+    random_lines,
     rows_by_id,
 )
+from made_up_corpus import make_task, write_corpus
 
-from amos_fairseq.data.masked_blocks import num_masked_positions
+from amos_fairseq.data.masked_blocks import TREATMENTS, num_masked_positions, treat_masked
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import special_ids
 
@@ -30,8 +33,8 @@ def test_specials_are_fairseqs_four_the_filler_and_mask() -> None:
     assert special_ids(block_dictionary()) == [0, 1, 2, 3, 44, 45, 46, 47, 48]
 
 
-def test_exactly_k_words_are_masked_and_never_a_special() -> None:
-    dataset = make_dataset(made_up_lines(300))
+def test_exactly_k_tokens_are_masked_and_never_a_special_one() -> None:
+    dataset = make_dataset(random_lines(300))
     batches = iterate(dataset, epoch=1)
     rows = rows_by_id(batches)
     assert len(rows) == len(dataset) // 8 * 8 > 80
@@ -40,7 +43,7 @@ def test_exactly_k_words_are_masked_and_never_a_special() -> None:
         used = positions[: int(sum(weights))]
         assert len(used) == num_masked_positions(0.15, length)
         assert used == sorted(set(used))
-        assert all(4 <= tokens[position] < 4 + NUM_WORDS for position in used)
+        assert all(4 <= tokens[position] < 4 + NUM_TOKENS for position in used)
         changed = [position for position in range(TOKENS_PER_BLOCK) if tokens[position] != masked_tokens[position]]
         assert changed == used
         assert all(masked_tokens[position] == 48 for position in used)
@@ -52,15 +55,15 @@ def test_exactly_k_words_are_masked_and_never_a_special() -> None:
 
 
 def test_blocks_hold_the_text_in_order() -> None:
-    lines = made_up_lines(50)
+    lines = random_lines(50)
     rows = rows_by_id(iterate(make_dataset(lines, training=False), epoch=1))
     joined = [token for block in sorted(rows) for token in rows[block][0][1:] if token != 1]
     assert joined == [token for line in lines for token in line]
     assert all(tokens[0] == 0 for tokens, *_ in rows.values())
 
 
-def test_every_word_is_masked_equally_often() -> None:
-    """One block of 31 words, 2,000 epochs: each position is hit k / 31 of the time, within 5 standard deviations."""
+def test_every_position_is_masked_equally_often() -> None:
+    """One block of 31 tokens, 2,000 epochs: each position is hit k / 31 of the time, within 5 standard deviations."""
     dataset = make_dataset([list(range(4, 35))])
     hits = np.zeros(TOKENS_PER_BLOCK)
     for epoch in range(1, 2001):
@@ -72,7 +75,7 @@ def test_every_word_is_masked_equally_often() -> None:
 
 
 def test_short_last_block_pads_its_slots() -> None:
-    """31 + 9 words: the second block is <s> and 9 words, so ceil(0.15 * 10) = 2 of 5 slots are used."""
+    """31 + 9 tokens: the second block is <s> and 9 tokens, so ceil(0.15 * 10) = 2 of 5 slots are used."""
     dataset = make_dataset([list(range(4, 44))], training=False)
     batch = dataset.collater([dataset[0], dataset[1]])
     assert {name: tuple(tensor.shape) for name, tensor in batch["net_input"].items()} == {
@@ -85,8 +88,8 @@ def test_short_last_block_pads_its_slots() -> None:
     assert (batch["ntokens"], batch["num_masked"], batch["nsentences"]) == (42, 7, 2)
 
 
-def test_fewer_words_than_k_masks_them_all() -> None:
-    """31 tokens of which 2 are words; and a block of nothing but specials, which masks nothing."""
+def test_fewer_maskable_tokens_than_k() -> None:
+    """31 tokens of which 2 are ordinary; and a block of nothing but specials, which masks nothing."""
     dataset = make_dataset([[3] * 20 + [5, 6] + [2] * 9 + [2] * 31])
     first, second = dataset[0], dataset[1]
     assert first["positions"].tolist() == [21, 22]
@@ -99,7 +102,7 @@ def test_fewer_words_than_k_masks_them_all() -> None:
 
 
 def test_seed_and_purpose_separate_the_masks() -> None:
-    lines = made_up_lines(100)
+    lines = random_lines(100)
     masks = [
         [make_dataset(lines, **settings)[block]["positions"].tolist() for block in range(20)]
         for settings in ({}, {"seed": 8}, {"training": False})
@@ -109,7 +112,7 @@ def test_seed_and_purpose_separate_the_masks() -> None:
 
 
 def test_global_random_state_is_neither_used_nor_changed() -> None:
-    dataset = make_dataset(made_up_lines(100))
+    dataset = make_dataset(random_lines(100))
     np.random.seed(1)
     torch.manual_seed(1)
     numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()
@@ -132,3 +135,74 @@ def test_foreign_token_id_is_refused() -> None:
     dataset = make_dataset([[5] * 30 + [49]], source="DATA/train")
     with pytest.raises(UserError, match=r"DATA/train holds token id 49 in block 0, but dict.txt gives ids up to 48"):
         dataset[0]
+
+
+MASK_ID = 999
+ORDINARY = np.arange(10, 60)
+NUM_SAMPLES = 40_000
+# 5 standard deviations of a share of 40,000 samples.
+BAND = 5 * np.sqrt(0.25 / NUM_SAMPLES)
+
+
+def shares(name: str) -> tuple[float, float, float]:
+    """Shares of masked tokens that become ``<mask>``, become another token, and stay (a random token can be the original)."""
+    originals = np.full(NUM_SAMPLES, ORDINARY[0])
+    treated = treat_masked(originals, TREATMENTS[name], MASK_ID, ORDINARY, np.random.default_rng(1))
+    masked, unchanged = (treated == MASK_ID).mean(), (treated == originals).mean()
+    assert np.isin(treated, [MASK_ID, *ORDINARY]).all()
+    return masked, 1 - masked - unchanged, unchanged
+
+
+def test_shares_match_the_papers() -> None:
+    assert shares("mask") == (1.0, 0.0, 0.0)
+    by_chance = 0.1 / len(ORDINARY)  # random tokens that are the original
+    assert shares("bert") == pytest.approx((0.8, 0.1 - by_chance, 0.1 + by_chance), abs=BAND)
+    masked, random, unchanged = shares("electra")
+    assert random == pytest.approx(0, abs=1e-12)
+    assert (masked, unchanged) == pytest.approx((0.85, 0.15), abs=BAND)
+
+
+def test_random_tokens_are_uniform() -> None:
+    treated = treat_masked(np.full(NUM_SAMPLES, 5), TREATMENTS["bert"], MASK_ID, ORDINARY, np.random.default_rng(2))
+    counts = np.array([(treated == token).sum() for token in ORDINARY])
+    expected = NUM_SAMPLES * 0.1 / len(ORDINARY)
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_treatment_changes_only_masked_tokens_and_is_deterministic() -> None:
+    lines = random_lines(100)
+    plain, bert = (make_dataset(lines, treatment=TREATMENTS[name]) for name in ("mask", "bert"))
+    special = set(special_ids(block_dictionary()))
+    treated = 0
+    for index in range(20):
+        one, other, again = plain[index], bert[index], bert[index]
+        assert one["positions"].equal(other["positions"])
+        assert one["tokens"].equal(other["tokens"])
+        assert other["masked"].equal(again["masked"])
+        assert one["masked"].eq(plain.mask).all()
+        not_masked = other["masked"].ne(bert.mask)
+        assert not set(other["masked"][not_masked].tolist()) & special
+        treated += int(not_masked.sum())
+    assert treated > 0
+    batch = bert.collater([bert[3], bert[4]])["net_input"]
+    for row, index in enumerate((3, 4)):
+        sample = bert[index]
+        assert batch["masked_tokens"][row, sample["positions"]].equal(sample["masked"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"objective": "mlm"}, "bert"),
+        ({"objective": "electra"}, "electra"),
+        ({"objective": "amos"}, "mask"),
+        ({"objective": "teams"}, "mask"),
+        ({"objective": "mlm", "mask_treatment": "mask"}, "mask"),
+        ({"objective": "amos", "mask_treatment": "electra"}, "electra"),
+    ],
+)
+def test_default_treatment_of_an_objective(tmp_path: Path, settings: dict, expected: str) -> None:
+    task = make_task(write_corpus(tmp_path / "corpus"), **settings)
+    assert task.mask_treatment == TREATMENTS[expected]
+    task.load_dataset("train")
+    assert task.datasets["train"].treatment == TREATMENTS[expected]

@@ -1,4 +1,4 @@
-"""Windows over contexts against naive loops; what a window holds and how it is labelled."""
+"""Windows over contexts against naive loops, their contents and labels."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def naive_owner(ranges: list[tuple[int, int]], place: int) -> int:
 
 @pytest.mark.parametrize("room", [1, 5, 12, 50])
 @pytest.mark.parametrize("stride", [1, 4, 12, 100])
-def test_ranges_and_owners_are_those_of_a_naive_loop(room, stride):
+def test_ranges_and_owners_match_a_naive_loop(room, stride):
     for length in (0, 1, 4, 5, 6, 11, 12, 13, 49, 50, 51, 137):
         ranges = context_ranges(length, room, stride)
         assert ranges == naive_ranges(length, room, stride)
@@ -67,7 +67,7 @@ def dictionary(data):
 
 
 def test_every_window_holds_question_and_context(data, dictionary):
-    """Tokens, labels and mask of each window, made anew from the files one token at a time."""
+    """Tokens, labels and mask of each window, rebuilt from the files one token at a time."""
     split = SquadSplit(data, "valid")
     windows = SquadWindowDataset(split, dictionary, limits=LIMITS)
     index = 0
@@ -114,7 +114,7 @@ def test_batches_pad_and_mask(data, dictionary):
     assert windows.collater([]) == {}
 
 
-def test_training_leaves_out_what_would_be_taught_wrongly(data, dictionary):
+def test_training_omits_questions_with_wrong_answers(data, dictionary):
     split = SquadSplit(data, "train")
     training = SquadWindowDataset(split, dictionary, limits=LIMITS, training=True)
     asked = {training.window(index).example for index in range(len(training))}
@@ -123,7 +123,7 @@ def test_training_leaves_out_what_would_be_taught_wrongly(data, dictionary):
     assert asked == set(range(1, len(split)))
 
 
-def test_order_depends_on_seed_and_epoch_alone(data, dictionary):
+def test_order_depends_only_on_seed_and_epoch(data, dictionary):
     def order(seed: int, epoch: int) -> list[int]:
         windows = SquadWindowDataset(SquadSplit(data, "train"), dictionary, limits=LIMITS, seed=seed, training=True)
         windows.set_epoch(epoch)
@@ -144,7 +144,7 @@ def test_order_depends_on_seed_and_epoch_alone(data, dictionary):
         (WindowLimits(512, 128, 0), "--max-question-length 0"),
     ],
 )
-def test_lengths_without_room_are_refused(limits, flag):
+def test_invalid_lengths_are_refused(limits, flag):
     with pytest.raises(UserError, match=flag):
         limits.check()
     WindowLimits(68, 1, 64).check()

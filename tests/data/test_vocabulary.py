@@ -1,4 +1,4 @@
-"""The dictionary and tokenizer of a corpus: compared, refused, kept beside the checkpoints, known by their sha256."""
+"""The dictionary and tokenizer of a corpus: compared, refused, copied beside the checkpoints, identified by their sha256."""
 
 import errno
 import hashlib
@@ -38,7 +38,7 @@ def test_dictionaries_that_differ_are_refused(corpus: Path, tmp_path: Path) -> N
         make_task(other)
 
 
-def test_vocabulary_is_kept_beside_the_checkpoints(corpus: Path, tmp_path: Path) -> None:
+def test_vocabulary_is_copied_beside_the_checkpoints(corpus: Path, tmp_path: Path) -> None:
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     task.begin_epoch(1, READY)
     copy = tmp_path / "run" / "tokenizer"
@@ -54,7 +54,7 @@ def test_vocabulary_is_kept_beside_the_checkpoints(corpus: Path, tmp_path: Path)
     assert make_task(copy).state_dict()["dictionary_sha256"] == state["dictionary_sha256"]
 
 
-def test_directory_hash_sees_names_bytes_and_borders(tmp_path: Path) -> None:
+def test_directory_hash_depends_on_names_and_contents(tmp_path: Path) -> None:
     def digest(files: dict[str, str]) -> str:
         directory = tmp_path / "hashed"
         shutil.rmtree(directory, ignore_errors=True)
@@ -69,7 +69,7 @@ def test_directory_hash_sees_names_bytes_and_borders(tmp_path: Path) -> None:
     assert len({digest(files) for files in [same, *others]}) == 6
 
 
-def test_corpus_without_a_tokenizer_keeps_its_dictionary(tmp_path: Path) -> None:
+def test_corpus_without_a_tokenizer_copies_its_dictionary(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "plain", tokenizer=False)
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     task.begin_epoch(1, READY)
@@ -78,7 +78,7 @@ def test_corpus_without_a_tokenizer_keeps_its_dictionary(tmp_path: Path) -> None
     task.begin_epoch(2, READY)
 
 
-def test_tokenizer_of_several_shards_lies_above_them(corpus: Path, tmp_path: Path) -> None:
+def test_tokenizer_of_several_shards_is_above_them(corpus: Path, tmp_path: Path) -> None:
     for shard in ("shard0", "shard1"):
         shutil.copytree(corpus, tmp_path / shard, ignore=shutil.ignore_patterns("tokenizer"))
     shutil.copytree(corpus / "tokenizer", tmp_path / "tokenizer")
@@ -88,7 +88,7 @@ def test_tokenizer_of_several_shards_lies_above_them(corpus: Path, tmp_path: Pat
 
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """``as_rank(r)``: from now on this process is rank r of two; what rank 0 has broadcast reaches rank 1."""
+    """``as_rank(r)``: make this process rank r of two; rank 1 receives the broadcasts of rank 0."""
     sent = []
 
     def broadcast(objects: list, src: int) -> None:

@@ -8,8 +8,7 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
-from small_checkpoint import TEXT
-from small_runs import write_run
+from saved_models import TEXT, write_run
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint

@@ -1,4 +1,4 @@
-"""Counting operations: every kind against numbers by hand."""
+"""Counts of every kind of operation against counts by hand."""
 
 import pytest
 import torch
@@ -39,17 +39,17 @@ STATES = on_meta(B, T, D)
         (lambda: STATES.transpose(1, 2).contiguous().view(B, T * D).to(torch.bfloat16), Operations()),
     ],
 )
-def test_operators_count_what_they_calculate(call, expected: Operations) -> None:
+def test_operations_of_single_operators(call, expected: Operations) -> None:
     assert count(call)["Global"] == expected
 
 
-def test_dropout_is_a_comparison_of_a_random_number_and_two_products() -> None:
+def test_operations_of_dropout() -> None:
     dropout = nn.Dropout(0.1)
     assert count(lambda: dropout(STATES))["Global"].elementwise == 4 * STATES.numel()
     assert count(lambda: dropout.eval()(STATES))["Global"] == Operations()
 
 
-def test_attention_is_counted_as_its_two_products_and_softmax() -> None:
+def test_operations_of_attention() -> None:
     """Fused kernels would be counted by other formulas, or, on a CPU, not at all."""
     from amos_fairseq.modules.encoder import SelfAttention
 
@@ -61,7 +61,7 @@ def test_attention_is_counted_as_its_two_products_and_softmax() -> None:
     assert counted.elementwise == B * (5 * 2 * T * T + T * D)
 
 
-def test_modules_hold_what_ran_inside_them() -> None:
+def test_operations_by_module() -> None:
     with META:
         model = nn.Sequential(nn.Linear(D, D), nn.Sequential(nn.Linear(D, V), nn.GELU()))
     counts = count(lambda: model(STATES))
@@ -71,7 +71,7 @@ def test_modules_hold_what_ran_inside_them() -> None:
     assert counts["Sequential"] == counts["Global"] == Operations(first + second, 0, 5 * B * T * V)
 
 
-def test_a_backward_pass_counts_for_each_operand_that_learns() -> None:
+def test_operations_of_a_backward_pass() -> None:
     weight = on_meta(D, V).requires_grad_()
     forward = 2 * B * T * D * V
     assert count_matmuls(lambda: (STATES @ weight).sum().backward()) == 2 * forward

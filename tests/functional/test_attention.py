@@ -1,9 +1,10 @@
-"""Fast attention against its definition: values and gradients, padding, towers, dropout, and what it may not make."""
+"""Fast attention against the reference: values and gradients, padding, towers, dropout, and intermediate tensors."""
 
 from typing import Any
 
 import pytest
 import torch
+from small_models import encoder_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +22,7 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
 LENGTHS = (1, 7, 64, 65, 128, 192, 200)
@@ -31,7 +32,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 Result = tuple[Tensor, ...]
 
 
-def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, AttentionBias]:
+def random_inputs(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, AttentionBias]:
     """Heads and bias; of three padded sequences one has only padding."""
     torch.manual_seed(length)
     heads = torch.randn(B, length, 3, H, D, dtype=torch.float64).to(dtype).requires_grad_()
@@ -49,15 +50,15 @@ def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, Attenti
 
 
 def values_and_gradients(attend: Any, heads: Tensor, bias: AttentionBias, dropout: float = 0.0) -> Result:
-    """The output and the gradients of heads and learned bias, for one made-up gradient of the output.
+    """The output and the gradients of heads and learned bias, for one random gradient of the output.
 
-    What a query that may see nothing mixes means nothing: it must be finite, and has no gradient, as no loss counts it.
+    The output of a query that may attend to nothing must be finite; it is set to 0, as no loss uses it.
     """
     out = attend(heads, bias, dropout)
     assert out.isfinite().all()
     if bias.fixed is not None:
-        sees = (bias.fixed > MASKED_SCORE / 2).any(-1).squeeze(1)[..., None, None]  # [B or 1, T or 1, 1, 1]
-        out = out * sees
+        attends = (bias.fixed > MASKED_SCORE / 2).any(-1).squeeze(1)[..., None, None]  # [B or 1, T or 1, 1, 1]
+        out = out * attends
     torch.manual_seed(1)
     inputs = [heads] if bias.learned is None else [heads, bias.learned]
     grad = torch.randn(out.shape, dtype=torch.float64).to(out.dtype)
@@ -73,11 +74,11 @@ def in_double(heads: Tensor, bias: AttentionBias) -> tuple[Tensor, AttentionBias
 @pytest.mark.parametrize("group_bytes", [1, 2**21])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_equals_the_definition(length: int, kind: str, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matches_the_reference(length: int, kind: str, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence at a time, and all at once. Sums of up to 200 products in another order: some hundred roundings."""
     monkeypatch.setattr(cpu_attention, "GROUP_BYTES", group_bytes)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
-        heads, bias = made_up(length, kind, dtype)
+        heads, bias = random_inputs(length, kind, dtype)
         expected = values_and_gradients(reference_attention, *in_double(heads, bias))
         for got, exact in zip(values_and_gradients(fast_attention, heads, bias), expected, strict=True):
             assert got.dtype == dtype
@@ -87,9 +88,9 @@ def test_equals_the_definition(length: int, kind: str, group_bytes: int, monkeyp
 
 @pytest.mark.parametrize("kind", ["none", "learned", "all"])
 @pytest.mark.parametrize("length", [7, 65, 192])
-def test_bfloat16_is_as_near_to_the_exact_result_as_the_definition(length: int, kind: str) -> None:
+def test_bfloat16_error_is_at_most_twice_that_of_the_reference(length: int, kind: str) -> None:
     """Both round scores, weights and gradients to 8 bits; in another order, so up to twice the error of the other."""
-    heads, bias = made_up(length, kind, torch.bfloat16)
+    heads, bias = random_inputs(length, kind, torch.bfloat16)
     exact = values_and_gradients(reference_attention, *in_double(heads, bias))
     ours = values_and_gradients(fast_attention, heads, bias)
     theirs = values_and_gradients(reference_attention, heads, bias)
@@ -103,7 +104,7 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_the_definition(length: int, 
 @pytest.mark.parametrize("kind", ["none", "all"])
 def test_gradients_of_dropped_weights_by_finite_differences(kind: str) -> None:
     """The same seed gives the same mask, so that the function is smooth; float64, other masks forward and backward fail."""
-    heads, bias = made_up(3, kind, torch.float64)
+    heads, bias = random_inputs(3, kind, torch.float64)
 
     def seeded(heads: Tensor, learned: Tensor | None) -> Tensor:
         torch.manual_seed(7)
@@ -112,9 +113,9 @@ def test_gradients_of_dropped_weights_by_finite_differences(kind: str) -> None:
     assert torch.autograd.gradcheck(seeded, (heads, bias.learned))
 
 
-def test_dropout_is_that_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By autograd, with the mask that the same seed draws, in groups of two sequences and one."""
-    heads, bias = made_up(9, "all", torch.float64)
+def test_dropout_applies_to_the_attention_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By autograd, with the mask of the same seed, in groups of two sequences and one."""
+    heads, bias = random_inputs(9, "all", torch.float64)
     monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 2 * H * 9 * 9 * 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
@@ -134,12 +135,12 @@ def test_dropout_is_that_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None
 
 @torch.no_grad()
 def test_dropped_weights_keep_their_mean() -> None:
-    """Over 4000 draws, within six standard errors of what is there without dropout."""
-    heads, bias = made_up(7, "learned", torch.float32)
+    """Over 4000 masks, within six standard errors of the output without dropout."""
+    heads, bias = random_inputs(7, "learned", torch.float32)
     torch.manual_seed(0)
-    draws = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(4000)])
-    error = draws.std(0) / 4000**0.5
-    assert ((draws.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()
+    outputs = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(4000)])
+    error = outputs.std(0) / 4000**0.5
+    assert ((outputs.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()
 
 
 class Sizes(TorchDispatchMode):
@@ -156,9 +157,9 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-def test_no_gradient_of_every_sequence_is_made_for_the_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 1)
-    heads, bias = made_up(64, "learned", torch.float32)
+    heads, bias = random_inputs(64, "learned", torch.float32)
     sizes = {}
     for attend in (fast_attention, reference_attention):
         out = attend(heads, bias, 0.0)
@@ -184,15 +185,15 @@ def test_no_gradient_of_every_sequence_is_made_for_the_bias(monkeypatch: pytest.
         (torch.device("meta"), torch.float32, 64, True, "reference"),
     ],
 )
-def test_who_computes_where(device, dtype, head_width, has_bias, expected) -> None:
+def test_choice_of_backend(device, dtype, head_width, has_bias, expected) -> None:
     assert choose_backend(device, dtype, head_width, has_bias) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 7, 64])
-def test_way_through_a_fused_kernel(length: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernel_matches_the_reference(length: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the one kernel of PyTorch that a CPU has for everything."""
-    heads, bias = made_up(length, kind, torch.float64)
+    heads, bias = random_inputs(length, kind, torch.float64)
     expected = values_and_gradients(reference_attention, heads, bias)
     monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
     prepared = prepare_bias(bias, CUDA, torch.float64)
@@ -207,8 +208,8 @@ def test_way_through_a_fused_kernel(length: int, kind: str, monkeypatch: pytest.
         torch.testing.assert_close(of_got, of_expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_cpu_takes_the_bias_as_it_is() -> None:
-    _, bias = made_up(7, "all", torch.float32)
+def test_cpu_does_not_copy_the_bias() -> None:
+    _, bias = random_inputs(7, "all", torch.float32)
     assert prepare_bias(bias, CPU, torch.float32) is bias
     assert prepare_bias(NO_BIAS, CUDA, torch.float32) == NO_BIAS
 
@@ -216,16 +217,14 @@ def test_a_cpu_takes_the_bias_as_it_is() -> None:
 @pytest.mark.parametrize("length", [512, 128, 65, 7])
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize("scheme", ["t5", "amos", "none"])
-def test_the_mask_of_a_gpu_has_the_layout_that_fused_kernels_require(
-    scheme: str, has_padding: bool, length: int
-) -> None:
+def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool, length: int) -> None:
     """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
-    shape = TransformerConfig(
-        num_layers=1, width=24, ffn_width=8, num_heads=3, max_positions=512, dropout=0.0, attention_dropout=0.0,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme=scheme, position_buckets=64, position_max_distance=128,
+    config = encoder_config(
+        num_layers=1, width=24, num_heads=3, max_positions=512, position_scheme=scheme, position_buckets=64,
+        position_max_distance=128,
     )  # fmt: skip
     with fake_cuda():
-        encoder = TransformerEncoder(shape).to("cuda", torch.bfloat16)
+        encoder = TransformerEncoder(config).to("cuda", torch.bfloat16)
         embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)
         padding = torch.zeros(2, length, device="cuda", dtype=torch.bool) if has_padding else None
         mask = encoder.attention_bias(embeddings, padding).fixed

@@ -13,14 +13,14 @@ COUNT = 2**20
 
 
 def assert_share(values: torch.Tensor, probability: float) -> None:
-    """Of independent draws; six standard deviations are left on one seed in five hundred million."""
+    """Of independent samples; six standard deviations are left on one seed in five hundred million."""
     count = values.numel()
     deviation = math.sqrt(count * probability * (1 - probability))
     assert abs(int(values.sum()) - count * probability) < 6 * deviation
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.1, 0.5, 0.75])
-def test_every_lane_of_a_random_number_drops_with_the_probability(probability: float) -> None:
+def test_every_lane_of_a_random_number_drops_with_its_probability(probability: float) -> None:
     torch.manual_seed(0)
     kept = sample_keep_mask((COUNT // 4, 4), probability)
     assert kept.dtype == torch.bool
@@ -29,7 +29,7 @@ def test_every_lane_of_a_random_number_drops_with_the_probability(probability: f
 
 
 def test_neighbours_are_independent() -> None:
-    """Both of two neighbours are kept in a quarter of the cases: within a random number, and from one to the next."""
+    """Both of two neighbours remain in a quarter of the cases, within a random number and across random numbers."""
     torch.manual_seed(1)
     kept = sample_keep_mask((COUNT,), 0.5)
     for distance in (1, 2, 3, 4, 5):
@@ -46,7 +46,7 @@ def test_probability_in_effect_is_near_and_the_scale_fits_it(probability: float)
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (3, 5, 11), (0, 4), (64, 64)])
-def test_values_are_zero_or_scaled_and_the_gradient_knows_which(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_values_and_gradients_are_zero_or_scaled_together(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x = torch.ones(shape, dtype=dtype, requires_grad=True)
     out = dropout(x, 0.25)
@@ -57,7 +57,7 @@ def test_values_are_zero_or_scaled_and_the_gradient_knows_which(dtype: torch.dty
     assert torch.equal(x.grad, out)
 
 
-def test_other_layouts_are_dropped_where_they_stand() -> None:
+def test_other_layouts_keep_their_strides() -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 9, dtype=torch.float64).t().requires_grad_()
     grad = torch.randn(6, 9, dtype=torch.float64).t()
@@ -67,19 +67,19 @@ def test_other_layouts_are_dropped_where_they_stand() -> None:
     assert torch.equal(x.grad, torch.where(out == 0, 0, 2 * grad))
 
 
-def test_the_seed_decides() -> None:
-    x, draws = torch.ones(1000), []
+def test_same_seed_gives_same_mask() -> None:
+    x, outputs = torch.ones(1000), []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        draws.append((dropout(x, 0.5), dropout(x, 0.5)))
-    (first, second), again, other = draws
+        outputs.append((dropout(x, 0.5), dropout(x, 0.5)))
+    (first, second), again, other = outputs
     assert torch.equal(first, again[0])
     assert torch.equal(second, again[1])
     assert not torch.equal(first, second)
     assert not torch.equal(first, other[0])
 
 
-def test_module_acts_in_training_alone_and_reference_is_that_of_pytorch() -> None:
+def test_module_drops_only_in_training_and_reference_is_pytorchs() -> None:
     x = torch.ones(1000)
     for kernels in ("fast", "reference"):
         module = make_dropout(0.5, kernels)
@@ -92,8 +92,8 @@ def test_module_acts_in_training_alone_and_reference_is_that_of_pytorch() -> Non
     assert torch.equal(make_dropout(0.5, "reference")(x), expected)
 
 
-def test_a_compiler_sees_the_dropout_that_it_knows() -> None:
-    """In one graph, which ours would break: with the compiler's own draws, so values are compared, not bits."""
+def test_compiled_dropout_is_one_graph() -> None:
+    """In one graph, which the fast kernel would break; the compiler samples its own mask, so values are compared, not bits."""
     torch.manual_seed(0)
     out = torch.compile(lambda x: dropout(x, 0.5), backend="aot_eager", fullgraph=True)(torch.ones(1000))
     assert set(out.unique().tolist()) == {0.0, 2.0}

@@ -1,10 +1,10 @@
-"""Drawing rows by a few numbers a position: frequencies, rows that must never be drawn, and the race against Gumbel noise."""
+"""Sampling from few random samples a position: frequencies, rows that must never be sampled, top k against Gumbel noise."""
 
 import math
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
+from frequencies import FALSE_ALARM, chi_square_p
 from scipy import stats
 
 from amos_fairseq.functional import fast_sampling
@@ -22,36 +22,36 @@ LAST = 1 - 2**-53  # the largest number that torch.rand gives in float64
 
 def some_weights(num_rows: int, spread: float) -> torch.Tensor:
     """One position [1,V] with rows of weight 0 at both ends and in between, a whole block of them too."""
-    draw = torch.Generator().manual_seed(num_rows)
-    weights = (torch.randn(1, num_rows, generator=draw) * spread).exp()
+    generator = torch.Generator().manual_seed(num_rows)
+    weights = (torch.randn(1, num_rows, generator=generator) * spread).exp()
     zeros = [0, num_rows // 2, num_rows - 1, *range(num_rows // 4, num_rows // 4 + 2 * math.isqrt(num_rows))]
     weights[:, zeros] = 0
     return weights
 
 
 @pytest.mark.parametrize(("num_rows", "spread"), [(64, 1.0), (53, 1.0), (1000, 0.5), (1024, 3.0)])
-def test_rows_follow_their_weights(num_rows: int, spread: float) -> None:
-    """60,000 draws, many of a position and one of many; 53 rows are a single block."""
+def test_samples_follow_the_weights(num_rows: int, spread: float) -> None:
+    """60,000 samples, many of a position and one of many; 53 rows are a single block."""
     torch.manual_seed(0)
     weights = some_weights(num_rows, spread)
-    for drawn in (sample_with_replacement(weights, 60_000), sample_with_replacement(weights.repeat(60_000, 1), 1)):
-        counts = torch.bincount(drawn.flatten(), minlength=num_rows)
+    for sampled in (sample_with_replacement(weights, 60_000), sample_with_replacement(weights.repeat(60_000, 1), 1)):
+        counts = torch.bincount(sampled.flatten(), minlength=num_rows)
         assert len(counts) == num_rows
         assert chi_square_p(counts, weights[0].double() / weights.double().sum()) > FALSE_ALARM
         wrong = weights[0].double() ** 1.3  # the test would see it
         assert chi_square_p(counts, wrong / wrong.sum()) < FALSE_ALARM
 
 
-def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
+def test_uniform_samples_are_finer_than_float32() -> None:
     """Steps of 2^-24 would make blocks of a probability below 6e-8 twice as likely, or impossible."""
-    numbers = fast_sampling.uniform(torch.empty(10, 3), 200, 5)
-    assert numbers.shape == (10, 200, 5)
-    assert 0 <= numbers.min() < numbers.max() < 1
-    assert (numbers * 2**24).frac().ne(0).float().mean() > 0.99
+    samples = fast_sampling.uniform(torch.empty(10, 3), 200, 5)
+    assert samples.shape == (10, 200, 5)
+    assert 0 <= samples.min() < samples.max() < 1
+    assert (samples * 2**24).frac().ne(0).float().mean() > 0.99
 
 
-def test_positions_and_draws_are_independent() -> None:
-    """Two words of probability 1/2: neighbours agree in half of 100,000 pairs, within 5 standard deviations."""
+def test_positions_and_samples_are_independent() -> None:
+    """Two tokens of probability 1/2: neighbours agree in half of 100,000 pairs, within 5 standard deviations."""
     torch.manual_seed(1)
     rows = sample_with_replacement(torch.ones(1000, 4) * torch.tensor([0.0, 1.0, 0.0, 1.0]), 100).eq(1)
     spread = 5 * math.sqrt(100_000) / 2
@@ -61,62 +61,62 @@ def test_positions_and_draws_are_independent() -> None:
 
 @pytest.mark.parametrize("point", [0.0, 0.5, LAST])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1 / 3, 1e30])
-def test_no_point_falls_on_a_row_of_weight_0(point: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the first one at the point 0, nor one behind the last word, or beyond all, at the largest point."""
+def test_rows_of_weight_0_are_never_sampled(point: float, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the first one at the point 0, nor the last one at the largest point."""
     monkeypatch.setattr(fast_sampling, "uniform", lambda like, *shape: torch.full((len(like), *shape), point).double())
     for num_rows in (64, 53, 1000):
         weights = some_weights(num_rows, 3.0) * scale
-        words = weights[0].nonzero().flatten()
-        drawn = {
+        possible = weights[0].nonzero().flatten()
+        sampled = {
             int(sample_with_replacement(weights, 1)),
-            *sample_without_replacement(weights.clone(), len(words)).flatten().tolist(),
+            *sample_without_replacement(weights.clone(), len(possible)).flatten().tolist(),
         }
-        assert drawn == set(words.tolist())  # all of them, one after another
+        assert sampled == set(possible.tolist())  # all of them, one after another
 
 
-def test_points_are_picked_by_cumulative_sums() -> None:
+def test_pick_by_cumulative_sums() -> None:
     weights = torch.tensor([0.0, 2.0, 0.0, 1.0, 1.0, 0.0])
     points = torch.tensor([0.0, 0.4999, 0.5001, 0.7499, 0.7501, LAST]).double()
     assert pick(weights, points).tolist() == [1, 1, 3, 3, 4, 4]
 
 
-def test_rare_words_beside_a_sure_one_are_drawn_as_often_as_they_should() -> None:
-    """2 million draws of 1,023 words of 2e-7 each and one of nearly 1; the smallest float32 steps below 1 are 6e-8."""
+def test_rare_tokens_beside_a_likely_one_keep_their_probability() -> None:
+    """2 million samples of 1,023 tokens of 2e-7 each and one of nearly 1; the smallest float32 steps below 1 are 6e-8."""
     torch.manual_seed(2)
     weights = torch.full((1, 1024), 2e-7)
     weights[:, 300] = 1.0
-    drawn = torch.cat([sample_with_replacement(weights, 250_000) for _ in range(8)], dim=1)
-    others = drawn[drawn.ne(300)]
+    sampled = torch.cat([sample_with_replacement(weights, 250_000) for _ in range(8)], dim=1)
+    others = sampled[sampled.ne(300)]
     assert abs(len(others) - 409) < 5 * math.sqrt(409)
-    assert len(others.unique()) > 300  # 409 draws of 1,023 words: some 338 different ones
+    assert len(others.unique()) > 300  # 409 samples of 1,023 tokens: some 338 different ones
 
 
-def test_nothing_to_draw_from_and_nan_still_give_rows() -> None:
+def test_zero_nan_and_infinite_weights_give_valid_rows() -> None:
     """An overflow must reach the loss, which stops or skips the update; it must not end in an index out of range."""
     for value in (0.0, math.nan, math.inf):
         weights = torch.full((3, 64), value)
-        for drawn in (
+        for sampled in (
             sample_with_replacement(weights, 5),
             sample_without_replacement(weights.clone(), 5),
             gumbel_top_k_sampling(weights, 5).tokens,
         ):
-            assert drawn.ge(0).all()
-            assert drawn.lt(64).all()
+            assert sampled.ge(0).all()
+            assert sampled.lt(64).all()
 
 
-def test_repeated_rows_are_all_but_the_first_of_their_kind() -> None:
+def test_repeated_rows() -> None:
     rows = torch.tensor([[3, 1, 3, 2, 1, 3], [0, 0, 0, 0, 0, 0], [5, 4, 3, 2, 1, 0]])
     expected = [[row in line[:place] for place, row in enumerate(line)] for line in rows.tolist()]
     assert is_repeated(rows).tolist() == expected
 
 
 def perturbed(weights: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """log w + Gumbel noise of every row, put together from those that arrived and those that did not; and the first row."""
+    """log w + Gumbel noise of every row, from the top k and the rows outside; and the first row."""
     top_k = gumbel_top_k_sampling(weights, k)
     unseen = scores_outside_top_k(weights, top_k)
     seen = torch.full_like(unseen, -math.inf).scatter_reduce(1, top_k.tokens, top_k.scores, "amax")
     assert (unseen.isneginf() | seen.isneginf()).all()
-    # The entries are the largest: nothing that did not arrive lies above any that did.
+    # The entries are the largest: no other row is above them.
     # No row is twice among them.
     num_rows = [len(set(rows)) for rows in top_k.tokens.tolist()]
     assert top_k.scores.isfinite().sum(1).tolist() == num_rows
@@ -126,17 +126,17 @@ def perturbed(weights: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
-def test_a_race_is_gumbel_noise_on_every_row(spread: float) -> None:
-    """30,000 races of 5 arrivals among 9 rows: each row's noise is Gumbel(0, 1), any two are uncorrelated, the first is the
+def test_gumbel_top_k_is_gumbel_noise_on_every_row(spread: float) -> None:
+    """30,000 times the top 5 of 9 rows: each row's noise is Gumbel(0, 1), any two are uncorrelated, the first is the
     largest and follows the softmax."""
     torch.manual_seed(3)
     logits = torch.linspace(-1, 1, 10) * spread
     logits[4] = -math.inf
-    words = torch.arange(10).ne(4)
+    possible = torch.arange(10).ne(4)
     scores, first = perturbed(logits.exp().repeat(30_000, 1), 5)
     assert scores[:, 4].isneginf().all()
     assert torch.equal(scores.argmax(1), first)
-    noise = (scores - logits)[:, words].double()
+    noise = (scores - logits)[:, possible].double()
     for row in noise.T:
         assert stats.kstest(row.numpy(), stats.gumbel_r.cdf).pvalue > FALSE_ALARM
     correlations = torch.corrcoef(noise.T) - torch.eye(9)
@@ -145,7 +145,7 @@ def test_a_race_is_gumbel_noise_on_every_row(spread: float) -> None:
     assert chi_square_p(counts, logits.double().softmax(-1)) > FALSE_ALARM
 
 
-def test_a_race_does_not_depend_on_the_scale_of_the_weights_but_by_a_constant() -> None:
+def test_gumbel_top_k_shifts_with_the_scale_of_the_weights() -> None:
     weights = some_weights(64, 2.0).repeat(3, 1)
     torch.manual_seed(4)
     one = gumbel_top_k_sampling(weights, 20)

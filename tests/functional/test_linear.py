@@ -16,13 +16,15 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leaves(*leading: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """x [...,5], weight [7,5], bias [7]."""
-    draw = torch.Generator().manual_seed(0)
-    return [torch.randn(*shape, generator=draw).to(dtype).requires_grad_() for shape in ((*leading, 5), (7, 5), (7,))]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in ((*leading, 5), (7, 5), (7,))
+    ]
 
 
 @pytest.mark.parametrize("leading", [(1,), (9,), (2, 3), (3, 1), (2, 3, 4)], ids=str)
 @pytest.mark.usefixtures("every_size")
-def test_values_and_gradients_are_those_of_float64(leading: tuple[int, ...]) -> None:
+def test_values_and_gradients_match_float64(leading: tuple[int, ...]) -> None:
     """Sums of at most 24 products of size 1 in float32: 1e-5."""
     x, weight, bias = leaves(*leading)
     assert uses_convolution(x, weight)
@@ -39,7 +41,7 @@ def test_values_and_gradients_are_those_of_float64(leading: tuple[int, ...]) -> 
 
 
 @pytest.mark.usefixtures("every_size")
-def test_a_view_with_gaps_is_read_as_it_is() -> None:
+def test_strided_input() -> None:
     """Every second token, as a slice leaves them."""
     x, weight, bias = leaves(2, 6)
     torch.testing.assert_close(linear(x[:, ::2], weight, bias), functional.linear(x[:, ::2], weight, bias))

@@ -1,16 +1,15 @@
-"""What is learned from a distribution that is known: energies become its log-probabilities, with normaliser near 1."""
+"""Electric trained on a known distribution: energies converge to its log-probabilities, with normaliser near 1."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_electric import VARIANTS, electric_criterion
-from small_models import small_dictionary
+from small_models import ELECTRIC_VARIANTS, batch_of, electric_criterion, small_dictionary
 from torch import Tensor
 
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 
-WORDS, NOISE_SHARE, TEXTS = 5, 0.3, 256
+VOCABULARY, NOISE_SHARE, TEXTS = 5, 0.3, 256
 SIZES = {
     "encoder_layers": 1, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "encoder_attention_heads": 2,
     "max_positions": 3, "dropout": 0.0, "attention_dropout": 0.0, "linear_init_std": 0.1, "mask_prob": NOISE_SHARE,
@@ -18,40 +17,40 @@ SIZES = {
 
 
 def joint() -> Tensor:
-    """P(a, b) of two words: [5,5] with conditional probabilities from 0.01 to 0.9."""
-    logits = torch.randn(WORDS, WORDS, generator=torch.Generator().manual_seed(3)) * 1.5
-    return logits.flatten().softmax(0).view(WORDS, WORDS)
+    """P(a, b) of two tokens: [5,5] with conditional probabilities from 0.01 to 0.9."""
+    logits = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 1.5
+    return logits.flatten().softmax(0).view(VOCABULARY, VOCABULARY)
 
 
 def texts(pairs: Tensor) -> Tensor:
-    """[N] numbers of pairs -> [N,3] tokens ``<s> a b``."""
-    return torch.stack([torch.zeros_like(pairs), 4 + pairs // WORDS, 4 + pairs % WORDS], dim=1)
+    """[N] indices of pairs -> [N,3] tokens ``<s> a b``."""
+    return torch.stack([torch.zeros_like(pairs), 4 + pairs // VOCABULARY, 4 + pairs % VOCABULARY], dim=1)
 
 
-def draw_batch(draw: torch.Generator) -> dict:
-    """The second word is noise with the probability that the model was told, each text on its own: exactly NCE's terms."""
-    tokens = texts(torch.multinomial(joint().flatten(), TEXTS, replacement=True, generator=draw))
-    weights = (torch.rand(TEXTS, 1, generator=draw) < NOISE_SHARE).float()
+def noisy_batch(generator: torch.Generator) -> dict:
+    """The second token is noise with the probability of the model's setting, independently in each text: the terms of NCE."""
+    tokens = texts(torch.multinomial(joint().flatten(), TEXTS, replacement=True, generator=generator))
+    weights = (torch.rand(TEXTS, 1, generator=generator) < NOISE_SHARE).float()
     net_input = {
         "tokens": tokens,
         "masked_tokens": tokens,
         "masked_positions": (2 * weights).long(),
         "masked_weights": weights,
     }
-    return {"ntokens": 3 * TEXTS, "nsentences": TEXTS, "num_masked": int(weights.sum()), "net_input": net_input}
+    return batch_of(net_input)
 
 
 def trained(variant: str, updates: int) -> ElectricModel:
     torch.manual_seed(0)
-    draw = torch.Generator().manual_seed(0)
-    task = SimpleNamespace(source_dictionary=small_dictionary(WORDS), masked_share=NOISE_SHARE)
-    settings = SIZES | {"electric_variant": variant, "generator_size": 0.5} | VARIANTS[variant]
+    generator = torch.Generator().manual_seed(0)
+    task = SimpleNamespace(source_dictionary=small_dictionary(VOCABULARY), masked_share=NOISE_SHARE)
+    settings = SIZES | {"electric_variant": variant, "generator_size": 0.5} | ELECTRIC_VARIANTS[variant]
     model = ElectricModel.build_model(ElectricConfig(**settings), task)
     criterion = electric_criterion(model, discriminator_loss_weight=10.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, updates)
     for _ in range(updates):
-        loss, sample_size, _ = criterion(model, draw_batch(draw))
+        loss, sample_size, _ = criterion(model, noisy_batch(generator))
         optimizer.zero_grad()
         (loss / sample_size).backward()
         optimizer.step()
@@ -59,15 +58,15 @@ def trained(variant: str, updates: int) -> ElectricModel:
     return model.eval()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_scores_become_the_known_log_probabilities(variant: str) -> None:
+@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
+def test_scores_converge_to_the_known_log_probabilities(variant: str) -> None:
     """P(b | a) of all pairs: the mean error of log p under P below 0.15 nats, normalisers within 15 % of 1.
 
     250 updates see 19,000 noise tokens, 770 for a pair: a count has 4 % of sampling error there, and a tail of the
     distribution several times as much.
     """
     model = trained(variant, 250)
-    scores = model.token_log_probs(texts(torch.arange(WORDS * WORDS)))[:, 2].view(WORDS, WORDS)
+    scores = model.token_log_probs(texts(torch.arange(VOCABULARY * VOCABULARY)))[:, 2].view(VOCABULARY, VOCABULARY)
     expected = (joint() / joint().sum(1, keepdim=True)).log()
     error = (joint() * (scores - expected).abs()).sum()
     assert error < 0.15

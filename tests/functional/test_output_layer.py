@@ -1,4 +1,4 @@
-"""The output layer in chunks: values and gradients against softmax over all logits at once, what it draws from, its memory."""
+"""The output layer in chunks against softmax over all logits at once; inputs of samplers, cached memory."""
 
 import math
 
@@ -16,10 +16,10 @@ UNSAMPLED = torch.tensor([0, 1, 38, 39])
 
 def inputs(num_depths: int, num_biases: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """hidden, weight, biases that require a gradient, and targets."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shapes = ((num_depths, N, E), (V, E), (num_biases, V))
-    leaves = [torch.randn(*shape, generator=draw).to(dtype).requires_grad_() for shape in shapes]
-    return [*leaves, torch.randint(V, (N,), generator=draw)]
+    leaves = [torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return [*leaves, torch.randint(V, (N,), generator=generator)]
 
 
 def at_once(hidden, weight, biases, targets) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +42,9 @@ def some_at_once(request, monkeypatch) -> int:
     return request.param
 
 
-@pytest.fixture(params=[0, 2**20], ids=["computed again", "kept"])
-def kept_bytes(request, monkeypatch) -> int:
-    """Backward has to make the softmax again, or finds it."""
+@pytest.fixture(params=[0, 2**20], ids=["recomputed", "cached"])
+def cached_bytes(request, monkeypatch) -> int:
+    """Backward recomputes the softmax, or uses the cached one."""
     monkeypatch.setattr(module, "CPU_CACHE_BYTES", request.param)
     return request.param
 
@@ -56,36 +56,36 @@ def chunks_of(count: int, at_once: int) -> list[slice]:
 @pytest.mark.parametrize(("num_depths", "num_biases"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("samples", [False, True], ids=["", "sampled"])
 def test_values_and_all_gradients_in_float64(
-    num_depths: int, num_biases: int, samples: bool, some_at_once: int, kept_bytes: int
+    num_depths: int, num_biases: int, samples: bool, some_at_once: int, cached_bytes: int
 ) -> None:
     """To rounding: 1e-12. That rows are never sampled changes nothing of the loss, whose softmax has them."""
     *leaves, targets = inputs(num_depths, num_biases)
     targets[0], targets[1] = 0, 39
     sampler = (lambda logits, weights, places: (weights.sum(-1)[0],)) if samples else None
-    guesses = output_layer(*leaves, targets, UNSAMPLED if samples else None, sampler)
+    predictions = output_layer(*leaves, targets, UNSAMPLED if samples else None, sampler)
     nll, correct = at_once(*leaves, targets)
-    assert torch.equal(guesses.correct, correct)
-    for got, expected in zip(with_gradients(leaves, guesses.nll), with_gradients(leaves, nll), strict=True):
+    assert torch.equal(predictions.correct, correct)
+    for got, expected in zip(with_gradients(leaves, predictions.nll), with_gradients(leaves, nll), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_correct_is_a_target_with_the_largest_logit_of_all_rows() -> None:
+def test_correct_means_the_largest_logit_of_all_rows() -> None:
     """Also where that row is never sampled, and where two rows have the largest logit."""
     hidden, weight = torch.ones(1, 4, 1), torch.tensor([[3.0], [5.0], [5.0], [1.0], [7.0]])
     targets, draws_nothing = torch.tensor([4, 1, 0, 2]), lambda logits, weights, places: ()
     for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
         bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
         assert output_layer(hidden, weight, bias, targets).correct[0].tolist() == expected
-        guesses = output_layer(hidden, weight, bias, targets, torch.tensor([3, 4]), draws_nothing)
-        assert guesses.correct[0].tolist() == expected
+        predictions = output_layer(hidden, weight, bias, targets, torch.tensor([3, 4]), draws_nothing)
+        assert predictions.correct[0].tolist() == expected
 
 
-def test_a_sampler_sees_logits_and_weights_of_the_words(some_at_once: int) -> None:
-    """Chunk by chunk, and what it returns is put together for all positions; a sure special token hides no word."""
+def test_sampler_receives_logits_and_weights_of_allowed_tokens(some_at_once: int) -> None:
+    """Chunk by chunk; its results are joined for all positions. A likely special token does not hide the others."""
     hidden, weight, biases, targets = (tensor.detach() for tensor in inputs(3, 3))
-    biases[:, 0] = 300.0  # exp(-300) of what the words get would be nothing in float32
-    words = torch.ones(V, dtype=torch.bool)
-    words[UNSAMPLED] = False
+    biases[:, 0] = 300.0  # exp(-300) of the others would be 0 in float32
+    allowed = torch.ones(V, dtype=torch.bool)
+    allowed[UNSAMPLED] = False
     seen = []
 
     def sampler(logits: torch.Tensor, weights: torch.Tensor, places: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,15 +96,15 @@ def test_a_sampler_sees_logits_and_weights_of_the_words(some_at_once: int) -> No
     logits, weights = output_layer(hidden, weight, biases, targets, UNSAMPLED, sampler).samples
     expected = (hidden @ weight.T + biases.unsqueeze(1)).transpose(0, 1)
     assert seen == list(range(N))
-    expected -= expected[..., words].amax(-1, keepdim=True)
-    torch.testing.assert_close(logits[..., words], expected[..., words], rtol=1e-12, atol=1e-12)
+    expected -= expected[..., allowed].amax(-1, keepdim=True)
+    torch.testing.assert_close(logits[..., allowed], expected[..., allowed], rtol=1e-12, atol=1e-12)
     expected.exp_()
-    expected[..., ~words] = 0
+    expected[..., ~allowed] = 0
     torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
     assert weights[..., UNSAMPLED].eq(0).all()
 
 
-def test_float32_is_the_reference_of_any_leading_shape() -> None:
+def test_float32_matches_the_reference_for_any_leading_shape() -> None:
     """Sums of at most 40 terms of size 1 in another order."""
     hidden, weight, biases, targets = inputs(1, 1, torch.float32)
     leaves = [hidden, weight, biases]
@@ -118,14 +118,14 @@ def test_float32_is_the_reference_of_any_leading_shape() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_is_as_near_to_the_truth_as_the_reference(some_at_once: int, kept_bytes: int) -> None:
+def test_bfloat16_is_near_float64(some_at_once: int, cached_bytes: int) -> None:
     """The same rounded inputs in float64; both round logits and their gradients to 8 bits once: 2^-8 of the norm."""
     *leaves, targets = inputs(3, 1, torch.bfloat16)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = with_gradients(doubles, at_once(*doubles, targets)[0])
-    guesses = output_layer(*leaves, targets)
-    assert guesses.nll.dtype == torch.float32
-    for got, expected in zip(with_gradients(leaves, guesses.nll), exact, strict=True):
+    predictions = output_layer(*leaves, targets)
+    assert predictions.nll.dtype == torch.float32
+    for got, expected in zip(with_gradients(leaves, predictions.nll), exact, strict=True):
         assert (got.double() - expected).norm() < 2**-7 * expected.norm()
 
 
@@ -137,15 +137,15 @@ def test_the_weights_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPat
     assert weight.grad.flatten().tolist() == [-256.0, 256.0]
 
 
-def test_what_forward_keeps_is_what_the_limit_allows(kept_bytes: int) -> None:
+def test_forward_caches_within_the_limit(cached_bytes: int) -> None:
     """13 positions of 40 rows in float32 are 2,080 bytes."""
     *leaves, targets = inputs(1, 1)
     nll = output_layer(*leaves, targets).nll
     has_weights = any(saved.shape == (1, N, V) for saved in nll.grad_fn.saved_tensors if saved is not None)
-    assert has_weights == (kept_bytes > 0)
+    assert has_weights == (cached_bytes > 0)
 
 
-def test_nothing_is_kept_where_no_gradient_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cached_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(module, "can_be_cached", lambda *given: asked.append(given) or True)
     *leaves, targets = inputs(1, 1)
@@ -156,7 +156,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(monkeypatch: pytest.MonkeyP
     assert len(asked) == 1
 
 
-def test_autocast_computes_products_in_its_dtype_and_returns_gradients_of_the_parameters() -> None:
+def test_autocast_dtypes() -> None:
     *leaves, targets = inputs(3, 1, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         nll = output_layer(*leaves, targets).nll
@@ -167,7 +167,7 @@ def test_autocast_computes_products_in_its_dtype_and_returns_gradients_of_the_pa
         assert torch.equal(got, of_rounded.float())
 
 
-def test_chunks_are_all_positions_once_and_of_nearly_one_size() -> None:
+def test_chunks_cover_all_positions_once() -> None:
     cpu = torch.device("cpu")
     for count, size in ((2464, 3 * 4 * 32768), (5, 2**20), (1, 2**40), (320, 4 * 32768)):
         parts = list(chunks(count, size, cpu))
@@ -178,9 +178,9 @@ def test_chunks_are_all_positions_once_and_of_nearly_one_size() -> None:
         assert len(parts) == math.ceil(count / max(1, module.CHUNK_BYTES_ELSEWHERE // size))
 
 
-def test_no_position_at_all_gives_nothing() -> None:
+def test_no_positions() -> None:
     hidden, weight, biases, _ = inputs(3, 1)
-    guesses = output_layer(hidden[:, :0], weight, biases, torch.zeros(0, dtype=torch.int64))
-    assert guesses.nll.shape == guesses.correct.shape == (3, 0)
-    guesses.nll.sum().backward()
+    predictions = output_layer(hidden[:, :0], weight, biases, torch.zeros(0, dtype=torch.int64))
+    assert predictions.nll.shape == predictions.correct.shape == (3, 0)
+    predictions.nll.sum().backward()
     assert not weight.grad.any()

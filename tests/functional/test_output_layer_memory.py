@@ -1,4 +1,4 @@
-"""What the output layer holds at the sizes of a base model, on tensors that have shapes and no numbers."""
+"""Memory of the output layer at the sizes of a base model, on tensors without values."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_
 B, M, K, E, V = 32, 77, 3, 768, 32_768
 
 
-def forward_and_backward(guess: Callable, dtype: torch.dtype, num_entries: int) -> LiveBytes:
+def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int) -> LiveBytes:
     """The loss of all depths, a sample of their mixture, and the gradients of both."""
     with FakeTensorMode():
 
@@ -26,8 +26,8 @@ def forward_and_backward(guess: Callable, dtype: torch.dtype, num_entries: int) 
         unsampled = torch.empty(69, dtype=torch.int64)
         rows = OutputLayerWeights(embedding, bias, unsampled)
         with LiveBytes() as live:
-            guesses = guess(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
-            (guesses.nll.sum() + guesses.adversarial_term.float().sum()).backward()
+            predictions = predict(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
+            (predictions.nll.sum() + predictions.adversarial_term.float().sum()).backward()
     assert embedding.grad is not None
     assert gamma.grad is not None
     return live
@@ -41,7 +41,7 @@ CPU, GPU = output_layer.CHUNK_BYTES_ELSEWHERE, output_layer.CHUNK_BYTES["cuda"]
     [(torch.float32, 128, CPU), (torch.float32, 128, GPU), (torch.bfloat16, 128, CPU), (torch.float32, 0, CPU)],
     ids=["float32", "chunks of a GPU", "bfloat16", "all entries"],
 )
-def test_at_most_a_quarter_of_the_reference(
+def test_peak_memory_is_below_a_quarter_of_the_reference(
     dtype: torch.dtype, num_entries: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.22 and 0.49 GiB against 2.13 GiB in float32, the gradient of the embeddings (0.09) among both."""

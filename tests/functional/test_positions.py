@@ -16,14 +16,14 @@ def states() -> torch.Tensor:
     return torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 
-def test_gather_reads_the_named_rows(states):
+def test_gather_positions(states):
     gathered = gather_positions(states, POSITIONS)
     assert gathered.shape == (2, 3, 3)
     for b, m in SLOTS:
         assert torch.equal(gathered[b, m], states[b, POSITIONS[b, m]])
 
 
-def test_replace_writes_masked_positions_and_no_padded_slot():
+def test_replace_changes_masked_positions_and_no_padded_slot():
     tokens = torch.arange(12).view(2, 6)
     values = torch.full((2, 3), 99)
     replaced = replace_positions(tokens, POSITIONS, values, WEIGHTS)
@@ -31,14 +31,14 @@ def test_replace_writes_masked_positions_and_no_padded_slot():
     assert torch.equal(tokens, torch.arange(12).view(2, 6))
 
 
-def test_replace_is_the_same_for_weights_of_any_dtype():
+def test_replace_with_weights_of_any_dtype():
     tokens, values = torch.arange(12).view(2, 6), torch.full((2, 3), 99)
     expected = replace_positions(tokens, POSITIONS, values, WEIGHTS)
     for dtype in (torch.bfloat16, torch.float16, torch.bool):
         assert torch.equal(replace_positions(tokens, POSITIONS, values, WEIGHTS.to(dtype)), expected)
 
 
-def test_add_adds_weighted_values_and_gives_each_its_gradient(states):
+def test_add_values_and_their_gradients(states):
     values = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
     weights = torch.tensor([[1.0, 0.5, 1.0], [1.0, 0.0, 0.0]])
     total = add_at_positions(states, POSITIONS, values, weights)

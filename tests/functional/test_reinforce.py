@@ -1,14 +1,14 @@
-"""REINFORCE: against the exact gradient, enumerated over a vocabulary of five words."""
+"""REINFORCE: against the exact gradient, enumerated over a vocabulary of five tokens."""
 
 import math
 
 import pytest
 import torch
-from small_electra import small_electra, small_electra_criterion
+from small_models import electra_criterion, small_electra
 
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
 
-WORDS = 5
+VOCABULARY = 5
 
 
 def exact_gradient(logits: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
@@ -18,12 +18,12 @@ def exact_gradient(logits: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("baseline", [-3.0, 0.0, 4.0])
-def test_the_expected_gradient_is_exact_whatever_the_baseline(baseline: float) -> None:
+def test_expected_gradient_does_not_depend_on_the_baseline(baseline: float) -> None:
     """sum_v q(v) grad(policy loss of v), no sampling at all: b drops out of the sum."""
-    draw = torch.Generator().manual_seed(0)
-    logits = torch.randn(WORDS, generator=draw, dtype=torch.float64, requires_grad=True)
-    rewards = torch.rand(WORDS, generator=draw, dtype=torch.float64) * 3
-    losses = policy_losses(logits.log_softmax(-1), rewards, torch.full((WORDS,), baseline, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64, requires_grad=True)
+    rewards = torch.rand(VOCABULARY, generator=generator, dtype=torch.float64) * 3
+    losses = policy_losses(logits.log_softmax(-1), rewards, torch.full((VOCABULARY,), baseline, dtype=torch.float64))
     (logits.detach().softmax(-1) * losses).sum().backward()
     torch.testing.assert_close(logits.grad, exact_gradient(logits.detach(), rewards))
 
@@ -32,13 +32,13 @@ def test_losses_by_hand() -> None:
     """b = -log sigmoid(0) = log 2; -(R - b) log q; the baseline's target is exp(-R)."""
     reward, log_prob = torch.tensor([1.5]), torch.tensor([-0.7])
     assert policy_losses(log_prob, reward, torch.zeros(1)).item() == pytest.approx((1.5 - math.log(2)) * 0.7)
-    target, guess = math.exp(-1.5), 1 / (1 + math.exp(-0.4))
-    expected = -target * math.log(guess) - (1 - target) * math.log(1 - guess)
+    target, predicted = math.exp(-1.5), 1 / (1 + math.exp(-0.4))
+    expected = -target * math.log(predicted) - (1 - target) * math.log(1 - predicted)
     assert baseline_losses(torch.tensor([0.4]), reward).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("reward", [0.01, 0.5, 3.0])
-def test_the_baseline_comes_to_rest_at_the_reward(reward: float) -> None:
+def test_baseline_converges_to_the_reward(reward: float) -> None:
     """The gradient is 0 where -log sigmoid(z) = R, and points there from both sides."""
     at_rest = -math.log(math.expm1(reward))  # sigmoid(z) = exp(-R)
     logits = torch.tensor([at_rest - 1, at_rest, at_rest + 1], dtype=torch.float64, requires_grad=True)
@@ -58,48 +58,48 @@ def test_rewards_and_baseline_of_the_policy_loss_receive_no_gradient() -> None:
     assert logits.grad is not None
 
 
-def test_the_models_gradient_is_the_enumerated_expectation_within_its_sampling_error() -> None:
-    """The whole step: 4,000 copies of one text with one masked token, against every word put there in turn.
+def test_gradient_of_the_model_matches_the_enumerated_expectation() -> None:
+    """The whole step: 4,000 copies of one text with one masked token, against every token in its place.
 
     Compared is the gradient of the generator's output bias, within 4 standard errors that follow from the enumeration too;
     some of its parts are more than 8 errors from 0, so neither no gradient nor its reverse would pass.
     """
     copies, position = 4_000, 3
-    model = small_electra(num_words=WORDS, adversarial=True)
+    model = small_electra(num_tokens=VOCABULARY, adversarial=True)
     tokens = torch.tensor([[0, 4, 6, 5, 8, 2]])
     masked = tokens.clone()
-    masked[0, position] = 4 + WORDS
+    masked[0, position] = 4 + VOCABULARY
     net_input = {"tokens": tokens, "masked_tokens": masked, "masked_positions": torch.tensor([[position]])}
     net_input["masked_weights"] = torch.ones(1, 1)
-    criterion = small_electra_criterion()
+    criterion = electra_criterion()
 
     def sample(rows: int) -> dict:
         inputs = {name: value.expand(rows, -1) for name, value in net_input.items()}
         return {"net_input": inputs, "ntokens": rows * 6, "nsentences": rows, "num_masked": rows}
 
-    words = torch.arange(4, 4 + WORDS).unsqueeze(1)
-    drawing = model.sample
-    model.sample = lambda logits: words
+    tokens = torch.arange(4, 4 + VOCABULARY).unsqueeze(1)
+    sample_tokens = model.sample
+    model.sample = lambda logits: tokens
     with torch.no_grad():
-        output = model(**sample(WORDS)["net_input"])
-        rewards = criterion.rewards(output, sample(WORDS))[:, 0]
+        output = model(**sample(VOCABULARY)["net_input"])
+        rewards = criterion.rewards(output, sample(VOCABULARY))[:, 0]
         q = output.sampled_log_probs[:, 0].exp()
         b = -torch.nn.functional.logsigmoid(output.baseline_logits[0, 0])
     assert q.sum().item() == pytest.approx(1)
-    assert rewards.max() - rewards.min() > 0.1  # words differ, or there would be nothing to learn
-    per_word = -(rewards - b).unsqueeze(1) * (torch.eye(WORDS) - q)  # [sampled, bias of]
-    expected = q @ per_word
+    assert rewards.max() - rewards.min() > 0.1  # tokens differ, or there would be nothing to learn
+    per_token = -(rewards - b).unsqueeze(1) * (torch.eye(VOCABULARY) - q)  # [sampled, bias of]
+    expected = q @ per_token
     torch.testing.assert_close(expected, exact_gradient(q.log(), rewards))
-    error = ((q @ per_word.square() - expected.square()) / copies).sqrt()
+    error = ((q @ per_token.square() - expected.square()) / copies).sqrt()
 
-    model.sample = drawing
+    model.sample = sample_tokens
     torch.manual_seed(1)
     output = model(**sample(copies)["net_input"])
     loss, log = criterion.generator_loss(output, sample(copies), "1")
     loss.backward()
     got = model.mlm_head.bias.grad / copies
-    assert got[4 : 4 + WORDS].sub(expected).abs().le(4 * error).all()
+    assert got[4 : 4 + VOCABULARY].sub(expected).abs().le(4 * error).all()
     assert expected.abs().gt(8 * error).any()
     assert got[:4].eq(0).all()  # special tokens are never sampled: nothing pushes them
-    assert got[4 + WORDS :].eq(0).all()
+    assert got[4 + VOCABULARY :].eq(0).all()
     assert log["reward"].item() / copies == pytest.approx((q @ rewards).item(), abs=4 * rewards.std().item() / 60)

@@ -28,7 +28,7 @@ def test_t5_buckets_by_hand():
 
 
 def amos_row(distance: int, num_buckets: int, max_distance: int) -> int:
-    """The released AMOS checkpoint's scheme in the words of our design: ceil, base (max - 1) / exact, signed, shifted."""
+    """The scheme of the released AMOS checkpoint: ceil, base (max - 1) / exact, signed, shifted."""
     side = num_buckets // 2
     exact = side // 2
     bucket = abs(distance)
@@ -63,7 +63,7 @@ def test_toeplitz_against_a_double_loop():
 
 
 @pytest.mark.parametrize("scheme", ["t5", "amos"])
-def test_bias_of_a_pair_is_its_row_of_the_table(scheme):
+def test_bias_of_a_pair_is_a_row_of_the_table(scheme):
     torch.manual_seed(0)
     module = RelativePositionBias(scheme, 16, 20, 3)
     bias = module(40)
@@ -141,7 +141,7 @@ def test_the_gradient_of_a_table_in_bfloat16_is_summed_in_float32(scheme: str, n
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0])
-def test_the_gradient_through_the_one_mask_of_a_gpu(mean: float) -> None:
+def test_gradient_through_a_mask_that_all_layers_share(mean: float) -> None:
     """12 layers give a mask in bfloat16 a gradient each, which autograd adds in bfloat16. Those 11 roundings of every entry
     go in both directions and average out over a diagonal; what is left is the last rounding, 2^-8."""
     torch.manual_seed(0)

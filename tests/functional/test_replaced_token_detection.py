@@ -25,8 +25,8 @@ def calibrated(d_prime: float, share: float = 0.13, size: int = 20_000) -> tuple
 
 
 @pytest.mark.parametrize("d_prime", [0.05, 0.2, 0.5, 1.0, 2.0, 3.5])
-def test_area_of_a_calibrated_detector_is_within_a_hundredth(d_prime):
-    """Also near chance, where all logits lie in a few bins: there they are narrow because the area is near 1/2."""
+def test_area_of_a_calibrated_detector(d_prime):
+    """Also near chance, where all logits are in a few bins: these are narrow because the area is near 1/2."""
     logits, replaced = calibrated(d_prime)
     area = auc(logits, replaced)
     assert area == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)
@@ -61,7 +61,7 @@ def test_perfect_reversed_and_one_sided():
         assert math.isnan(auc(perfect, nobody))
 
 
-def test_bins_are_equal_in_softsign_and_reach_to_infinity():
+def test_bins_are_equal_in_softsign():
     """Bin b holds t in [b / 200 - 1, (b + 1) / 200 - 1) for t = x / (4 + |x|), that is x = 4 t / (1 - |t|)."""
     middles = [(2 * b + 1) / 400 - 1 for b in range(400)]
     logits = torch.tensor([4 * t / (1 - abs(t)) for t in middles])
@@ -70,7 +70,7 @@ def test_bins_are_equal_in_softsign_and_reach_to_infinity():
     assert logit_histogram(ends, torch.ones(4)).nonzero().flatten().tolist() == [0, 399]
 
 
-def test_histogram_counts_what_has_weight():
+def test_histogram_counts_weights():
     logits = torch.tensor([[0.1, 5.0, -3.0], [0.1, -2.0, math.nan]])
     counts = logit_histogram(logits, torch.tensor([[1, 0, 1], [1, 0, 1]]))
     assert (counts.dtype, counts.shape, counts.sum()) == (torch.float64, (400,), 4)
@@ -78,7 +78,7 @@ def test_histogram_counts_what_has_weight():
     assert logit_histogram(logits.bfloat16(), torch.ones(2, 3, dtype=torch.bool)).sum() == 6
 
 
-def test_logged_rates_are_scikit_learns_over_all_batches():
+def test_logged_rates_match_scikit_learn_over_all_batches():
     """Three batches with padding, summed as the criterion sums logging outputs."""
     generator = torch.Generator().manual_seed(2)
     all_logits, all_replaced, totals, num_masked = [], [], {}, 0
@@ -86,7 +86,7 @@ def test_logged_rates_are_scikit_learns_over_all_batches():
         is_real = torch.rand(4, 50, generator=generator) < 0.8
         replaced = (torch.rand(4, 50, generator=generator) < 0.3) & is_real
         logits = torch.randn(4, 50, generator=generator) * (batch + 1) + replaced
-        logits[~is_real] = 20.0 * (-1) ** batch  # whatever stands at padding
+        logits[~is_real] = 20.0 * (-1) ** batch  # any value at padding
         sums = detection_sums(logits, replaced, is_real) | {"ntokens": int(is_real.sum())}
         totals = {key: totals.get(key, 0) + value for key, value in sums.items()}
         all_logits.append(logits[is_real])
@@ -103,7 +103,7 @@ def test_logged_rates_are_scikit_learns_over_all_batches():
     assert got["rtd_auc"] == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)
 
 
-def test_rates_without_a_denominator_are_zero_and_the_area_nan():
+def test_rates_without_a_denominator():
     nobody = torch.zeros(2, 5, dtype=torch.bool)
     totals = detection_sums(torch.full((2, 5), -1.0), nobody, ~nobody) | {"ntokens": 10}
     with metrics.aggregate(new_root=True) as aggregated:

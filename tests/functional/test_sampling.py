@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
+from frequencies import FALSE_ALARM, assert_shares, chi_square_p
 from scipy import stats
-from small_models import gumbel, small_batch, small_model
+from small_models import gumbel, small_amos, small_batch
 
 from amos_fairseq.functional.fast_sampling import sample_without_replacement
 from amos_fairseq.functional.sampling import (
@@ -28,7 +28,7 @@ def test_noise_has_the_gumbel_distribution():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_samples_follow_the_softmax_and_never_hit_a_forbidden_row(dtype):
+def test_samples_follow_the_softmax_and_never_a_forbidden_row(dtype):
     torch.manual_seed(1)
     logits = (torch.randn(50) * 2).to(dtype).float()
     logits[[0, 1, 2, 3, 49]] = -math.inf
@@ -43,25 +43,25 @@ def test_samples_follow_the_softmax_and_never_hit_a_forbidden_row(dtype):
 @pytest.mark.parametrize("settings", [{"kernels": "reference"}, {}, {"gumbel_entries": 8}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_model_samples_the_mixture_of_its_depths(dtype, settings):
-    """20,000 replacements of each position against softmax(sum_d gamma^(d) logits^(d)) over words; no other row."""
-    model = small_model(seed=2, **settings).to(dtype).eval()
+    """20,000 replacements of each position against softmax(sum_d gamma^(d) logits^(d)) over ordinary tokens; no other row."""
+    model = small_amos(seed=2, **settings).to(dtype).eval()
     copies, batch = 20_000, small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
         logits, gamma = model.predict_logits(**batch)
         hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[1]
     torch.manual_seed(3)
     originals = torch.zeros(copies, 3, dtype=torch.int64)
-    with torch.set_grad_enabled("gumbel_entries" in settings):  # entries are for those who learn
-        guesses = model.predict_and_sample(
+    with torch.set_grad_enabled("gumbel_entries" in settings):  # only training computes entries
+        predictions = model.predict_and_sample(
             [h.expand(copies, -1, -1) for h in hidden], gamma.expand(copies, -1, -1), originals
         )
-    sampled = guesses.sampled
+    sampled = predictions.sampled
     mixed = torch.einsum("bmk,kbmv->bmv", gamma.double(), logits.double())[0]
-    words = torch.arange(4, 44)
-    assert torch.isin(sampled, words).all()
+    ordinary = torch.arange(4, 44)
+    assert torch.isin(sampled, ordinary).all()
     for slot in range(3):
-        counts = torch.bincount(sampled[:, slot], minlength=64)[words]
-        assert chi_square_p(counts, mixed[slot, words].softmax(-1)) > FALSE_ALARM
+        counts = torch.bincount(sampled[:, slot], minlength=64)[ordinary]
+        assert chi_square_p(counts, mixed[slot, ordinary].softmax(-1)) > FALSE_ALARM
 
 
 def straight_through(logits, noise, temperature, embedding, upstream, monkeypatch):
@@ -69,7 +69,7 @@ def straight_through(logits, noise, temperature, embedding, upstream, monkeypatc
     logits = logits.clone().requires_grad_()
     embedding = embedding.clone().requires_grad_()
     with monkeypatch.context() as patch:
-        # gumbel_softmax draws -log(Exp(1)); an exponential of exp(-noise) gives it our noise.
+        # gumbel_softmax samples -log(Exp(1)); an exponential of exp(-noise) gives it our noise.
         patch.setattr(torch.Tensor, "exponential_", lambda self: self.copy_((-noise.to(self.dtype)).exp()))
         one_hot = torch.nn.functional.gumbel_softmax(logits, tau=temperature, hard=True)
     (one_hot @ embedding).backward(upstream)
@@ -77,7 +77,7 @@ def straight_through(logits, noise, temperature, embedding, upstream, monkeypatc
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
-def test_gradient_is_the_reversed_one_of_torch_gumbel_softmax(temperature, monkeypatch):
+def test_gradient_is_minus_that_of_torch_gumbel_softmax(temperature, monkeypatch):
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(6, 40, generator=generator, dtype=torch.float64)
     logits[:, :4] = -math.inf
@@ -103,7 +103,7 @@ def test_gradient_is_the_reversed_one_of_torch_gumbel_softmax(temperature, monke
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_value_of_the_residual_is_exactly_zero(dtype):
+def test_value_of_the_adversarial_term_is_zero(dtype):
     """In any precision, however peaked: the discriminator reads the embedding of the hard sample and nothing else."""
     embedding = (torch.randn(40, 8, generator=torch.Generator().manual_seed(6)) * 100).to(dtype)
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(7)) * 30
@@ -113,7 +113,7 @@ def test_value_of_the_residual_is_exactly_zero(dtype):
 
 
 def test_bfloat16_gradient_stays_near_the_float64_one():
-    """y is computed in float32 whatever the embedding's dtype; what is left is the rounding of two products (2^-8)."""
+    """y is computed in float32 for any dtype of the embedding; the error is the rounding of two products (2^-8)."""
     generator = torch.Generator().manual_seed(9)
     logits, noise = torch.randn(32, 200, generator=generator) * 2, gumbel(32, 200, seed=10)
     embedding, upstream = torch.randn(200, 16, generator=generator), torch.randn(32, 16, generator=generator)
@@ -128,7 +128,7 @@ def test_bfloat16_gradient_stays_near_the_float64_one():
 
 
 def inclusion_by_enumeration(probabilities: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of drawing k rows one after another without replacement: how likely each row is drawn, and drawn as the second."""
+    """Probabilities of each row to be among k rows sampled one after another without replacement, and to be the second."""
     included, second = torch.zeros_like(probabilities), torch.zeros_like(probabilities)
     for order in itertools.permutations(range(len(probabilities)), k):
         left, chance = 1.0, 1.0
@@ -145,28 +145,27 @@ def gumbel_rows(weights: torch.Tensor, k: int) -> torch.Tensor:
     return gumbel_top_k(logits, gumbel_noise(logits), k)
 
 
-@pytest.mark.parametrize("draw", [gumbel_rows, sample_without_replacement], ids=["reference", "fast"])
+@pytest.mark.parametrize("sample", [gumbel_rows, sample_without_replacement], ids=["reference", "fast"])
 @pytest.mark.parametrize("k", [2, 3])
-def test_different_rows_are_drawn_one_after_another_from_what_is_left(k, draw):
-    """100,000 draws of k of 6 words against all their orders, within 5 standard errors."""
+def test_sampling_without_replacement_matches_enumeration(k, sample):
+    """100,000 samples of k of 6 rows against all their orders, within 5 standard errors."""
     torch.manual_seed(11)
     logits = torch.tensor([1.5, -math.inf, 0.0, -1.0, 0.7, 2.0, -0.5, -math.inf])
-    draws = 100_000
-    rows = draw(logits.exp().repeat(draws, 1), k)
-    assert rows.shape == (draws, k)
+    count = 100_000
+    rows = sample(logits.exp().repeat(count, 1), k)
+    assert rows.shape == (count, k)
     assert all((rows[:, i] != rows[:, j]).all() for i, j in itertools.combinations(range(k), 2))
     included, second = inclusion_by_enumeration(logits.double().softmax(-1), k)
     for seen, expected in ((rows.flatten(), included), (rows[:, 1], second)):
-        shares = torch.bincount(seen, minlength=len(logits)) / draws
-        error = (expected * (1 - expected) / draws).sqrt()
-        assert (shares - expected).abs().le(5 * error).all()
+        shares = torch.bincount(seen, minlength=len(logits)) / count
+        assert_shares(shares, expected, count)
     assert included[[1, 7]].eq(0).all()
-    # Drawing with replacement, or each row of its own, would be seen.
+    # Sampling with replacement would be far off.
     alone = 1 - (1 - logits.double().softmax(-1)) ** k
-    assert (alone - included).abs().max() > 20 * error.max()
+    assert (alone - included).abs().max() > 10 * 0.5 / count**0.5
 
 
-def test_forbidden_tokens_are_one_of_each_row():
+def test_one_token_of_each_row_is_forbidden():
     logits = torch.randn(2, 3, 10, generator=torch.Generator().manual_seed(12))
     tokens = torch.tensor([[0, 4, 9], [5, 5, 1]])
     got = forbid_tokens(logits, tokens)

@@ -18,15 +18,15 @@ class Mixture:
     """K depths at N positions with V rows, in float64; ``spread`` is the standard deviation of a depth's logits."""
 
     def __init__(self, num_positions: int, num_rows: int, width: int, spread: float, num_depths: int = 3):
-        draw = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         shapes = ((num_depths, num_positions, width), (num_positions, num_depths), (num_rows, width), (1, num_rows))
         hidden, weights, self.embedding, self.bias = (
-            torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in shapes
+            torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes
         )
         self.hidden = (hidden * spread / math.sqrt(width)).requires_grad_()
         # gamma's own logits: a constant in the gradient of gamma, which a softmax takes away, does not count.
         self.scores = weights.requires_grad_()
-        self.upstream = torch.randn(num_positions, width, generator=draw, dtype=torch.float64)
+        self.upstream = torch.randn(num_positions, width, generator=generator, dtype=torch.float64)
 
     @property
     def weights(self) -> torch.Tensor:
@@ -36,7 +36,7 @@ class Mixture:
         return mix_in_double(self.hidden, self.bias, self.weights, self.embedding, hidden_gradient)
 
     def entries(self, k: int) -> tuple[TopEntries, torch.Tensor]:
-        """As the fast way draws them, and the noise [N,V] of all rows that goes with them."""
+        """Entries of the fast sampler, and the corresponding noise [N,V] of all rows."""
         logits = self.logits(0.0).detach()
         weights = (logits - logits.amax(-1, keepdim=True)).exp().float()
         top_k = gumbel_top_k_sampling(weights, k)
@@ -65,8 +65,8 @@ def test_mix_in_double_is_mix_logits() -> None:
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 0.5])
-def test_with_every_row_among_the_entries_the_gradient_is_exact(multiplier: float, monkeypatch) -> None:
-    """2,000 arrivals meet all of 12 rows, most of them often; gathered two positions at a time."""
+def test_gradient_is_exact_if_all_rows_are_entries(multiplier: float, monkeypatch) -> None:
+    """2,000 entries contain all of 12 rows, most of them often; gathered two positions at a time."""
     monkeypatch.setattr(
         truncated_gumbel_softmax, "chunks", lambda count, size, device: [slice(i, i + 2) for i in range(0, count, 2)]
     )
@@ -86,8 +86,8 @@ def test_with_every_row_among_the_entries_the_gradient_is_exact(multiplier: floa
 
 
 @pytest.mark.parametrize(("spread", "bound"), [(0.01, 1e-3), (1.0, 1e-3), (3.0, 2e-3), (8.0, 1e-3)])
-def test_with_128_entries_of_32768_rows_the_gradient_is_off_by_little(spread: float, bound: float) -> None:
-    """Typically 1e-4 of the norm; the bound leaves room for positions at which the largest entries happen to lie close."""
+def test_gradient_of_128_entries_of_32768_rows_is_near_the_exact_one(spread: float, bound: float) -> None:
+    """Typically 1e-4 of the norm; the bound allows for positions whose largest entries are close to each other."""
     torch.manual_seed(2)
     mixture = Mixture(32, 32_768, 16, spread)
     entries, noise = mixture.entries(128)
@@ -104,7 +104,7 @@ def test_with_128_entries_of_32768_rows_the_gradient_is_off_by_little(spread: fl
     assert (four[0] - expected[0]).norm() > 10 * (got[0] - expected[0]).norm()
 
 
-def test_lost_mass_is_what_the_softmax_has_beyond_the_entries() -> None:
+def test_truncated_mass_is_the_softmax_outside_the_entries() -> None:
     torch.manual_seed(3)
     mixture = Mixture(6, 500, 8, 1.0)
     logits = mixture.logits(0.0).detach()
@@ -120,7 +120,7 @@ def test_lost_mass_is_what_the_softmax_has_beyond_the_entries() -> None:
 
 
 def test_bfloat16_embeddings_keep_the_softmax_in_float32() -> None:
-    """What is left is the rounding of two products (2^-8)."""
+    """The error is the rounding of two products (2^-8)."""
     torch.manual_seed(4)
     mixture = Mixture(16, 300, 8, 1.0)
     entries, _ = mixture.entries(40)

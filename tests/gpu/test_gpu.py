@@ -1,12 +1,13 @@
-"""What only a GPU can show; every test skips cleanly where there is none."""
+"""Tests that require a GPU; they are skipped without one."""
 
 import math
 
 import pytest
 import torch
+from small_models import encoder_config
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -14,19 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def tiny_encoder() -> TransformerEncoder:
     torch.manual_seed(0)
     return TransformerEncoder(
-        TransformerConfig(
-            num_layers=2,
-            width=32,
-            ffn_width=64,
-            num_heads=2,
-            max_positions=192,
-            dropout=0.0,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
-            layer_norm_eps=1e-5,
-            position_scheme="t5",
-            position_buckets=32,
-            position_max_distance=128,
+        encoder_config(
+            num_layers=2, width=32, ffn_width=64, max_positions=192, position_buckets=32, position_max_distance=128
         )
     )
 
@@ -66,7 +56,7 @@ def test_cross_entropy_in_half_precision_is_float32() -> None:
 def test_trains_and_resumes_in_every_precision(
     run_training, read_metrics, tmp_path, precision: tuple[str, ...]
 ) -> None:
-    """Finite losses that start at the entropy of a uniform guess, and a resume that goes on."""
+    """Finite losses that start at the entropy of a uniform prediction, and a resume."""
     run_training(tmp_path, *precision, "--max-update", "4")
     run_training(tmp_path, *precision, "--max-update", "8")
     records = [record for record in read_metrics(tmp_path) if record["split"] == "train"]

@@ -20,7 +20,7 @@ B, H, D = 4, 3, 64
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def made_up(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, AttentionBias]:
+def random_inputs(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, AttentionBias]:
     torch.manual_seed(length)
     heads = torch.randn(B, length, 3, H, D, device="cuda").to(dtype).requires_grad_()
     learned = torch.randn(H, length, length, device="cuda").to(dtype).requires_grad_()
@@ -40,9 +40,9 @@ def relative_error(got: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("kind", ["none", "learned", "padding", "all"])
 @pytest.mark.parametrize("length", [1, 7, 64, 65, 128, 192, 200, 320, 512])
-def test_equals_the_definition_in_float64(length: int, kind: str, dtype: torch.dtype) -> None:
+def test_matches_the_reference_in_float64(length: int, kind: str, dtype: torch.dtype) -> None:
     """Also at T % 128 == 64, where cuDNN's backward pass gives NaN with a mask."""
-    heads, bias = made_up(length, kind, dtype)
+    heads, bias = random_inputs(length, kind, dtype)
     assert choose_backend(heads.device, dtype, D, kind != "none") != "math"  # a fused kernel
     out = fast_attention(heads, prepare_bias(bias, heads.device, heads.dtype), 0.0)
     grad = torch.randn_like(out)
@@ -64,9 +64,9 @@ def test_equals_the_definition_in_float64(length: int, kind: str, dtype: torch.d
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("kind", ["none", "all"])
 @pytest.mark.parametrize("length", [64, 192, 200])
-def test_backward_drops_what_forward_dropped(length: int, kind: str, dtype: torch.dtype) -> None:
+def test_backward_uses_the_dropout_mask_of_forward(length: int, kind: str, dtype: torch.dtype) -> None:
     """With fixed weights the output is linear in v: <v, gradient of v> = <output, gradient of the output>."""
-    heads, bias = made_up(length, kind, dtype)
+    heads, bias = random_inputs(length, kind, dtype)
     bias = prepare_bias(bias, heads.device, heads.dtype)
     out = fast_attention(heads, bias, 0.5)
     assert not torch.equal(out, fast_attention(heads, bias, 0.5))
@@ -79,7 +79,7 @@ def test_backward_drops_what_forward_dropped(length: int, kind: str, dtype: torc
 
 def test_a_sequence_of_padding_alone_is_finite() -> None:
     for dtype in TOLERANCES:
-        heads, _ = made_up(192, "none", dtype)
+        heads, _ = random_inputs(192, "none", dtype)
         fixed = torch.full((B, 1, 1, 192), MASKED_SCORE, dtype=dtype, device="cuda")
         out = fast_attention(heads, prepare_bias(AttentionBias(fixed=fixed), heads.device, dtype), 0.1)
         (grad,) = torch.autograd.grad(out.sum(), heads)
@@ -89,9 +89,9 @@ def test_a_sequence_of_padding_alone_is_finite() -> None:
 
 @torch.no_grad()
 def test_dropped_weights_keep_their_mean() -> None:
-    """Over 2000 draws, within six standard errors of what is there without dropout."""
-    heads, bias = made_up(16, "learned", torch.float32)
+    """Over 2000 masks, within six standard errors of the output without dropout."""
+    heads, bias = random_inputs(16, "learned", torch.float32)
     bias = prepare_bias(bias, heads.device, heads.dtype)
-    draws = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(2000)])
-    error = draws.std(0) / 2000**0.5
-    assert ((draws.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()
+    outputs = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(2000)])
+    error = outputs.std(0) / 2000**0.5
+    assert ((outputs.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
-def test_a_contest_runs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_runs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if precision == "bf16" and not torch.cuda.is_bf16_supported():
         pytest.skip("this GPU has no bfloat16")
     monkeypatch.setattr(machine, "MATMUL_EDGES", {"cuda": (512,)})

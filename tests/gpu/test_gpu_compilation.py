@@ -1,18 +1,19 @@
-"""Compiled layers and layers that are computed again, on a CUDA device."""
+"""Compiled and recomputed layers on a CUDA device."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+from small_models import encoder_config
 from torch import Tensor
 
 from amos_fairseq.bench.measurement import step_peak
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 B, T, D, HEADS = 4, 128, 256, 4
-# Of the largest value: sums of float32 run in another order, in bfloat16 compiled code rounds once where layers as written
+# Of the largest value: sums of float32 run in another order, in bfloat16 compiled code rounds once where eager layers
 # round after each operation, to 8 bits.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -26,12 +27,11 @@ def nothing_compiled() -> Iterator[None]:
 
 def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    shape = {
+    defaults = {
         "num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T, "dropout": 0.1,
-        "attention_dropout": 0.1, "activation_dropout": 0.1, "layer_norm_eps": 1e-5, "position_scheme": "t5",
-        "position_buckets": 32, "position_max_distance": 128,
+        "attention_dropout": 0.1, "activation_dropout": 0.1, "position_buckets": 32, "position_max_distance": 128,
     }  # fmt: skip
-    module = TransformerEncoder(TransformerConfig(**(shape | settings))).to("cuda", dtype)
+    module = TransformerEncoder(encoder_config(**(defaults | settings))).to("cuda", dtype)
     module.is_compiled = is_compiled
     return module
 
@@ -49,7 +49,7 @@ def gradients(module: TransformerEncoder, dtype: torch.dtype, has_padding: bool)
 
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_compiled_layers_equal_those_as_written(dtype: torch.dtype, has_padding: bool) -> None:
+def test_compiled_layers_match_eager_layers(dtype: torch.dtype, has_padding: bool) -> None:
     pytest.importorskip("triton")
     found, expected = (gradients(encoder(dtype, way).eval(), dtype, has_padding) for way in (True, False))
     for one, other in zip(found, expected, strict=True):
@@ -71,8 +71,8 @@ def test_layers_computed_again_drop_the_same_values(is_compiled: bool) -> None:
         torch.testing.assert_close(plain, recomputed, rtol=1e-4, atol=1e-6)
 
 
-def test_of_a_layer_34_bytes_a_value_are_kept() -> None:
-    """In bfloat16, by the difference of the peaks of 8 and 6 layers; computed again, 2 bytes. Peaks come in blocks of 512."""
+def test_saved_bytes_of_a_layer() -> None:
+    """In bfloat16, by the difference of the peaks of 8 and 6 layers; recomputed, 2 bytes. Peaks come in blocks of 512."""
     kept = {}
     for recomputes in (False, True):
         peaks = []

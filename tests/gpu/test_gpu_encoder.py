@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_checkpoint import write_save_dir
+from saved_models import write_save_dir
 
 import amos_fairseq
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 TEXTS = ["the lazy dog jumps over the fox", "the end", ("the quick fox", "over the lazy dog"), "over"]
 
 
-def test_features_are_those_of_the_cpu(tmp_path):
+def test_features_match_the_cpu(tmp_path):
     """Sums of float32 run in another order there; TF32 is off by default. bfloat16 rounds states of about 1 to 8 bits."""
     write_save_dir(tmp_path)
     expected = amos_fairseq.load(tmp_path)(TEXTS)

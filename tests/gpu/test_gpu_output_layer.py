@@ -1,12 +1,12 @@
-"""The output layer in chunks and its samplers on CUDA, in PyTorch and in Triton: numbers of the CPU, frequencies, and no
-waiting for the device."""
+"""The output layer in chunks and its samplers on CUDA, in PyTorch and in Triton: values of the CPU, frequencies, and no
+synchronization."""
 
 from importlib.util import find_spec
 
 import pytest
 import torch
-from chi_square import FALSE_ALARM, chi_square_p
-from small_models import small_batch, small_criterion, small_model
+from frequencies import FALSE_ALARM, chi_square_p
+from small_models import amos_criterion, small_amos, small_batch
 
 from amos_fairseq.functional.fast_sampling import (
     gumbel_top_k_sampling,
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("with_triton", [False, pytest.param(True, marks=NO_TRITON)], ids=["", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_and_gradients_are_those_of_the_cpu(
+def test_values_and_gradients_match_the_cpu(
     dtype: torch.dtype, with_triton: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Float64 of the same rounded inputs; products and their gradients are rounded once: 2^-7 of the norm in bfloat16, less in
@@ -30,10 +30,10 @@ def test_values_and_gradients_are_those_of_the_cpu(
     monkeypatch.setattr("amos_fairseq.functional.output_layer.CHUNK_BYTES", {"cuda": 25 * 3 * 1024 * 4})
     if with_triton:
         monkeypatch.setattr(triton_kernels(), "CHUNK_BYTES", 25 * 3 * 1024 * dtype.itemsize)
-    draw = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(*shape, generator=draw).to(dtype) for shape in ((3, 100, 64), (1024, 64), (3, 1024))]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*shape, generator=generator).to(dtype) for shape in ((3, 100, 64), (1024, 64), (3, 1024))]
     inputs[0] /= 8
-    targets = torch.randint(1024, (100,), generator=draw)
+    targets = torch.randint(1024, (100,), generator=generator)
     results = []
     for device, as_dtype in (("cpu", torch.float64), ("cuda", dtype)):
         leaves = [tensor.to(device, as_dtype).requires_grad_() for tensor in inputs]
@@ -50,19 +50,19 @@ def test_samplers_follow_the_weights() -> None:
     weights[:, [0, 5, 1023]] = 0
     many = weights.repeat(100_000, 1)
     expected = weights[0].double().cpu() / weights.double().cpu().sum()
-    drawn = (
+    samples = (
         sample_with_replacement(many, 1),
         gumbel_top_k_sampling(many, 4).tokens[:, :1],
         sample_without_replacement(many, 3)[:, :1],
     )
-    for rows in drawn:
+    for rows in samples:
         counts = torch.bincount(rows.flatten().cpu(), minlength=1024)
         assert chi_square_p(counts, expected) > FALSE_ALARM
 
 
 @NO_TRITON
-def test_entries_in_triton_follow_the_mixture() -> None:
-    """128 arrivals at each of 500 positions of one distribution, K = 3, bfloat16; the logits that come with them are theirs."""
+def test_triton_entries_follow_the_mixture() -> None:
+    """128 entries at each of 500 positions of one distribution, K = 3, bfloat16; the logits that come with them are theirs."""
     torch.manual_seed(1)
     count, num_rows = 500, 1024
     hidden = torch.randn(3, 1, 64, device="cuda").div_(8).repeat(1, count, 1).bfloat16()
@@ -84,7 +84,7 @@ def test_entries_in_triton_follow_the_mixture() -> None:
     torch.testing.assert_close(of_depths, logits.float().T[rows], rtol=2**-7, atol=2**-7)
     mixed = (gamma[0, :, None] * logits.double()).sum(0).index_fill(0, unsampled, -torch.inf).cpu()
     counts = torch.bincount(rows.flatten().cpu(), minlength=num_rows)
-    # The logits' own rounding, 2^-9 of up to 4, is within the spread of 62 draws of a row.
+    # The logits' own rounding, 2^-9 of up to 4, is within the spread of 62 samples of a row.
     assert chi_square_p(counts, mixed.softmax(-1)) > FALSE_ALARM
     assert torch.equal(tokens, rows[:, 0])
     assert ((lost >= 0) & (lost < 1)).all()
@@ -98,9 +98,9 @@ def test_entries_in_triton_follow_the_mixture() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_step_never_waits_for_the_device(settings: dict) -> None:
+def test_a_step_never_synchronizes(settings: dict) -> None:
     """PyTorch raises an error where an operation synchronises."""
-    model, criterion, batch = small_model(**settings).cuda(), small_criterion(), small_batch()
+    model, criterion, batch = small_amos(**settings).cuda(), amos_criterion(), small_batch()
     batch["net_input"] = {name: value.cuda() for name, value in batch["net_input"].items()}
     criterion(model, batch)[0].backward()  # libraries start up
     torch.cuda.set_sync_debug_mode("error")

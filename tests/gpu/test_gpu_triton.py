@@ -1,15 +1,16 @@
-"""Attention in Triton on a CUDA device, against its definition in float64 and against the other backends."""
+"""Attention in Triton on a CUDA device, against the reference in float64 and against the other backends."""
 
 import dataclasses
 from importlib.util import find_spec
 
 import pytest
 import torch
+from small_models import encoder_config
 from torch import Tensor
 
 from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, reference_attention
 from amos_fairseq.functional.relative_position import toeplitz
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +23,13 @@ B, H = 3, 4
 TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def made_up(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+WIDE = {
+    "num_layers": 2, "width": 256, "ffn_width": 512, "num_heads": 4, "position_buckets": 32, "position_max_distance": 128,
+    "kernels": "triton",
+}  # fmt: skip
+
+
+def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Heads [B,T,3,H,d] and values of the bias [H,2T-1], leaves, and padding [B,T] of the second sequence."""
     torch.manual_seed(length)
     heads = torch.randn(B, length, 3, H, width, device="cuda").to(dtype).requires_grad_()
@@ -32,7 +39,7 @@ def made_up(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return heads, values, padding
 
 
-def by_definition(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
+def by_reference(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
     places = torch.arange(heads.size(1), device="cuda")
     ahead = places - places[:, None]
     forbidden = torch.zeros_like(ahead, dtype=torch.bool)[None] if padding is None else padding[:, None, :]
@@ -46,15 +53,15 @@ def by_definition(heads: Tensor, values: Tensor, padding: Tensor | None, side: s
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize("side", ["all", "past", "future"])
 @pytest.mark.parametrize(("length", "width"), [(1, 64), (7, 16), (65, 64), (128, 64), (200, 40), (512, 64), (513, 128)])
-def test_equals_the_definition_in_float64(
+def test_matches_the_reference_in_float64(
     length: int, width: int, side: str, has_padding: bool, dtype: torch.dtype
 ) -> None:
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, padding = made_up(length, width, dtype)
+    heads, values, padding = random_inputs(length, width, dtype)
     out = triton_attention(heads, values, padding if has_padding else None, side)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
-    exact = by_definition(*exact_leaves, padding if has_padding else None, side)
+    exact = by_reference(*exact_leaves, padding if has_padding else None, side)
     grad = torch.randn_like(out)
     if has_padding:
         grad *= ~padding[:, :, None, None]
@@ -72,13 +79,13 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
     """One position is given eight times; its gradient is the sum."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, padding = made_up(length, 64, dtype)
+    heads, values, padding = random_inputs(length, 64, dtype)
     positions = torch.randint((length + 1) // 2, (B, num_positions), device="cuda")
     positions[:, :8] = positions[:, :1]
     out = triton_attention(heads, values, padding, "all", 0.0, positions)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
     at = positions[:, :, None, None].expand(-1, -1, H, 64)
-    exact = by_definition(*exact_leaves, padding, "all").gather(1, at)
+    exact = by_reference(*exact_leaves, padding, "all").gather(1, at)
     grad = torch.randn_like(out)
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())
@@ -92,7 +99,7 @@ def test_the_same_seed_gives_the_same_bits(length: int) -> None:
     """With dropout, 20 times, also at one position that is given eight times: sums in a fixed order, no atomic additions."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, padding = made_up(length, 64, torch.bfloat16)
+    heads, values, padding = random_inputs(length, 64, torch.bfloat16)
     repeated = torch.full((B, 8), 3, device="cuda")
     results = []
     for number in range(40):
@@ -104,17 +111,17 @@ def test_the_same_seed_gives_the_same_bits(length: int) -> None:
 
 
 def test_dropout_in_both_passes_and_its_share() -> None:
-    """With fixed weights the output is linear in v; half of the weights are kept, within five standard errors."""
+    """With fixed weights the output is linear in v; half of the weights remain, within five standard errors."""
     from amos_fairseq.functional.cuda.attention import triton_attention
 
-    heads, values, _ = made_up(256, 64, torch.bfloat16)
+    heads, values, _ = random_inputs(256, 64, torch.bfloat16)
     out = triton_attention(heads, values, None, "all", 0.5)
     assert not torch.equal(out, triton_attention(heads, values, None, "all", 0.5))
     (by_heads,) = torch.autograd.grad(out, heads, out.detach())
     by_value = (by_heads[:, :, 2].double() * heads[:, :, 2].double()).sum()
     assert abs(by_value / out.double().pow(2).sum() - 1) < TOLERANCES[torch.bfloat16]
     flat = torch.zeros(B, 256, 3, H, 64, device="cuda", dtype=torch.bfloat16)
-    flat[:, :, 2] = 1.0  # equal weights and values of 1: the output is the share that was kept, times 2
+    flat[:, :, 2] = 1.0  # equal weights and values of 1: the output is the share that remains, times 2
     share = triton_attention(flat, None, None, "all", 0.5)[..., 0].double().mean() / 2
     assert abs(share - 0.5) < 5 * 0.5 / (B * H * 256 * 256) ** 0.5 + 2**-9
 
@@ -122,11 +129,7 @@ def test_dropout_in_both_passes_and_its_share() -> None:
 @pytest.mark.parametrize("has_padding", [False, True])
 def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
     """The last layer at some positions alone; in bfloat16 against float32 of the definition."""
-    shape = TransformerConfig(
-        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=200, dropout=0.0, attention_dropout=0.0,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
-        kernels="triton",
-    )  # fmt: skip
+    shape = encoder_config(**WIDE, max_positions=200)
     torch.manual_seed(0)
     fast = TransformerEncoder(shape).cuda()
     reference = TransformerEncoder(dataclasses.replace(shape, kernels="reference")).cuda()
@@ -150,13 +153,9 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
 
 @pytest.mark.parametrize("setting", ["is_compiled", "activation_checkpointing"])
 def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
-    """What is computed again drops the same weights. Compiled code draws other seeds, and rounds less in bfloat16."""
+    """Recomputed layers drop the same weights. Compiled code uses other seeds, and rounds less in bfloat16."""
     dropout = 0.1 if setting == "activation_checkpointing" else 0.0
-    shape = TransformerConfig(
-        num_layers=2, width=256, ffn_width=512, num_heads=4, max_positions=128, dropout=0.0, attention_dropout=dropout,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
-        kernels="triton",
-    )  # fmt: skip
+    shape = encoder_config(**WIDE, max_positions=128, attention_dropout=dropout)
     embeddings = torch.randn(2, 128, 256, device="cuda", dtype=torch.bfloat16)
     gradients = []
     for is_set in (False, True):

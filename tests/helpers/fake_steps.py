@@ -1,4 +1,4 @@
-"""Whole updates on a fake CUDA device: the trainer of a recipe, batches, and what every update has to fulfil."""
+"""Whole updates on a fake CUDA device: the trainer of a recipe, batches, and the checks of every update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ def masked_batch(task: TextPretrainingTask, lengths: Sequence[int]) -> dict[str,
     """Blocks of ``lengths`` tokens, ``<s>`` included, as the task's own dataset masks and collates them."""
     special = set(task.special_ids)
     pieces = torch.tensor([index for index in range(len(task.dictionary)) if index not in special])
-    draw = torch.Generator().manual_seed(0)
-    blocks = [pieces[torch.randint(len(pieces), (length - 1,), generator=draw)] for length in lengths]
-    dataset = task.mask_blocks(blocks, training=True, source="made-up blocks")
+    generator = torch.Generator().manual_seed(0)
+    blocks = [pieces[torch.randint(len(pieces), (length - 1,), generator=generator)] for length in lengths]
+    dataset = task.mask_blocks(blocks, training=True, source="synthetic blocks")
     return dataset.collater([dataset[index] for index in range(len(lengths))])
 
 

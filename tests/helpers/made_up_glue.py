@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
-from small_checkpoint import small_tokenizer, write_checkpoint
+from saved_models import small_tokenizer, write_checkpoint
 
 from amos_fairseq.finetuning.session import Session, open_session
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer

@@ -4,9 +4,8 @@ import copy
 
 import pytest
 import torch
-from given_draws import give_noise
-from reference_amos import assert_close, losses_and_gradients
-from small_models import SETTINGS, gumbel, small_batch, small_criterion, small_model
+from reference_models import assert_close, losses_and_gradients
+from small_models import AMOS_SETTINGS, amos_criterion, gumbel, set_gumbel_noise, small_amos, small_batch
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosOutput
@@ -17,14 +16,14 @@ PAD = 1
 
 @pytest.fixture
 def fixed_noise(monkeypatch):
-    """Noise that a position keeps whatever the batch's shape: position (b, m) of a batch gets row (b, m)."""
+    """Noise that does not depend on the batch's shape: position (b, m) of a batch gets row (b, m)."""
     noise = gumbel(8, 8, 64, seed=3)
-    monkeypatch.setitem(SETTINGS, "kernels", "reference")  # the fast way does not tell whose noise it asks for
+    monkeypatch.setitem(AMOS_SETTINGS, "kernels", "reference")  # the fast kernels do not sample position by position
     monkeypatch.setattr(mixtures, "gumbel_noise", lambda like: noise[: like.size(0), : like.size(1)])
 
 
-def test_shapes_types_and_what_was_replaced():
-    model, batch = small_model(gumbel_entries=20), small_batch()
+def test_shapes_dtypes_and_replaced_tokens():
+    model, batch = small_amos(gumbel_entries=20), small_batch()
     net_input = batch["net_input"]
     output = model(**net_input)
     shapes = {
@@ -47,11 +46,11 @@ def test_shapes_types_and_what_was_replaced():
 
 
 def test_sample_equal_to_the_original_counts_as_original(monkeypatch):
-    """Noise that always draws the original leaves nothing replaced."""
-    model, batch = small_model(), small_batch()
+    """Noise that always selects the original leaves nothing replaced."""
+    model, batch = small_amos(), small_batch()
     tokens, positions = batch["net_input"]["tokens"], batch["net_input"]["masked_positions"]
     originals = torch.nn.functional.one_hot(tokens.gather(1, positions), 64).float()
-    give_noise(monkeypatch, originals * 1e4)
+    set_gumbel_noise(monkeypatch, originals * 1e4)
     output = model(**batch["net_input"])
     assert torch.equal(output.corrupted_tokens, tokens)
     assert not output.replaced.any()
@@ -60,9 +59,9 @@ def test_sample_equal_to_the_original_counts_as_original(monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"relative_position_scheme": "none"}, {"separate_generators": True}], ids=str)
 def test_padding_columns_and_slots_change_nothing(settings, fixed_noise):
     """Four columns of padding and two slots of weight 0 more: the same loss, log and gradients."""
-    model, criterion = small_model(**settings), small_criterion()
+    model, criterion = small_amos(**settings), amos_criterion()
     loss, log, gradients = losses_and_gradients(model, criterion, small_batch())
-    padded = losses_and_gradients(model, criterion, small_batch(num_tokens=16, slots=5))
+    padded = losses_and_gradients(model, criterion, small_batch(num_columns=16, slots=5))
     assert padded[0].item() == pytest.approx(loss.item(), rel=1e-6)
     assert padded[1].keys() == log.keys()
     for key, value in log.items():
@@ -73,30 +72,16 @@ def test_padding_columns_and_slots_change_nothing(settings, fixed_noise):
     assert_close(padded[2], {name: gradient.double() for name, gradient in gradients.items()})
 
 
-def test_a_row_of_padding_changes_nothing(fixed_noise):
-    """No block is empty, but a batch that were filled up with empty rows would give the same loss, log and gradients."""
-    model, criterion, batch = small_model(), small_criterion(), small_batch()
-    loss, log, gradients = losses_and_gradients(model, criterion, batch)
-    empty = {"tokens": PAD, "masked_tokens": PAD, "masked_positions": 0, "masked_weights": 0}
-    for name, value in batch["net_input"].items():
-        batch["net_input"][name] = torch.cat([value, torch.full_like(value[:2], empty[name])])
-    filled = losses_and_gradients(model, criterion, batch)
-    assert filled[0].item() == pytest.approx(loss.item(), rel=1e-6)
-    for key, value in log.items():
-        assert torch.allclose(torch.as_tensor(filled[1][key]), torch.as_tensor(value), rtol=1e-5), key
-    assert_close(filled[2], {name: gradient.double() for name, gradient in gradients.items()})
-
-
-def test_what_is_sampled_in_padded_slots_changes_nothing(monkeypatch):
+def test_samples_of_padded_slots_change_nothing(monkeypatch):
     """Other noise in the one padded slot, which names position 0: another sample, the same loss and gradients."""
-    model, criterion, batch = small_model(), small_criterion(), small_batch()
+    model, criterion, batch = small_amos(), amos_criterion(), small_batch()
     padded = batch["net_input"]["masked_weights"] == 0
     assert padded.sum() == 1
     results = []
     for seed in range(2):
         noise = gumbel(4, 3, 64, seed=3)
         noise[padded] = torch.nn.functional.one_hot(torch.tensor(20 + seed), 64) * 1e4
-        give_noise(monkeypatch, noise)
+        set_gumbel_noise(monkeypatch, noise)
         results.append((model(**batch["net_input"]), *losses_and_gradients(model, criterion, batch)))
     (output, loss, _, gradients), (other_output, other_loss, _, other_gradients) = results
     assert (output.sampled_tokens[padded], other_output.sampled_tokens[padded]) == (20, 21)
@@ -106,8 +91,8 @@ def test_what_is_sampled_in_padded_slots_changes_nothing(monkeypatch):
     assert_close(other_gradients, {name: gradient.double() for name, gradient in gradients.items()})
 
 
-def test_no_mask_is_the_same_where_nothing_is_padded(fixed_noise):
-    model, batch = small_model(), small_batch((12, 12))
+def test_output_without_padding_mask_is_equal_if_nothing_is_padded(fixed_noise):
+    model, batch = small_amos(), small_batch((12, 12))
     with_mask = model(**batch["net_input"])
     without = model(**batch["net_input"], has_padding=False)
     for name, value in tensors(with_mask).items():
@@ -119,7 +104,7 @@ def tensors(output: AmosOutput) -> dict[str, torch.Tensor]:
 
 
 def test_generator_has_no_dropout_and_the_discriminator_has(fixed_noise):
-    model, batch = small_model(dropout=0.3, attention_dropout=0.3), small_batch()
+    model, batch = small_amos(dropout=0.3, attention_dropout=0.3), small_batch()
     first, second = (model(**batch["net_input"]) for _ in range(2))
     assert torch.equal(first.mlm_nll, second.mlm_nll)
     assert torch.equal(first.corrupted_tokens, second.corrupted_tokens)
@@ -128,8 +113,8 @@ def test_generator_has_no_dropout_and_the_discriminator_has(fixed_noise):
     assert torch.equal(*(model(**batch["net_input"]).rtd_logits for _ in range(2)))
 
 
-def test_same_seed_same_noise_other_seed_other_samples():
-    model, batch = small_model(), small_batch((12,) * 8)
+def test_samples_follow_the_seed():
+    model, batch = small_amos(), small_batch((12,) * 8)
     sampled = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -139,7 +124,7 @@ def test_same_seed_same_noise_other_seed_other_samples():
 
 
 def test_evaluation_without_gradients_gives_the_same_output(fixed_noise):
-    model, batch = small_model(), small_batch()
+    model, batch = small_amos(), small_batch()
     training = model(**batch["net_input"])
     with torch.no_grad():
         evaluation = model.eval()(**batch["net_input"])
@@ -147,8 +132,8 @@ def test_evaluation_without_gradients_gives_the_same_output(fixed_noise):
         assert torch.allclose(value.float(), getattr(evaluation, name).float(), atol=1e-6), name
 
 
-def test_propose_and_features_are_what_forward_uses():
-    model, batch = small_model().eval(), small_batch()
+def test_predict_logits_and_features_match_forward():
+    model, batch = small_amos().eval(), small_batch()
     net_input = batch["net_input"]
     output = model(**net_input)
     logits, gamma = model.predict_logits(**net_input)
@@ -162,7 +147,7 @@ def test_propose_and_features_are_what_forward_uses():
 
 def test_bfloat16_stays_near_float32_and_reports_float32(fixed_noise):
     """bfloat16 rounds to 8 bits, 2^-8; over a dozen products in a row a few times that."""
-    model, batch = small_model(init_std=0.05, linear_init_std=0.1), small_batch()
+    model, batch = small_amos(init_std=0.05, linear_init_std=0.1), small_batch()
     exact = model(**batch["net_input"])
     rounded = copy.deepcopy(model).bfloat16()(**batch["net_input"])
     assert (rounded.mlm_nll - exact.mlm_nll).abs().max() < 0.1
@@ -171,12 +156,12 @@ def test_bfloat16_stays_near_float32_and_reports_float32(fixed_noise):
 
 
 @pytest.mark.parametrize("settings", [{"kernels": "reference"}, {}, {"gumbel_entries": 20}], ids=str)
-def test_nan_goes_through_to_the_loss_and_stops_nothing_on_its_way(settings):
-    model = small_model(**settings)
+def test_nan_reaches_the_loss_without_an_error(settings):
+    model = small_amos(**settings)
     with torch.no_grad():
         model.discriminator.layers[0].ffn_in.weight[0, 0] = float("nan")
         model.mlm_heads[0].dense.weight[0, 0] = float("nan")
-    loss, _, log = small_criterion()(model, small_batch())
+    loss, _, log = amos_criterion()(model, small_batch())
     assert loss.isnan()
     loss.backward()
     assert log["_original_logits"].sum() + log["_replaced_logits"].sum() == 41
@@ -208,7 +193,7 @@ def test_nan_goes_through_to_the_loss_and_stops_nothing_on_its_way(settings):
         ({"relative_position_max_distance": 2}, "--relative-position-max-distance 2 is too small"),
     ],
 )
-def test_settings_that_describe_no_model_are_one_clear_line(settings, complaint):
+def test_invalid_settings_are_one_clear_line(settings, complaint):
     with pytest.raises(UserError, match=f"the model cannot be built: .*{complaint}") as error:
-        small_model(**settings)
+        small_amos(**settings)
     assert "\n" not in str(error.value)

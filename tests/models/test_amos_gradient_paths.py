@@ -1,12 +1,11 @@
-"""Who receives a gradient from which loss (AMOS section 3.3, Eq. 4), stated by parameter names.
+"""The parameters that receive a gradient from each loss (AMOS section 3.3, Eq. 4), stated by parameter names.
 
-test_amos_gradients.py compares all numbers; here stands what must be nothing, reversed, or proportional.
+test_amos_gradients.py compares all values; these tests state which gradients are zero, reversed or proportional.
 """
 
 import pytest
 import torch
-from given_draws import give_noise
-from small_models import SETTINGS, gumbel, small_batch, small_criterion, small_model
+from small_models import AMOS_SETTINGS, amos_criterion, gumbel, set_gumbel_noise, small_amos, small_batch
 
 from amos_fairseq.functional import sampling, truncated_gumbel_softmax
 from amos_fairseq.modules import mixture as mixtures
@@ -24,10 +23,10 @@ WAYS = {
 
 @pytest.fixture(autouse=True, params=WAYS.values(), ids=WAYS)
 def way(monkeypatch, request):
-    """Every statement holds whichever way the output layer is computed."""
+    """Every statement holds for each implementation of the output layer."""
     for setting, value in request.param.items():
-        monkeypatch.setitem(SETTINGS, setting, value)
-    give_noise(monkeypatch, gumbel(4, 3, 64, seed=3))
+        monkeypatch.setitem(AMOS_SETTINGS, setting, value)
+    set_gumbel_noise(monkeypatch, gumbel(4, 3, 64, seed=3))
 
 
 def gradients(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -57,19 +56,19 @@ SHARED = {"mlm_heads.0", "embed_tokens", "generators.0.relative_position"}
     ("depth", "receivers"), [(0, SHARED | ENTRY | layers(1)), (1, SHARED | layers(2)), (2, SHARED | layers(3, 4))]
 )
 def test_mlm_loss_of_a_depth_trains_its_own_block_and_what_is_shared(depth, receivers):
-    model = small_model()
+    model = small_amos()
     output = model(**small_batch()["net_input"])
     assert {owner(name) for name in gradients(model, output.mlm_nll[depth].sum())} == receivers
 
 
 def test_without_stop_gradient_a_deep_loss_trains_every_block_below():
-    model = small_model(no_stop_gradient=True)
+    model = small_amos(no_stop_gradient=True)
     output = model(**small_batch()["net_input"])
     assert {owner(name) for name in gradients(model, output.mlm_nll[2].sum())} == SHARED | ENTRY | layers(1, 2, 3, 4)
 
 
 def test_detection_loss_reaches_v_and_features_but_no_mlm_head():
-    model = small_model()
+    model = small_amos()
     output = model(**small_batch()["net_input"])
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
     generator = ENTRY | layers(1, 2, 3, 4) | {"generators.0.relative_position"}
@@ -91,15 +90,15 @@ def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings
     """And the vocabulary-wide products of the adversarial path are not computed."""
     for residual in ("adversarial_term", "truncated_adversarial_term"):
         monkeypatch.setattr(mixtures, residual, None)
-    model = small_model(**settings)
+    model = small_amos(**settings)
     output = model(**small_batch()["net_input"])
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
     assert receivers == {"discriminator", "detection_head", "embed_tokens"}
 
 
-def test_embedding_gets_only_the_ordinary_gradient_of_the_tokens_that_were_read():
+def test_embedding_receives_only_the_ordinary_gradient_of_the_input_tokens():
     """Adversarial path open to h alone: no row but those of the texts read; E and b get none through the logits."""
-    model = small_model(mixture="uniform", adversarial_mlm_multiplier=0.5, separate_generators=True)
+    model = small_amos(mixture="uniform", adversarial_mlm_multiplier=0.5, separate_generators=True)
     batch = small_batch()
     for generator in model.generators:
         generator.requires_grad_(False)
@@ -113,7 +112,7 @@ def test_embedding_gets_only_the_ordinary_gradient_of_the_tokens_that_were_read(
 
 
 def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discriminator(monkeypatch):
-    model, batch = small_model(), small_batch()
+    model, batch = small_amos(), small_batch()
     reversed_ = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
     for functions in (sampling, truncated_gumbel_softmax):
         monkeypatch.setattr(functions, "reverse_gradient", lambda x: x * 1)
@@ -126,7 +125,7 @@ def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discrimina
             assert torch.equal(grad, straight[name]), name
     # The embedding has both: reversed through the features of block 1, ordinary at the rows that the discriminator reads.
     mean = (reversed_["embed_tokens.weight"] + straight["embed_tokens.weight"]) / 2
-    uniform = small_model(mixture="uniform")
+    uniform = small_amos(mixture="uniform")
     with torch.no_grad():  # the same parameters, no adversarial path
         uniform.load_state_dict({k: v for k, v in model.state_dict().items() if k != "mixture.v"})
     monkeypatch.setattr(uniform.mixture, "forward", lambda features: model.mixture(features).detach())
@@ -137,10 +136,10 @@ def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discrimina
 @pytest.mark.parametrize("multiplier", [0.0, 0.1])
 def test_lambda_enters_once(multiplier):
     """Twice lambda gives twice the adversarial gradient, none gives none."""
-    model, batch = small_model(adversarial_mlm_multiplier=multiplier), small_batch()
+    model, batch = small_amos(adversarial_mlm_multiplier=multiplier), small_batch()
 
     def of(weight: float) -> dict[str, torch.Tensor]:
-        return gradients(model, small_criterion(weight)(model, batch)[0])
+        return gradients(model, amos_criterion(weight)(model, batch)[0])
 
     none, once, twice = of(0.0), of(50.0), of(100.0)
     assert not [name for name in none if name.startswith(("mixture", "discriminator", "detection_head"))]
@@ -149,27 +148,3 @@ def test_lambda_enters_once(multiplier):
         assert torch.allclose(twice[name] - none.get(name, 0), 2 * adversarial, atol=1e-5 * twice[name].abs().max()), (
             name
         )
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"mixture": "uniform"},
-        {"mixture": "random_layer"},
-        {"mixture": "layer_switch"},
-        {"mixture": "fixed", "fixed_mixture_weights": "1,0,0"},
-        {"generator_depths": "3"},
-        {"no_stop_gradient": True},
-        {"separate_generators": True, "generator_depths": "2,2"},
-        {"relative_position_scheme": "amos"},
-        {"relative_position_scheme": "none"},
-        {"adversarial_mlm_multiplier": 0.1, "mixture": "uniform"},
-    ],
-    ids=str,
-)
-def test_every_parameter_takes_part(settings):
-    """A parameter without a gradient would leave DistributedDataParallel waiting."""
-    model = small_model(**settings)
-    small_criterion()(model, small_batch())[0].backward()
-    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]

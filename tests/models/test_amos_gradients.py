@@ -1,10 +1,9 @@
-"""Losses and gradients of AMOS, every parameter and every ablation, against the float64 reference of reference_amos.py."""
+"""Losses and gradients of AMOS, every parameter and every ablation, against the float64 reference."""
 
 import pytest
 import torch
-from given_draws import give_noise
-from reference_amos import ReferenceAmos, assert_close, losses_and_gradients
-from small_models import gumbel, small_batch, small_criterion, small_model
+from reference_models import ReferenceAmos, assert_close, losses_and_gradients
+from small_models import amos_criterion, gumbel, set_gumbel_noise, small_amos, small_batch
 
 SETTINGS = {
     "amos": {},
@@ -26,7 +25,7 @@ SETTINGS = {
     "temperature": {"gumbel_temperature": 1.7},
 }  # fmt: skip
 CONSTANT = {"single depth": [1.0], "adversarial MLM, single depth": [1.0], "fixed": [0.2, 0.3, 0.5]}
-# Of 64 rows 40 are words: so many entries are all that Gumbel-Softmax has. Fewer are test_gumbel_entries.py's.
+# Of 64 rows 40 are ordinary tokens, so 40 entries are exact.
 WAYS = {
     "reference": {"kernels": "reference"},
     "exact": {"kernels": "fast", "gumbel_entries": 0},
@@ -39,16 +38,16 @@ WEIGHT, SHARE = 50.0, 3 / 12
 def noise(monkeypatch):
     """The same Gumbel noise for the model and for the reference."""
     noise = gumbel(4, 3, 64, seed=3)
-    give_noise(monkeypatch, noise)
+    set_gumbel_noise(monkeypatch, noise)
     return noise
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_losses_samples_and_all_gradients_are_the_reference_ones(name, way, noise):
-    model, batch = small_model(**SETTINGS[name], **WAYS[way]), small_batch()
+def test_losses_samples_and_all_gradients_match_the_reference(name, way, noise):
+    model, batch = small_amos(**SETTINGS[name], **WAYS[way]), small_batch()
     expected = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE, CONSTANT.get(name, [1 / 3] * 3))
-    loss, log, gradients = losses_and_gradients(model, small_criterion(WEIGHT), batch)
+    loss, log, gradients = losses_and_gradients(model, amos_criterion(WEIGHT), batch)
 
     total = expected.generator_loss + WEIGHT * SHARE * expected.detection_loss
     assert float(loss) == pytest.approx(total, rel=1e-5)
@@ -61,14 +60,14 @@ def test_losses_samples_and_all_gradients_are_the_reference_ones(name, way, nois
 
 
 def test_reference_notices_a_wrong_sign_factor_and_path(noise):
-    """What the comparison above is worth: it fails where lambda, tau, m or the stop-gradient are only a little off."""
-    model, batch = small_model(adversarial_mlm_multiplier=0.1), small_batch()
+    """The comparison above fails if lambda, tau, m or the stop-gradient differ a little."""
+    model, batch = small_amos(adversarial_mlm_multiplier=0.1), small_batch()
     reference = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE)
     for change in (
         {"adversarial_mlm_multiplier": 0.101}, {"adversarial_mlm_multiplier": 0.0},
         {"gumbel_temperature": 0.301}, {"no_stop_gradient": True},
     ):  # fmt: skip
-        other = small_model(**({"adversarial_mlm_multiplier": 0.1} | change))
-        gradients = losses_and_gradients(other, small_criterion(WEIGHT), batch)[2]
+        other = small_amos(**({"adversarial_mlm_multiplier": 0.1} | change))
+        gradients = losses_and_gradients(other, amos_criterion(WEIGHT), batch)[2]
         with pytest.raises(AssertionError):
             assert_close(gradients, reference.gradients)

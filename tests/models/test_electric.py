@@ -1,65 +1,18 @@
-"""Electric's parts: sizes, sharing, what is sampled and scored, and what its variants refuse."""
-
-import argparse
-from types import SimpleNamespace
+"""Electric: samples and scores, fine-tuning, and settings that its variants refuse."""
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
-from small_electric import VARIANTS, electric_criterion, small_electric
-from small_models import NUM_WORDS, small_batch, small_dictionary
+from frequencies import assert_shares
+from small_models import (
+    NUM_TOKENS,
+    fine_tuning_task,
+    small_batch,
+    small_electric,
+)
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import PaddedVocabulary
-from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from tests.compat.test_no_waiting import WAITING, Recorder
-
-ROWS = PaddedVocabulary(32_768, pad=1, end=2, special=(0, 1, 2, 3))
-
-
-def arch(size: str, **settings) -> ElectricModel:
-    """On the meta device: nothing is allocated."""
-    args = argparse.Namespace(**settings)
-    ARCH_CONFIG_REGISTRY[f"electric_{size}"](args)
-    with torch.device("meta"):
-        return ElectricModel(ElectricConfig(**vars(args)), ROWS)
-
-
-@pytest.mark.parametrize(
-    ("size", "encoder", "tower", "embedding"),  # layers, width, FFN width, heads of the encoder and of one tower
-    [
-        ("tiny", (2, 64, 256, 2), (2, 32, 128, 1), 64),
-        ("small", (12, 256, 1024, 4), (12, 64, 256, 1), 128),
-        ("base", (12, 768, 3072, 12), (12, 256, 1024, 4), 768),
-        ("large", (24, 1024, 4096, 16), (24, 256, 1024, 4), 1024),
-    ],
-)
-def test_sizes_are_those_of_the_thesis(size, encoder, tower, embedding) -> None:
-    model = arch(size)
-    assert ARCH_MODEL_NAME_REGISTRY[f"electric_{size}"] == "electric"
-    for part, sizes in ((model.discriminator, encoder), (model.generator.past, tower), (model.generator.future, tower)):
-        shape = part.shape
-        assert (shape.num_layers, shape.width, shape.ffn_width, shape.num_heads) == sizes
-        assert shape.embedding_width in (0, embedding)
-    assert (model.generator.past.shape.attends_to, model.generator.future.shape.attends_to) == ("past", "future")
-    assert model.mlm_head.dense.weight.shape == (embedding, 2 * tower[1])
-    assert model.depth_names == [str(tower[0])]
-
-
-def test_two_tower_has_two_encoders_of_full_size_and_nothing_else() -> None:
-    model = arch("base", electric_variant="two_tower", generator_size=1.0, generator_loss_tokens="all")
-    assert model.generator.past.shape.width == model.generator.future.shape.width == 768
-    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"embed_tokens", "generator", "mlm_head"}
-
-
-@pytest.mark.parametrize("size", ["small", "base"])
-def test_all_three_networks_share_their_embeddings(size: str) -> None:
-    model = arch(size)
-    for name in ("embed_positions", "embedding_norm"):
-        parts = {getattr(part, name) for part in (model.discriminator, model.generator.past, model.generator.future)}
-        assert len(parts) == 1
-    assert model.generator.past.embedding_projection is not model.generator.future.embedding_projection
 
 
 @pytest.mark.parametrize("settings", [{"generator_size": 0.5}, {"generator_loss_tokens": "sampled"}])
@@ -68,17 +21,17 @@ def test_two_tower_refuses_settings_of_a_sampler(settings: dict) -> None:
         small_electric("two_tower", **settings)
 
 
-def test_two_tower_is_no_encoder() -> None:
+def test_two_tower_has_no_features() -> None:
     model = small_electric("two_tower")
     with pytest.raises(UserError, match="it scores text"):
         model.extract_features(torch.tensor([[0, 5]]))
     with pytest.raises(UserError, match="it scores text"):
-        ElectricModel.build_model(model.cfg, SimpleNamespace(source_dictionary=small_dictionary()))
+        ElectricModel.build_model(model.cfg, fine_tuning_task())
 
 
 def test_fine_tuning_takes_the_discriminator() -> None:
     model = small_electric().eval()
-    tuned = ElectricModel.build_model(model.cfg, SimpleNamespace(source_dictionary=small_dictionary())).eval()
+    tuned = ElectricModel.build_model(model.cfg, fine_tuning_task()).eval()
     assert isinstance(tuned, FineTunedModel)
     tuned.load_state_dict(model.state_dict())
     tokens = small_batch()["net_input"]["tokens"]
@@ -86,25 +39,24 @@ def test_fine_tuning_takes_the_discriminator() -> None:
 
 
 @torch.no_grad()
-def test_samples_follow_the_distribution_that_the_classifier_is_told() -> None:
-    """20,000 draws within 4.5 standard errors of exp(noise_log_probs), which sums to 1 over the words."""
-    model, draws = small_electric(), 20_000
+def test_samples_follow_noise_log_probs() -> None:
+    """20,000 samples within 4.5 standard errors of exp(noise_log_probs), which sums to 1 over the ordinary tokens."""
+    model, count = small_electric(), 20_000
     text = small_batch((12,))["net_input"]["tokens"]
     hidden = model.generate(text, None)[:, 4:5]  # [1,1,E]
-    words = torch.arange(4, 4 + NUM_WORDS)
-    told = model.noise_log_probs(hidden.expand(1, NUM_WORDS, -1), words[None]).exp()[0]
-    assert told.sum().item() == pytest.approx(1.0, abs=1e-5)
+    ordinary = torch.arange(4, 4 + NUM_TOKENS)
+    expected = model.noise_log_probs(hidden.expand(1, NUM_TOKENS, -1), ordinary[None]).exp()[0]
+    assert expected.sum().item() == pytest.approx(1.0, abs=1e-5)
     torch.manual_seed(0)
-    sampled = model.sample(hidden.expand(1, draws, -1)).flatten()
-    seen = torch.bincount(sampled, minlength=len(model.never_sampled_mask)) / draws
-    error = (told * (1 - told) / draws).sqrt()
-    assert (seen[words] - told).abs().le(4.5 * error + 1e-9).all()
-    assert torch.isin(sampled, words).all()
+    sampled = model.sample(hidden.expand(1, count, -1)).flatten()
+    seen = torch.bincount(sampled, minlength=len(model.never_sampled_mask)) / count
+    assert_shares(seen[ordinary], expected, count, errors=4.5)
+    assert torch.isin(sampled, ordinary).all()
     assert model.noise_log_probs(hidden, torch.tensor([[2]])).item() == 0  # a special token
 
 
 @torch.no_grad()
-def test_log_probabilities_in_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = small_electric("electra_tt"), small_batch()["net_input"]["tokens"]
     whole = model.token_log_probs(tokens)
     # Logits of 7 tokens at a time, float32 of 64 rows each.
@@ -113,7 +65,7 @@ def test_log_probabilities_in_parts_are_those_of_the_whole(monkeypatch: pytest.M
 
 
 @torch.no_grad()
-def test_proposals_are_the_logits_at_the_sampled_places() -> None:
+def test_predicted_logits_match_the_loss() -> None:
     model, inputs = small_electric(), small_batch()["net_input"]
     logits, weights = model.predict_logits(**inputs)
     nll = (
@@ -121,12 +73,3 @@ def test_proposals_are_the_logits_at_the_sampled_places() -> None:
     )
     assert torch.allclose(nll, model(**inputs).mlm_nll, atol=1e-5)
     assert weights.equal(torch.ones(4, 3, 1))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_waits_for_nothing(variant: str) -> None:
-    model, batch = small_electric(variant), small_batch()
-    with Recorder() as recorder:
-        electric_criterion(model)(model, batch)[0].backward()
-    assert "aten::embedding_dense_backward" in recorder.operations
-    assert not recorder.operations & WAITING

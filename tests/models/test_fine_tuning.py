@@ -1,11 +1,18 @@
-"""The encoder under a labelled task: what it takes from a checkpoint, what it refuses, and its classification head."""
+"""The encoder of a labelled task: loading checkpoints, checkpoints that are refused, and its classification head."""
 
 import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import SETTINGS, small_dictionary, small_model
+from small_models import (
+    AMOS_SETTINGS,
+    ELECTRA_SETTINGS,
+    ENCODER_SETTINGS,
+    fine_tuning_task,
+    small_amos,
+    small_dictionary,
+)
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
@@ -14,25 +21,24 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 HEAD = "sentence_classification_head"
-ELECTRA = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
 
 
 def fine_tuned(num_classes: int = 3, config: type = AmosConfig, **settings) -> FineTunedModel:
-    base = SETTINGS if config is AmosConfig else ELECTRA
+    base = AMOS_SETTINGS if config is AmosConfig else ENCODER_SETTINGS
     model_class = AmosModel if config is AmosConfig else ElectraModel
-    task = SimpleNamespace(source_dictionary=small_dictionary())
+    task = fine_tuning_task()
     model = model_class.build_model(config(**(base | settings)), task)
     model.register_classification_head(HEAD, num_classes)
     return model.eval()
 
 
 def tokens() -> Tensor:
-    """Two pairs of texts, the second padded; ids 4 to 43 are words, 2 ends a text, 1 is padding."""
+    """Two pairs of texts, the second padded; ids 4 to 43 are ordinary tokens, 2 ends a text, 1 is padding."""
     return torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
 
 
-def test_the_encoder_of_a_pretraining_checkpoint_reads_as_it_did() -> None:
-    pretrained = small_model().eval()
+def test_encoder_of_a_pretraining_checkpoint_gives_the_same_features() -> None:
+    pretrained = small_amos().eval()
     model = fine_tuned()
     model.load_state_dict({key: value.clone() for key, value in pretrained.state_dict().items()})
     torch.testing.assert_close(model.extract_features(tokens()), pretrained.extract_features(tokens()), rtol=0, atol=0)
@@ -42,7 +48,7 @@ def test_the_encoder_of_a_pretraining_checkpoint_reads_as_it_did() -> None:
 def test_an_electra_checkpoint_gives_its_discriminator() -> None:
     torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)
-    pretrained = ElectraModel.build_model(ElectraConfig(**ELECTRA, embedding_dim=8, generator_size=0.5), task).eval()
+    pretrained = ElectraModel.build_model(ElectraConfig(**ELECTRA_SETTINGS), task).eval()
     model = fine_tuned(config=ElectraConfig, embedding_dim=8)
     model.load_state_dict(pretrained.state_dict())
     torch.testing.assert_close(model.extract_features(tokens()), pretrained.extract_features(tokens()), rtol=0, atol=0)
@@ -58,7 +64,7 @@ def test_classification_head_by_hand() -> None:
     torch.testing.assert_close(logits, pooled @ head.output.weight.t() + head.output.bias)
 
 
-def test_a_head_of_another_task_starts_fresh_and_an_equal_one_is_kept() -> None:
+def test_a_head_of_another_size_is_newly_initialized_and_an_equal_one_is_loaded() -> None:
     torch.manual_seed(0)
     mnli = fine_tuned(num_classes=3)
     same, other = fine_tuned(num_classes=3), fine_tuned(num_classes=1)
@@ -76,13 +82,13 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
     restored.load_state_dict(trained.state_dict())
     for model in (trained, restored):
         assert FineTunedModel.is_fine_tuned(model.state_dict())
-    assert not FineTunedModel.is_fine_tuned(small_model().state_dict())
+    assert not FineTunedModel.is_fine_tuned(small_amos().state_dict())
     arguments = {"src_tokens": tokens(), "classification_head_name": HEAD}
     torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"max_positions": 30}, "embed_positions.* give the checkpoint's --max-positions"),
         ({"encoder_layers": 3}, "layers.2.* absent in the checkpoint.* --arch"),
@@ -92,13 +98,13 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
         ({"encoder_embed_dim": 32}, "embed_tokens.* --arch and sizes"),
     ],
 )
-def test_another_encoder_is_refused_by_name(change: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        fine_tuned(**change).load_state_dict(small_model().state_dict())
+def test_another_encoder_is_refused_by_name(change: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fine_tuned(**change).load_state_dict(small_amos().state_dict())
 
 
 def test_another_vocabulary_size_is_refused() -> None:
-    state = small_model().state_dict()
+    state = small_amos().state_dict()
     state["embed_tokens.weight"] = torch.zeros(128, 16)
     with pytest.raises(UserError, match=r"embed_tokens.*binarize the task with the tokenizer"):
         fine_tuned().load_state_dict(state)
@@ -111,12 +117,12 @@ def test_token_types_follow_the_separators() -> None:
 
 
 def test_token_types_reach_the_embedding() -> None:
-    """Type 1 moves the states of a pair; a single text has type 0 alone, whatever stands in row 1."""
+    """Type 1 moves the states of a pair; a single text has type 0 alone, so row 1 does not matter."""
     model = fine_tuned(token_types=2)
     single = torch.tensor([[0, 5, 6, 2]])
     before = model.extract_features(single), model.extract_features(tokens())
     with torch.no_grad():
-        model.encoder.embed_token_types.weight[1] += torch.randn(SETTINGS["encoder_embed_dim"])
+        model.encoder.embed_token_types.weight[1] += torch.randn(AMOS_SETTINGS["encoder_embed_dim"])
     torch.testing.assert_close(model.extract_features(single), before[0], rtol=0, atol=0)
     assert (model.extract_features(tokens()) - before[1]).abs().max() > 1e-3
 
@@ -125,7 +131,7 @@ def test_pooler_settings_reach_the_head() -> None:
     settings = {"pooler_activation_fn": "gelu", "pooler_dropout": 0.5}
     head = fine_tuned(**settings).classification_heads[HEAD]
     assert head.dropout.p == 0.5
-    state = torch.randn(2, 3, SETTINGS["encoder_embed_dim"])
+    state = torch.randn(2, 3, AMOS_SETTINGS["encoder_embed_dim"])
     pooled = torch.nn.functional.gelu(head.dense(state[:, 0]))
     torch.testing.assert_close(head(state), head.output(pooled))
     defaults = {field.name: field.default for field in dataclasses.fields(ElectraConfig)}

@@ -1,17 +1,22 @@
-"""TEAMS's candidates, layout and kept branch: sampling, who shares what, who learns from which loss, what is refused."""
-
-from types import SimpleNamespace
+"""TEAMS's candidates, shared layers, gradients of each loss, selected branch, and settings that are refused."""
 
 import pytest
 import torch
-from small_models import small_batch, small_dictionary, small_task
-from small_teams import ONLY_MWS, ONLY_RTD, TEAMS, small_teams, teams_criterion
+from frequencies import assert_shares
+from small_models import (
+    ONLY_MWS,
+    ONLY_RTD,
+    TEAMS_SETTINGS,
+    fine_tuning_task,
+    small_batch,
+    small_teams,
+)
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
-WORDS = torch.arange(4, 44)
+ORDINARY = torch.arange(4, 44)
 LAYOUTS = [
     {},
     {"task_heads": "extra_layer"},
@@ -25,8 +30,8 @@ LAYOUTS = [
 ]
 
 
-def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Replacements [count] and candidates [count, 1+K] of one position, the generator's softmax over words, the original."""
+def samples_of(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Replacements [count] and candidates [count, 1+K] of one position, the softmax over ordinary tokens, the original."""
     batch = small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
         logits, _ = model.predict_logits(**batch)
@@ -34,55 +39,54 @@ def draws(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, to
         original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
         torch.manual_seed(4)
         _, _, sampled, candidates = model.predict_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
-    return sampled[0], candidates[0], logits[0, 0, 0, WORDS].double().softmax(-1), int(original)
+    return sampled[0], candidates[0], logits[0, 0, 0, ORDINARY].double().softmax(-1), int(original)
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_candidates_are_the_original_and_different_other_words(kernels: str) -> None:
-    sampled, candidates, _, original = draws(small_teams(kernels=kernels).eval(), 5000)
+def test_candidates_are_the_original_and_different_other_tokens(kernels: str) -> None:
+    sampled, candidates, _, original = samples_of(small_teams(kernels=kernels).eval(), 5000)
     assert candidates.shape == (5000, 4)
     assert candidates[:, 0].eq(original).all()
     assert not candidates[:, 1:].eq(original).any()
-    assert torch.isin(candidates, WORDS).all()
-    assert torch.isin(sampled, WORDS).all()
+    assert torch.isin(candidates, ORDINARY).all()
+    assert torch.isin(sampled, ORDINARY).all()
     assert candidates.sort(-1).values.diff(dim=-1).gt(0).all()
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 def test_first_negatives_follow_the_generator_without_the_original(kernels: str) -> None:
-    """And replacements follow it with the original, independently of the negatives: 20,000 draws, 5 standard errors."""
+    """And replacements follow it with the original, independently of the negatives: 20,000 samples, 5 standard errors."""
     count = 20_000
-    sampled, candidates, softmax, original = draws(small_teams(kernels=kernels).eval(), count)
+    sampled, candidates, softmax, original = samples_of(small_teams(kernels=kernels).eval(), count)
     others = softmax.clone()
     others[original - 4] = 0
     others /= others.sum()
-    # Were the replacement drawn with the negatives, the two would never, or always, be the same word.
+    # Sampled together, replacement and negative would never, or always, be equal.
     meeting = (softmax * others).sum()
     for seen, expected in (
-        (torch.bincount(sampled, minlength=44)[WORDS] / count, softmax),
-        (torch.bincount(candidates[:, 1], minlength=44)[WORDS] / count, others),
+        (torch.bincount(sampled, minlength=44)[ORDINARY] / count, softmax),
+        (torch.bincount(candidates[:, 1], minlength=44)[ORDINARY] / count, others),
         (sampled.eq(candidates[:, 1]).double().mean(), meeting),
     ):
-        error = (expected * (1 - expected) / count).sqrt()
-        assert (seen - expected).abs().le(5 * error + 1e-9).all()
+        assert_shares(seen, expected, count)
     assert softmax[original - 4] > 0.01  # leaving it out makes a difference
 
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
-def test_the_hardest_negatives_are_the_most_likely_other_words(kernels: str) -> None:
+def test_hardest_negatives_are_the_most_likely_other_tokens(kernels: str) -> None:
     model = small_teams(negative_sampling="hardest", negative_samples=39, kernels=kernels).eval()
-    _, candidates, softmax, original = draws(model, 2)
-    ranked = [word for word in (4 + softmax.argsort(descending=True)).tolist() if word != original]
+    _, candidates, softmax, original = samples_of(model, 2)
+    ranked = [token for token in (4 + softmax.argsort(descending=True)).tolist() if token != original]
     assert candidates.tolist() == [[original, *ranked]] * 2
 
 
-def test_as_many_negatives_as_there_are_other_words_are_all_of_them() -> None:
-    """Also where the generator is so sure of one other word that exp of the rest is nothing in float32."""
+def test_as_many_negatives_as_other_tokens() -> None:
+    """Also if one other token is so likely that exp of the rest is 0 in float32."""
     model = small_teams(negative_samples=39).eval()
     with torch.no_grad():
         model.mlm_head.bias[[9, 20]] += 500.0
-    _, candidates, _, original = draws(model, 50)
-    others = [word for word in WORDS.tolist() if word != original]
+    _, candidates, _, original = samples_of(model, 50)
+    others = [token for token in ORDINARY.tolist() if token != original]
     assert candidates[:, 1:].sort(-1).values.tolist() == [others] * 50
 
 
@@ -123,7 +127,7 @@ def receivers(model: TeamsModel, loss: torch.Tensor) -> set[str]:
 
 
 def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> None:
-    """No gradient passes through sampling; what both networks share receives all three."""
+    """No gradient passes through sampling; shared layers receive all three."""
     model = small_teams()
     output = model(**small_batch()["net_input"])
     layers = [f"discriminator.layers.{number}" for number in range(4)]
@@ -132,17 +136,8 @@ def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> Non
     assert receivers(model, output.mws_logits[..., 0].sum()) == {*layers, "mws_head"}
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_every_parameter_takes_part(settings: dict) -> None:
-    """A parameter without a gradient would leave DistributedDataParallel waiting."""
-    model = small_teams(**settings | {"token_types": settings.get("token_types", 0)})
-    teams_criterion(model)(model, small_batch())[0].backward()
-    unused = {name for name, parameter in model.named_parameters() if parameter.grad is None}
-    assert unused == set()
-
-
 @pytest.mark.parametrize("settings", [layout for layout in LAYOUTS if layout != ONLY_RTD], ids=str)
-def test_selection_reads_masked_positions_of_states_that_detection_does_not_change(settings: dict) -> None:
+def test_selection_at_masked_positions_matches_the_states_of_all_tokens(settings: dict) -> None:
     """Its last layer computes them alone; against the states of all tokens."""
     model, batch = small_teams(**settings).double().eval(), small_batch()["net_input"]
     output = model(**batch | {"masked_weights": batch["masked_weights"].double()})
@@ -155,7 +150,7 @@ def test_selection_reads_masked_positions_of_states_that_detection_does_not_chan
 
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_the_kept_branch_is_what_the_task_was_trained_on(settings: dict) -> None:
+def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
     branches = model.discriminate(tokens, tokens.eq(1))
     if settings.get("task_heads") == "ffn":  # its heads are left behind
@@ -169,13 +164,12 @@ def test_the_kept_branch_is_what_the_task_was_trained_on(settings: dict) -> None
 
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_fine_tuning_takes_the_kept_branch(settings: dict) -> None:
+def test_fine_tuning_takes_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
-    other_task = SimpleNamespace(source_dictionary=small_dictionary())
-    fine_tuned = TeamsModel.build_model(model.cfg, other_task).eval()
+    fine_tuned = TeamsModel.build_model(model.cfg, fine_tuning_task()).eval()
     fine_tuned.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(fine_tuned.extract_features(tokens), model.extract_features(tokens))
-    again = TeamsModel.build_model(model.cfg, other_task).eval()
+    again = TeamsModel.build_model(model.cfg, fine_tuning_task()).eval()
     again.load_state_dict(fine_tuned.state_dict(), strict=True)
     assert torch.equal(again.extract_features(tokens), model.extract_features(tokens))
 
@@ -185,8 +179,8 @@ def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
     model, tokens = small_teams().eval(), small_batch()["net_input"]["tokens"]
     branches = model.discriminate(tokens, tokens.eq(1))
     for representation, states in zip(("mws", "rtd"), branches, strict=True):
-        cfg = TeamsConfig(**(TEAMS | {"representation": representation}))
-        fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary())).eval()
+        cfg = TeamsConfig(**(TEAMS_SETTINGS | {"representation": representation}))
+        fine_tuned = TeamsModel.build_model(cfg, fine_tuning_task()).eval()
         fine_tuned.load_state_dict(model.state_dict(), strict=True)
         assert torch.equal(fine_tuned.extract_features(tokens), states)
     assert not torch.allclose(*branches)
@@ -200,9 +194,9 @@ def test_either_branch_can_be_fine_tuned_after_one_training() -> None:
         ({"task_heads": "ffn"}, "rtd", "leave --representation out"),
     ],
 )
-def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, representation: str, message: str) -> None:
-    cfg = TeamsConfig(**(TEAMS | {"representation": representation}))
-    fine_tuned = TeamsModel.build_model(cfg, SimpleNamespace(source_dictionary=small_dictionary()))
+def test_fine_tuning_a_missing_branch_is_refused(pretrained: dict, representation: str, message: str) -> None:
+    cfg = TeamsConfig(**(TEAMS_SETTINGS | {"representation": representation}))
+    fine_tuned = TeamsModel.build_model(cfg, fine_tuning_task())
     with pytest.raises(UserError, match=message):
         fine_tuned.load_state_dict(small_teams(**pretrained).state_dict(), strict=True)
 
@@ -227,14 +221,6 @@ def test_a_branch_that_is_not_there_is_not_fine_tuned(pretrained: dict, represen
     ],
     ids=str,
 )
-def test_settings_without_meaning_are_refused(settings: dict, message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_teams(**settings)
-
-
-def test_as_many_negatives_as_there_are_other_words() -> None:
-    """The boundary of what is refused above: then the set is the vocabulary."""
-    model = small_teams(negative_samples=39).eval()
-    _, candidates, _, _ = draws(model, 3)
-    assert candidates.sort(-1).values.tolist() == [WORDS.tolist()] * 3
-    assert small_task().source_dictionary[4] == "word0"

@@ -1,4 +1,4 @@
-"""The token embedding is one tensor in generator, output layer and discriminator, and stays it on every way of a model."""
+"""The token embedding is one tensor in generator, output layer and discriminator, also after conversion and loading."""
 
 import copy
 from pathlib import Path
@@ -8,15 +8,15 @@ import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
-from small_models import NUM_WORDS, small_batch, small_criterion, small_model, small_task
+from small_models import NUM_TOKENS, amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.models.amos import AmosModel
 
-MASK = 4 + NUM_WORDS
+MASK = 4 + NUM_TOKENS
 
 
 def saved_state(model: AmosModel, path: Path) -> dict[str, torch.Tensor]:
-    """What a checkpoint gives back of the model; the embedding is in it once."""
+    """The model's state after saving and loading; the embedding is in it once."""
     state = model.state_dict()
     rows = [name for name, value in state.items() if value.shape == model.embed_tokens.weight.shape]
     assert rows == ["embed_tokens.weight"]
@@ -32,16 +32,16 @@ def assert_one_embedding(model: AmosModel) -> None:
     assert matrices[0] is model.embed_tokens.weight
     batch = small_batch()["net_input"]
     before, features = model.predict_logits(**batch)[0], model.extract_features(batch["tokens"])
-    word = int(batch["tokens"][0, 1])
-    absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != word)
+    token = int(batch["tokens"][0, 1])
+    absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != token)
     unread = next(w for w in range(4, MASK) if not batch["tokens"].eq(w).any())
     with torch.no_grad():
         model.embed_tokens.weight[absent] *= -1
     after = model.predict_logits(**batch)[0]
     changed = (after - before).abs().amax((0, 1, 2)).nonzero().flatten().tolist()
-    assert changed == [absent]  # the output layer alone: nobody reads that word
+    assert changed == [absent]  # only the output layer uses that token
     with torch.no_grad():
-        model.embed_tokens.weight[word] *= -1
+        model.embed_tokens.weight[token] *= -1
     assert not torch.allclose(model.predict_logits(**batch)[0][:, 0, :, unread], after[:, 0, :, unread])
     assert not torch.allclose(model.extract_features(batch["tokens"])[0], features[0])
 
@@ -49,8 +49,8 @@ def assert_one_embedding(model: AmosModel) -> None:
 @pytest.mark.parametrize("convert", [lambda m: m, lambda m: m.half(), lambda m: m.bfloat16(), copy.deepcopy])
 @pytest.mark.parametrize("settings", [{}, {"separate_generators": True}], ids=str)
 def test_after_conversion_and_loading(settings, convert, tmp_path):
-    state = saved_state(convert(small_model(**settings)), tmp_path / "state.pt")
-    model = convert(small_model(seed=1, **settings))
+    state = saved_state(convert(small_amos(**settings)), tmp_path / "state.pt")
+    model = convert(small_amos(seed=1, **settings))
     model.load_state_dict(state)
     assert torch.equal(model.embed_tokens.weight, state["embed_tokens.weight"])
     assert_one_embedding(model.float())
@@ -64,10 +64,10 @@ def test_in_the_trainer_of_fairseq(flags, dtype, tmp_path):
     """fairseq's trainer converts the model and puts shared parameters back in its own way; then a checkpoint is loaded."""
     config = OmegaConf.structured(FairseqConfig)
     config.common.update({"cpu": True, **flags})
-    model = small_model(seed=1)
-    trainer = Trainer(config, small_task(), model, small_criterion())
+    model = small_amos(seed=1)
+    trainer = Trainer(config, small_task(), model, amos_criterion())
     assert trainer.model is model
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    trainer.model.load_state_dict(saved_state(small_model(), tmp_path / "state.pt"))
-    assert torch.equal(model.embed_tokens.weight, small_model().embed_tokens.weight.to(dtype))
+    trainer.model.load_state_dict(saved_state(small_amos(), tmp_path / "state.pt"))
+    assert torch.equal(model.embed_tokens.weight, small_amos().embed_tokens.weight.to(dtype))
     assert_one_embedding(model.float())

@@ -1,14 +1,8 @@
-"""Layers that are computed again in the backward pass: the same bits, less memory."""
-
-from collections.abc import Callable
-from types import SimpleNamespace
+"""Layers that are recomputed in the backward pass: the same bits, less memory."""
 
 import pytest
 import torch
-from small_electra import small_electra, small_electra_criterion
-from small_electric import electric_criterion, small_electric
-from small_models import SETTINGS, small_batch, small_criterion, small_dictionary, small_model
-from small_teams import small_teams, teams_criterion
+from small_models import AMOS_SETTINGS, encoder_config, fine_tuning_task, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,21 +10,17 @@ from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.flops.recipe import build_recipe
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
-OBJECTIVES: dict[str, Callable] = {
-    "amos": lambda **settings: (small_model(**settings), small_criterion()),
-    "amos reference": lambda **settings: (small_model(kernels="reference", **settings), small_criterion()),
-    "electra": lambda **settings: (small_electra(**settings), small_electra_criterion()),
-    "electric": lambda **settings: with_criterion(small_electric(**settings), electric_criterion),
-    "two_tower": lambda **settings: with_criterion(small_electric("two_tower", **settings), electric_criterion),
-    "teams": lambda **settings: with_criterion(small_teams(**settings), teams_criterion),
+OBJECTIVES = {
+    "amos": {},
+    "amos reference": {"kernels": "reference"},
+    "electra": {},
+    "electric": {},
+    "two_tower": {},
+    "teams": {},
 }
-
-
-def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn.Module]:
-    return model, criterion(model)
 
 
 def count_calls(model: nn.Module) -> list[nn.Module]:
@@ -44,10 +34,11 @@ def count_calls(model: nn.Module) -> list[nn.Module]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
-    """With dropout everywhere, in all encoders, those that stand beside an encoder (TEAMS) included."""
+    """With dropout everywhere, in all encoders, and in the layers beside an encoder (TEAMS)."""
     results, num_calls = [], []
     for recomputes in (False, True):
-        model, criterion = OBJECTIVES[objective](activation_checkpointing=recomputes, **DROPOUTS)
+        settings = OBJECTIVES[objective] | DROPOUTS | {"activation_checkpointing": recomputes}
+        model, criterion = model_and_criterion(objective.split()[0], **settings)
         calls = count_calls(model)
         torch.manual_seed(1)
         loss, _, _ = criterion(model, small_batch())
@@ -63,27 +54,26 @@ def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
     assert recomputed == 2 * forward
 
 
-def test_nothing_is_computed_again_without_a_gradient() -> None:
-    model = small_model(activation_checkpointing=True).eval()
+def test_nothing_is_recomputed_without_gradients() -> None:
+    model = small_amos(activation_checkpointing=True).eval()
     calls = count_calls(model)
     with torch.no_grad():
         model.extract_features(small_batch()["net_input"]["tokens"])
-    assert len(calls) == SETTINGS["encoder_layers"]
+    assert len(calls) == AMOS_SETTINGS["encoder_layers"]
 
 
-def test_fine_tuning_gets_the_same_bits() -> None:
+def test_fine_tuning_gives_the_same_bits() -> None:
     results = []
     for recomputes in (False, True):
         torch.manual_seed(0)
-        settings = SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
-        task = SimpleNamespace(source_dictionary=small_dictionary())
-        model = AmosModel.build_model(AmosConfig(**settings), task).train()
+        settings = AMOS_SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
+        model = AmosModel.build_model(AmosConfig(**settings), fine_tuning_task()).train()
         model.register_classification_head("head", 3)
         calls = count_calls(model)
         torch.manual_seed(1)
         logits, _ = model(small_batch()["net_input"]["tokens"], classification_head_name="head")
         functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
-        assert len(calls) == SETTINGS["encoder_layers"] * (1 + recomputes)
+        assert len(calls) == AMOS_SETTINGS["encoder_layers"] * (1 + recomputes)
         results.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
     for plain, recomputed in zip(*results, strict=True):
         assert torch.equal(plain, recomputed)
@@ -94,12 +84,11 @@ B, T, D, HEADS = 4, 32, 32, 2
 
 def encoder(num_layers: int, recomputes: bool) -> TransformerEncoder:
     torch.manual_seed(0)
-    shape = TransformerConfig(
-        num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1, attention_dropout=0.1,
-        activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=32, position_max_distance=128,
-        activation_checkpointing=recomputes,
+    config = encoder_config(
+        num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1,
+        attention_dropout=0.1, activation_checkpointing=recomputes,
     )  # fmt: skip
-    return TransformerEncoder(shape).train()
+    return TransformerEncoder(config).train()
 
 
 def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:
@@ -112,7 +101,7 @@ def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:
     return kept, live.peak
 
 
-def test_of_a_layer_its_input_alone_is_kept() -> None:
+def test_only_the_input_of_a_layer_is_saved() -> None:
     """D numbers a token. Layers that keep all have 16 D numbers and 2 D bytes, one for each mask of dropout: their input 1,
     query, key and value 3, mixed values 1, input and output of the first LayerNorm 2, the widened states before and after
     gelu 8, the input of the second LayerNorm 1. In 16 bit that is 34 D bytes. A CPU keeps also the weights of attention,
@@ -124,10 +113,10 @@ def test_of_a_layer_its_input_alone_is_kept() -> None:
     assert plain == B * T * (16 * 4 * D + 2 * D + HEADS * T * (4 + 1) + 2 * 2 * 4)
 
 
-def test_the_peak_of_a_step_falls_to_less_than_half() -> None:
+def test_peak_memory_of_a_step_is_less_than_half() -> None:
     assert 2 * bytes_of_a_step(12, True)[1] < bytes_of_a_step(12, False)[1]
 
 
-def test_flops_of_a_recipe_do_not_count_what_is_computed_again() -> None:
+def test_flops_of_a_recipe_do_not_count_recomputation() -> None:
     recipe = build_recipe(compose_recipe("amos_tiny", ["model.activation_checkpointing=true"]), 600)
     assert not recipe.model.cfg.activation_checkpointing

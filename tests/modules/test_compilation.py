@@ -1,4 +1,4 @@
-"""Compiled layers against the same layers as they are written, what is compiled when, and what a user is told."""
+"""Compiled layers against eager layers, the number of graphs, and what is logged."""
 
 import logging
 import os
@@ -9,12 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_checkpoint import TEXT
-from small_electra import small_electra, small_electra_criterion
-from small_electric import electric_criterion, small_electric
-from small_models import small_batch, small_criterion, small_model
-from small_runs import write_run
-from small_teams import small_teams, teams_criterion
+from saved_models import TEXT, write_run
+from small_models import amos_criterion, encoder_config, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -25,20 +21,17 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, call_layer, compiled_call
+from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
 )
-SHAPE = TransformerConfig(
-    num_layers=3, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.5, attention_dropout=0.5,
-    activation_dropout=0.5, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
-)  # fmt: skip
+DROPOUTS = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
 
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Other tests know nothing of what is compiled here."""
+    """Compiled graphs of these tests do not reach other tests."""
     torch.compiler.reset()
     counters.clear()
     with torch._dynamo.config.patch(optimize_ddp=True):  # PyTorch's default
@@ -49,7 +42,7 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch.compile traces, without the minutes in which it would write code for it."""
+    """torch.compile traces the layers, but does not spend minutes on generating code."""
     call = torch.compile(call_layer, backend="eager")
     monkeypatch.setattr(encoders, "compiled_call", lambda: call)
 
@@ -68,7 +61,7 @@ def num_graphs() -> int:
 
 def encoder(**settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(TransformerConfig(**(vars(SHAPE) | settings)))
+    return TransformerEncoder(encoder_config(**(DROPOUTS | settings)))
 
 
 def gradients(
@@ -89,8 +82,8 @@ def random(*shape: int) -> Tensor:
 
 @needs_compiler
 @pytest.mark.slow
-def test_compiled_layers_give_the_values_and_gradients_of_those_as_written() -> None:
-    """In float64, some thousand roundings; three layers are one graph. Without a gradient they run as written."""
+def test_compiled_layers_match_eager_layers() -> None:
+    """In float64, some thousand roundings; three layers are one graph. Without a gradient they run eagerly."""
     plain, compiled = encoder().double().eval(), let_compile(encoder().double().eval())
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     given = random(2, 6, 8), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
@@ -114,7 +107,7 @@ def test_batches_of_many_sizes_are_two_graphs(traced: None) -> None:
 
 @needs_compiler
 @pytest.mark.slow
-def test_dropout_of_compiled_layers_follows_the_seed_and_is_the_same_when_computed_again() -> None:
+def test_dropout_of_compiled_layers_follows_the_seed_and_recomputation_repeats_it() -> None:
     module, recomputing = let_compile(encoder().train()), let_compile(encoder(activation_checkpointing=True).train())
     embeddings = random(2, 6, 8).float()
     first, again, other = (gradients(module, embeddings, seed=seed) for seed in (1, 1, 2))
@@ -128,7 +121,7 @@ def test_dropout_of_compiled_layers_follows_the_seed_and_is_the_same_when_comput
 @needs_compiler
 @pytest.mark.slow
 @torch.no_grad()
-def test_dropout_of_compiled_layers_keeps_and_scales_as_it_should() -> None:
+def test_dropout_of_compiled_layers_has_its_probability_and_scale() -> None:
     """A layer that adds dropped ones to zeros: half of them are 0, half are 2."""
     torch.manual_seed(0)
     layer = encoder(attention_dropout=0.0, activation_dropout=0.0).train().layers[0]
@@ -147,25 +140,15 @@ class Zeros(nn.Module):
         return states * 0
 
 
-KINDS: dict[str, tuple[Callable, int]] = {
-    # Layers of the generator, those that read a detached state, its last one, layers of the discriminator.
-    "amos": (lambda: (small_model(dropout=0.1), small_criterion()), 4),
-    "electra": (lambda: (small_electra(), small_electra_criterion()), 3),
-    "electric": (lambda: with_criterion(small_electric(), electric_criterion), 2),
-    "two_tower": (lambda: with_criterion(small_electric("two_tower"), electric_criterion), 1),
-    "teams": (lambda: with_criterion(small_teams(), teams_criterion), 2),
-}
-
-
-def with_criterion(model: nn.Module, criterion: Callable) -> tuple[nn.Module, nn.Module]:
-    return model, criterion(model)
+# Kinds of layers of AMOS: of the generator, those with a detached input, its last one, those of the discriminator.
+KINDS = {"amos": 4, "electra": 3, "electric": 2, "two_tower": 1, "teams": 2}
 
 
 @pytest.mark.parametrize("objective", KINDS)
-def test_an_objective_has_few_kinds_of_layers_and_none_breaks_the_graph(objective: str, traced: None) -> None:
-    """Each with and without padding in the batch; evaluation, whatever its sizes, and further steps add none."""
-    build, num_kinds = KINDS[objective]
-    model, criterion = build()
+def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced: None) -> None:
+    """Each with and without padding; evaluation of any size and further steps add none."""
+    num_kinds = KINDS[objective]
+    model, criterion = model_and_criterion(objective, **({"dropout": 0.1} if objective == "amos" else {}))
     let_compile(model)
     full, padded = small_batch((12,) * 4), small_batch()
     expected = 0
@@ -199,9 +182,9 @@ def test_the_choice_of_a_fused_kernel_does_not_break_a_graph() -> None:
     torch.testing.assert_close(compiled(*operands, mask, 0.0, "math"), expected)
 
 
-def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Path) -> None:
-    model = small_model(compile=True)
-    small_criterion()(model, small_batch())[0].backward()
+def test_a_model_without_a_trainer_is_not_compiled(traced: None, tmp_path: Path) -> None:
+    model = small_amos(compile=True)
+    amos_criterion()(model, small_batch())[0].backward()
     run = write_run(tmp_path, "mlm", compile=True, activation_checkpointing=True)
     pretrained = load_checkpoint(run)
     pretrained.model.extract_features(pretrained.tokens(TEXT)[None])
@@ -210,13 +193,13 @@ def test_a_model_that_no_trainer_took_is_not_compiled(traced: None, tmp_path: Pa
 
 
 class SmallTrainer:
-    """What :func:`compile_layers` asks of fairseq's trainer."""
+    """The attributes of fairseq's trainer that :func:`compile_layers` uses."""
 
     def __init__(self, model: nn.Module) -> None:
         self.device, self.is_data_parallel_master, self.updates = torch.device("cpu"), True, 0
         self.cfg = SimpleNamespace(model=model.cfg)
         self.get_model = lambda: model
-        self.criterion = small_criterion()
+        self.criterion = amos_criterion()
 
     def get_num_updates(self) -> int:
         return self.updates
@@ -228,11 +211,11 @@ class SmallTrainer:
         return "logged"
 
 
-def test_compiling_is_told_before_and_after(
+def test_compilation_is_logged_before_and_after(
     traced: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trainers, "require_compiler", lambda device: None)
-    trainer = SmallTrainer(small_model())
+    trainer = SmallTrainer(small_amos())
     with caplog.at_level(logging.INFO, logger=trainers.__name__):
         trainers.compile_layers(trainer)
         assert caplog.messages == ["compiling the encoder's layers: the first updates take about a minute longer"]
@@ -245,27 +228,23 @@ def test_compiling_is_told_before_and_after(
     assert torch._dynamo.config.optimize_ddp is False
 
 
-@pytest.mark.parametrize(("device", "mend"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "the Triton that belongs to")])
-def test_where_nothing_can_be_compiled_one_line_says_why(
-    device: str, mend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("device", "remedy"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "the Triton that belongs to")])
+def test_a_missing_compiler_is_one_clear_line(device: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(function: Callable) -> Callable:
         raise RuntimeError("torch.compile is not supported here\nand a long story")
 
     monkeypatch.setattr(torch, "compile", refuse)
     monkeypatch.setattr(torch, "ones", lambda *shape, device: None)
     with pytest.raises(
-        UserError, match=rf"\(torch.compile is not supported here\): install {mend}.*model.compile=false"
+        UserError, match=rf"\(torch.compile is not supported here\): install {remedy}.*model.compile=false"
     ):
         trainers.require_compiler(torch.device(device))
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_compiler_that_broke_is_noticed_although_results_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It still says its version, and PyTorch finds what it compiled before in its files."""
+def test_a_broken_compiler_is_noticed_in_spite_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still prints its version, and PyTorch finds earlier results in its cache."""
     from torch._inductor import config
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

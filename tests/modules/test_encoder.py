@@ -1,35 +1,20 @@
-"""Self-attention against a loop, and what the encoder promises about padding, stops and dropout."""
+"""Self-attention against a loop; padding, detached layers and dropout of the encoder."""
 
 import math
 
 import pytest
 import torch
 from fairseq.modules import layer_norm
-from small_models import small_batch, small_model
+from small_models import encoder_config, small_amos, small_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
-from amos_fairseq.modules.encoder import SelfAttention, TransformerConfig, TransformerEncoder
-
-SHAPE = {
-    "num_layers": 3,
-    "width": 8,
-    "ffn_width": 12,
-    "num_heads": 2,
-    "max_positions": 10,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "layer_norm_eps": 1e-5,
-    "position_scheme": "t5",
-    "position_buckets": 8,
-    "position_max_distance": 9,
-}
+from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
 
 
 def encoder(**settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(TransformerConfig(**(SHAPE | settings)))
+    return TransformerEncoder(encoder_config(**settings))
 
 
 def random(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -68,7 +53,7 @@ def test_attention_against_a_loop(kernels):
         assert torch.allclose(got.double(), naive_attention(module, states, added), atol=1e-6)
 
 
-def test_width_that_heads_do_not_divide_is_refused():
+def test_width_that_is_no_multiple_of_the_heads_is_refused():
     with pytest.raises(ValueError, match="the width 10 must be a multiple of the number of attention heads 4"):
         SelfAttention(10, 4, 0.0)
 
@@ -87,7 +72,7 @@ def test_padding_columns_change_nothing_for_real_tokens(scheme):
 
 @pytest.mark.parametrize("attends_to", ["all", "past"])
 @pytest.mark.parametrize("scheme", ["t5", "none"])
-def test_fast_kernels_give_the_values_and_gradients_of_the_definitions(scheme, attends_to):
+def test_fast_kernels_match_the_reference(scheme, attends_to):
     """Three layers in float64: some thousand roundings. One sequence has only padding, whose outputs no loss counts."""
     mask = torch.tensor([[False] * 6, [False] * 4 + [True] * 2, [True] * 6])
     results = []
@@ -103,8 +88,8 @@ def test_fast_kernels_give_the_values_and_gradients_of_the_definitions(scheme, a
         torch.testing.assert_close(fast, reference, rtol=1e-10, atol=1e-10)
 
 
-def test_reading_few_positions_of_the_last_layer_is_reading_them_of_all():
-    """Values and gradients of the definition, which computes every token; position 0 stands for a padded slot, twice."""
+def test_last_layer_at_some_positions_equals_that_of_all():
+    """Values and gradients of the reference, which computes every token; position 0 marks a padded slot, twice."""
     positions = torch.tensor([[3, 5, 0, 0], [1, 9, 2, 0]])
     found = {}
     for kernels in ("fast", "reference"):
@@ -119,7 +104,7 @@ def test_reading_few_positions_of_the_last_layer_is_reading_them_of_all():
         torch.testing.assert_close(fast, reference, rtol=1e-4, atol=1e-5)  # float32, three layers
 
 
-def test_what_is_not_read_of_the_last_layer_is_not_computed():
+def test_positions_that_are_not_needed_are_not_computed():
     """Per token that is not read: D^2 multiplications of the output projection, 2 D F of the feed-forward network."""
     module, embeddings = encoder(num_layers=1, kernels="fast"), random(2, 10, 8)
 
@@ -133,7 +118,7 @@ def test_what_is_not_read_of_the_last_layer_is_not_computed():
     assert saved == not_read * 2 * (8 * 8 + 2 * 8 * 12)
 
 
-def test_layer_after_a_stop_sends_no_gradient_down():
+def test_detached_layer_passes_no_gradient_down():
     module = encoder()
     outputs = module(random(2, 6, 8), detach_after=[1])
     (outputs[2] ** 2).sum().backward(retain_graph=True)
@@ -146,7 +131,7 @@ def test_layer_after_a_stop_sends_no_gradient_down():
 
 @pytest.mark.parametrize("place", ["dropout", "attention_dropout", "activation_dropout"])
 @torch.no_grad()
-def test_each_dropout_acts_in_training_alone(place):
+def test_each_dropout_is_active_only_in_training(place):
     module, embeddings = encoder(**{place: 0.5}), random(2, 6, 8)
     module.train()
     assert not torch.equal(module(embeddings)[-1], module(embeddings)[-1])
@@ -157,7 +142,7 @@ def test_each_dropout_acts_in_training_alone(place):
 
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @torch.no_grad()
-def test_dropout_scales_what_it_keeps(kernels):
+def test_dropout_scales_the_remaining_weights(kernels):
     """Attention over one key has weight 1; with dropout 0.75 it is 4 in a quarter of the cases, within 5 deviations."""
     torch.manual_seed(0)
     module = SelfAttention(2, 1, 0.75, kernels).train()
@@ -176,13 +161,13 @@ class FakeFusedLayerNorm(torch.nn.LayerNorm):
 
 @pytest.mark.parametrize("with_apex", [True, False])
 @pytest.mark.parametrize("with_gpu", [True, False])
-def test_fused_layer_norm_of_apex_is_used_where_it_is_beside_a_gpu(with_apex, with_gpu, monkeypatch):
+def test_fused_layer_norm_of_apex_is_used_with_a_gpu(with_apex, with_gpu, monkeypatch):
     """All 15 of a model: 4 generator and 2 discriminator layers of two, two embedding norms, one MLM head."""
-    plain = small_model()
+    plain = small_amos()
     monkeypatch.setattr(layer_norm, "has_fused_layernorm", with_apex)
     monkeypatch.setattr(layer_norm, "FusedLayerNorm", FakeFusedLayerNorm, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: with_gpu)
-    model = small_model()
+    model = small_amos()
     kinds = [type(module) for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert kinds == [FakeFusedLayerNorm if with_apex and with_gpu else torch.nn.LayerNorm] * 15
     assert all(norm.eps == 1e-5 for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))

@@ -1,4 +1,4 @@
-"""Eq. 3 of AMOS and the ablations of who weighs the depths, against loops, frequencies and hand values."""
+"""Eq. 3 of AMOS and the ablations of the mixture weights, against loops, frequencies and hand values."""
 
 import math
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRScheduleConfig
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
-from small_models import small_batch, small_criterion, small_model, small_task
+from small_models import amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.functional.mixture import mix_logits, mixture_entropy
 from amos_fairseq.modules.mixture import MixtureWeights
@@ -42,7 +42,7 @@ def naive_logit(t: dict, b: int, m: int, v: int, biases: list) -> float:
 
 
 @pytest.mark.parametrize("num_biases", [1, K])
-def test_mixed_logits_are_those_of_a_loop(tensors, num_biases):
+def test_mixed_logits_match_a_loop(tensors, num_biases):
     biases = tensors["biases"][:num_biases]
     mixed = mix_logits(tensors["hidden"], biases, tensors["weights"], tensors["embedding"])
     assert mixed.shape == (B, M, V)
@@ -92,7 +92,7 @@ def test_learned_weights_are_eq_3():
             assert gamma[b, m].tolist() == pytest.approx([score / sum(scores) for score in scores], abs=1e-6)
 
 
-def test_v_starts_small_has_no_bias_and_exists_only_where_it_is_learned():
+def test_v_exists_only_where_it_is_learned():
     torch.manual_seed(0)
     named = dict(MixtureWeights("learned", K, 10_000).named_parameters())
     assert list(named) == ["v"]
@@ -112,7 +112,7 @@ def test_uniform_and_fixed_weights():
     assert torch.allclose(fixed, torch.tensor([0.2, 0.3, 0.5]).expand(B, M, K))
 
 
-def test_random_layer_draws_one_depth_per_position_uniformly():
+def test_random_layer_samples_one_depth_per_position_uniformly():
     """60,000 positions: each depth a third of the time, within five standard deviations; neighbours independent."""
     torch.manual_seed(3)
     gamma = MixtureWeights("random_layer", K, D)(features(copies=30_000))
@@ -141,21 +141,21 @@ def test_layer_switch_changes_at_equal_parts_of_the_run(max_update, first_update
     assert mixture(features())[0, 0].tolist() == [0.0, 0.0, 1.0]
 
 
-def test_fairseq_tells_the_mixture_the_number_of_updates():
-    model = small_model(mixture="layer_switch")
+def test_mixture_follows_the_number_of_updates():
+    model = small_amos(mixture="layer_switch")
     for update, depth in ((0, 0), (9, 0), (10, 1), (20, 2), (29, 2)):
         model.set_num_updates(update)
         assert model(**small_batch()["net_input"]).mixture_weights.argmax(-1).unique().tolist() == [depth]
 
 
-def test_layer_switch_goes_on_where_a_checkpoint_stands(tmp_path):
-    """fairseq's trainer tells the number of updates when it loads, before any update or validation."""
+def test_layer_switch_continues_after_a_resume(tmp_path):
+    """fairseq's trainer sets the number of updates when it loads, before any update or validation."""
     config = OmegaConf.structured(FairseqConfig)
     config.common.cpu, config.model, config.task = True, {"_name": "amos"}, {}
     config.optimizer = vars(GroupedAdamConfig(lr=[0.1])) | {"_name": "grouped_adam"}
     config.lr_scheduler = vars(FixedLRScheduleConfig(lr=[0.1])) | {"_name": "fixed"}
     task = SimpleNamespace(**vars(small_task()), state_dict=dict, load_state_dict=lambda state: None)
-    trainers = [Trainer(config, task, small_model(mixture="layer_switch"), small_criterion()) for _ in range(2)]
+    trainers = [Trainer(config, task, small_amos(mixture="layer_switch"), amos_criterion()) for _ in range(2)]
     trainers[0].set_num_updates(20)
     trainers[0].consolidate_optimizer()  # as fairseq does before it saves
     trainers[0].save_checkpoint(str(tmp_path / "checkpoint.pt"), {"train_iterator": {"epoch": 1}})
@@ -178,6 +178,6 @@ def test_layer_switch_goes_on_where_a_checkpoint_stands(tmp_path):
         ({"strategy": "layer_switch"}, "needs --max-update"),
     ],
 )
-def test_settings_that_describe_no_mixture_are_refused(settings, complaint):
+def test_invalid_settings_are_refused(settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         MixtureWeights(num_depths=K, width=D, **settings)

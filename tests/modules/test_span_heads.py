@@ -1,4 +1,4 @@
-"""Heads that mark answers: by hand, in float64, and what may never be marked."""
+"""Span heads against values in float64, and positions that may never be chosen."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def allowed(window: int) -> set[int]:
 
 @pytest.mark.parametrize("kind", ["independent", "joint"])
 def test_only_context_and_the_null_position_can_be_chosen(kind, states):
-    """In training: the softmax gives nothing to question, separators and padding, whatever their states are."""
+    """In training: the softmax gives nothing to question, separators and padding, for any states."""
     head = make(kind)
     output = head(states, MASK, TARGETS)
     for window in range(B):
@@ -47,7 +47,7 @@ def test_only_context_and_the_null_position_can_be_chosen(kind, states):
 
 
 @pytest.mark.parametrize("kind", ["independent", "joint"])
-def test_candidates_lie_in_the_context(kind, states):
+def test_candidates_are_in_the_context(kind, states):
     candidates = make(kind)(states, MASK).candidates
     assert candidates.starts.shape == candidates.ends.shape == candidates.scores.shape
     for window in range(B):
@@ -74,7 +74,7 @@ def test_independent_candidates_are_all_pairs(states):
         assert candidates.null_scores[window].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_independent_beam_takes_the_best(states):
+def test_independent_beam_contains_the_best(states):
     head = IndependentSpanHead(D, beam=2)
     full = IndependentSpanHead(D, beam=9)
     full.load_state_dict(head.state_dict())
@@ -122,7 +122,7 @@ def test_joint_end_depends_on_the_true_start_in_training(states):
 
 
 def test_joint_classifier_does_not_see_the_label(states):
-    """It would be told in training whether the start is <s>, were it given the true start."""
+    """Given the true start, it would know in training whether the start is <s>."""
     head = make("joint")
     logits = [
         head(states, MASK, (starts, starts)).unanswerable_logits for starts in (torch.zeros(3).long(), TARGETS[0])
@@ -132,7 +132,7 @@ def test_joint_classifier_does_not_see_the_label(states):
 
 
 @pytest.mark.parametrize("kind", ["independent", "joint"])
-def test_every_weight_gets_a_finite_gradient(kind, states):
+def test_every_weight_receives_a_finite_gradient(kind, states):
     """No parameter is left unused, which distributed training refuses, and -inf of masked positions makes no NaN."""
     head = make(kind)
     output = head(states, MASK, TARGETS)
@@ -145,5 +145,9 @@ def test_every_weight_gets_a_finite_gradient(kind, states):
     loss.backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad.isfinite().all(), name
-        if name not in ("start.bias", "end.bias", "output.bias"):  # a softmax does not feel what is added to all
+        if name not in (
+            "start.bias",
+            "end.bias",
+            "output.bias",
+        ):  # a softmax does not depend on a constant
             assert parameter.grad.abs().sum() > 0, name

@@ -1,26 +1,20 @@
-"""The two-tower cloze model: nothing about a token comes from the token itself; ends, padding, directions."""
+"""The two-tower cloze model: no output depends on its own token; ends, padding, directions."""
 
 import pytest
 import torch
-from small_electric import naive_cloze, small_electric
-from small_models import small_batch
+from reference_models import naive_cloze
+from small_models import encoder_config, small_batch, small_electric
 
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
 
-SHAPE = TransformerConfig(
-    num_layers=2, width=8, ffn_width=12, num_heads=2, max_positions=10, dropout=0.0, attention_dropout=0.0,
-    activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=9,
-    embedding_width=6,
-)  # fmt: skip
 LENGTHS = (9, 6, 1)
 SCHEMES = ["none", "t5", "amos"]
 
 
 def towers(scheme: str = "t5", **settings) -> TwoTower:
     torch.manual_seed(0)
-    shape = {**vars(SHAPE), "position_scheme": scheme, **settings}
-    module = TwoTower(TransformerConfig(**shape))
+    module = TwoTower(encoder_config(**({"num_layers": 2, "embedding_width": 6, "position_scheme": scheme} | settings)))
     with torch.no_grad():  # far from uniform attention, so that every path carries a gradient
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -37,7 +31,7 @@ def padding(lengths=LENGTHS, width: int = 9) -> torch.Tensor:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("padded", [True, False])
-def test_no_token_sees_itself_and_every_other_real_token_is_seen(scheme: str, padded: bool) -> None:
+def test_output_depends_on_every_real_token_but_its_own(scheme: str, padded: bool) -> None:
     """By the gradient of a random sum of entry t, for every text and token: zero at t and at padding, nowhere else."""
     module, embeddings = towers(scheme), random(3, 9, 6).requires_grad_()
     mask = padding() if padded else None
@@ -54,7 +48,7 @@ def test_no_token_sees_itself_and_every_other_real_token_is_seen(scheme: str, pa
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_each_half_comes_from_its_own_side(scheme: str) -> None:
+def test_each_half_depends_on_its_own_side(scheme: str) -> None:
     module, embeddings = towers(scheme), random(1, 9, 6).requires_grad_()
     left, right = module(embeddings).chunk(2, dim=-1)
     for half, side in ((left, range(4)), (right, range(5, 9))):
@@ -63,7 +57,7 @@ def test_each_half_comes_from_its_own_side(scheme: str) -> None:
 
 
 @torch.no_grad()
-def test_beyond_the_ends_stand_learned_states() -> None:
+def test_states_beyond_the_ends_are_learned() -> None:
     module = towers()
     before, behind = module.boundaries.weight
     for lengths, mask in ((LENGTHS, padding()), ((9, 9, 9), None)):
@@ -85,7 +79,7 @@ def test_padding_changes_nothing_for_real_tokens(scheme: str) -> None:
         assert torch.allclose(out[b, :length], module(embeddings[b : b + 1, :length])[0], atol=1e-5)
 
 
-def test_padded_rows_are_numbers_forward_and_backward() -> None:
+def test_padded_rows_are_finite_forward_and_backward() -> None:
     module, embeddings = towers(), random(3, 9, 6).requires_grad_()
     for tower in (module.past, module.future):  # not every kernel of attention has an answer for a row without a key
         assert not tower.masked_pairs(9, padding(), embeddings.device).all(-1).any()
@@ -98,13 +92,13 @@ def test_padded_rows_are_numbers_forward_and_backward() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
-def test_one_layer_reads_from_the_far_end_what_an_encoder_of_all_tokens_reads(scheme: str) -> None:
+def test_last_token_of_one_layer_equals_that_of_a_bidirectional_encoder(scheme: str) -> None:
     """The last token of the past and the first of the future have every token on their side."""
     embeddings, outputs = random(2, 9, 6), {}
     for attends_to in ("all", "past", "future"):
         torch.manual_seed(0)
-        shape = {**vars(SHAPE), "num_layers": 1, "position_scheme": scheme, "attends_to": attends_to}
-        outputs[attends_to] = TransformerEncoder(TransformerConfig(**shape)).eval()(embeddings)[-1]
+        config = encoder_config(num_layers=1, embedding_width=6, position_scheme=scheme, attends_to=attends_to)
+        outputs[attends_to] = TransformerEncoder(config).eval()(embeddings)[-1]
     assert torch.allclose(outputs["past"][:, -1], outputs["all"][:, -1], atol=1e-6)
     assert torch.allclose(outputs["future"][:, 0], outputs["all"][:, 0], atol=1e-6)
     assert not torch.allclose(outputs["past"][:, 0], outputs["all"][:, 0], atol=1e-2)
@@ -112,7 +106,7 @@ def test_one_layer_reads_from_the_far_end_what_an_encoder_of_all_tokens_reads(sc
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
-def test_against_a_loop_over_texts_tokens_and_keys(scheme: str) -> None:
+def test_logits_match_a_loop(scheme: str) -> None:
     """Logits of the whole generator; float32 through two layers against float64."""
     model, batch = small_electric(relative_position_scheme=scheme), small_batch()
     tokens = batch["net_input"]["tokens"]
@@ -123,13 +117,13 @@ def test_against_a_loop_over_texts_tokens_and_keys(scheme: str) -> None:
 
 
 @torch.no_grad()
-def test_another_token_leaves_the_guess_of_its_own_place_as_it_was() -> None:
-    """The same bits, whatever stands there; every other place guesses otherwise."""
+def test_prediction_at_a_position_does_not_depend_on_its_token() -> None:
+    """The same bits for every token; all other predictions change."""
     model = small_electric()
     tokens = small_batch((12,))["net_input"]["tokens"]
     hidden = model.generate(tokens, None)
-    for place in range(1, 12):
+    for position in range(1, 12):
         changed = tokens.clone()
-        changed[0, place] = 4 + (tokens[0, place] - 3) % 40
+        changed[0, position] = 4 + (tokens[0, position] - 3) % 40
         same = model.generate(changed, None)[0].eq(hidden[0]).all(-1)
-        assert same.nonzero().flatten().tolist() == [place]
+        assert same.nonzero().flatten().tolist() == [position]

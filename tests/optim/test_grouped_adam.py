@@ -9,7 +9,7 @@ import torch
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
-from small_models import small_batch, small_criterion, small_model
+from small_models import small_amos
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup
@@ -59,14 +59,14 @@ def groups_by_name(optimizer: GroupedAdam, model) -> dict[float, set[str]]:
     return {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in optimizer.param_groups}
 
 
-def test_undecayed_are_exactly_norms_biases_v_and_tables():
-    model = small_model(generator_depths="1,2")
+def test_norms_biases_v_and_tables_are_not_decayed():
+    model = small_amos(generator_depths="1,2")
     groups = groups_by_name(GroupedAdam(config(), model.parameters()), model)
     assert groups == {0.0: undecayed_names(), DECAY: decayed_names()}
 
 
-def test_flag_decays_everything_as_fairseq_does():
-    model = small_model(generator_depths="1,2")
+def test_flag_decays_all_parameters():
+    model = small_amos(generator_depths="1,2")
     groups = groups_by_name(GroupedAdam(config(decay_all_parameters=True), model.parameters()), model)
     assert groups == {DECAY: undecayed_names() | decayed_names()}
 
@@ -84,7 +84,7 @@ def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[
     return value
 
 
-def test_steps_are_those_of_adamw_for_both_groups():
+def test_steps_match_adamw_for_both_groups():
     """Five steps, the learning rate changed on the way by fairseq's set_lr."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
@@ -111,7 +111,7 @@ def parameters_with_gradients(seed: int = 0) -> list[torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize("scale", [3.0, torch.tensor(3.0), torch.tensor(3.0, dtype=torch.float64)], ids=str)
-def test_the_kernel_divides_by_the_scale(scale):
+def test_step_divides_gradients_by_the_scale(scale):
     """fairseq gives a tensor where clipping, or several ranks, made it; a step without one afterwards has none."""
     ours, expected = parameters_with_gradients(), parameters_with_gradients()
     optimizers = [GroupedAdam(config(), parameters) for parameters in (ours, expected)]
@@ -145,36 +145,11 @@ def test_clipping_by_the_norm_of_all_gradients(max_norm):
     )
 
 
-def train(model, optimizer, updates: range) -> None:
-    for update in updates:
-        torch.manual_seed(update)
-        optimizer.zero_grad()
-        small_criterion()(model, small_batch(seed=update))[0].backward()
-        optimizer.step()
-
-
-def test_state_dict_continues_exactly():
-    """Two updates, saved and loaded into fresh objects, two more: as four in a row."""
-    straight = small_model(generator_depths="1,2")
-    train(straight, GroupedAdam(config(), straight.parameters()), range(4))
-
-    first, second = small_model(generator_depths="1,2"), small_model(seed=1, generator_depths="1,2")
-    optimizer = GroupedAdam(config(), first.parameters())
-    train(first, optimizer, range(2))
-    second.load_state_dict(first.state_dict())
-    resumed = GroupedAdam(config(), second.parameters())
-    resumed.load_state_dict(optimizer.state_dict())
-    assert groups_by_name(resumed, second) == {0.0: undecayed_names(), DECAY: decayed_names()}
-    train(second, resumed, range(2, 4))
-    for (name, expected), got in zip(straight.named_parameters(), second.parameters(), strict=True):
-        assert torch.equal(expected, got), name
-
-
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize("is_amp", [False, True], ids=["float32", "amp"])
-def test_flags_that_were_changed_hold_after_a_resume(is_amp):
+def test_changed_flags_apply_after_a_resume(is_amp):
     """fairseq's --optimizer-overrides come last; another grouping is refused."""
-    model = small_model(generator_depths="1,2")
+    model = small_amos(generator_depths="1,2")
     saved = GroupedAdam(config(), model.parameters()).state_dict()
     changed = GroupedAdam(GroupedAdamConfig(lr=[1.0], weight_decay=0.3, adam_betas="(0.8, 0.9)"), model.parameters())
     common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
@@ -189,12 +164,12 @@ def test_flags_that_were_changed_hold_after_a_resume(is_amp):
 
 
 def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimizer:
-    """fairseq's wrapper of a run that made one update with the flags of :func:`config` and goes on with ``flags``."""
+    """fairseq's wrapper of a run that made one update with the flags of :func:`config` and continues with ``flags``."""
     common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
     saved = None
     for settings in ({}, flags):
         values = {**vars(config()), "_name": "grouped_adam", **settings}
-        parameters = list(small_model(generator_depths="1,2").bfloat16().parameters())
+        parameters = list(small_amos(generator_depths="1,2").bfloat16().parameters())
         optimizer = FP16Optimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": values}), parameters)
         if saved is None:
             optimizer.zero_grad()
@@ -205,8 +180,8 @@ def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimiz
     return optimizer
 
 
-def test_changed_flags_hold_through_the_float32_copies_of_bf16():
-    """The moments are the checkpoint's, the settings those of the flags; what is not decayed stays so."""
+def test_changed_flags_apply_to_the_float32_copies_of_bf16():
+    """The moments are the checkpoint's, the settings those of the flags; undecayed parameters remain undecayed."""
     flags = {"adam_betas": "(0.8, 0.95)", "adam_eps": 1e-4, "weight_decay": 0.3}
     optimizer = continued_in_bf16(flags)
     settings = [(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups]
@@ -214,13 +189,13 @@ def test_changed_flags_hold_through_the_float32_copies_of_bf16():
     assert {float(state["step"]) for state in optimizer.fp32_optimizer.optimizer.state.values()} == {1.0}
     with pytest.raises(UserError, match=r"groups of \[.*\] parameters, this run's of .* --decay-all-parameters"):
         continued_in_bf16({"decay_all_parameters": True})
-    with pytest.raises(UserError, match="give --weight-decay"):  # it would reach what is not decayed
+    with pytest.raises(UserError, match="give --weight-decay"):  # it would also apply to undecayed parameters
         continued_in_bf16({}, {"weight_decay": 0.3})
 
 
 def test_groups_survive_mixed_precision():
     """fairseq's wrapper trains float32 copies of bfloat16 parameters, one by one: flat copies have no groups."""
-    model = small_model(generator_depths="1,2").bfloat16()
+    model = small_amos(generator_depths="1,2").bfloat16()
     copies = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
     optimizer = GroupedAdam(config(), copies)
     names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}
@@ -237,7 +212,7 @@ def test_parameters_of_one_kind_make_one_group():
 
 @pytest.fixture
 def fake_apex(monkeypatch):
-    """NVIDIA's module with an optimizer that remembers how it was made."""
+    """NVIDIA's module with an optimizer that stores its settings."""
 
     class FusedAdam(torch.optim.SGD):
         def __init__(self, groups, **settings):
@@ -251,7 +226,7 @@ def fake_apex(monkeypatch):
     return FusedAdam
 
 
-def test_apex_is_taken_where_it_is_and_a_gpu_too(fake_apex, monkeypatch):
+def test_apex_is_used_with_a_gpu(fake_apex, monkeypatch):
     parameter = torch.nn.Parameter(torch.zeros(2, 2))
     assert isinstance(GroupedAdam(config(), [parameter]).optimizer, torch.optim.AdamW)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -261,8 +236,8 @@ def test_apex_is_taken_where_it_is_and_a_gpu_too(fake_apex, monkeypatch):
     assert optimizer.param_groups[0]["weight_decay"] == DECAY
 
 
-def test_apex_gets_each_depth_its_rate(fake_apex, monkeypatch):
-    """The stand-in is SGD, so a step shows the rate itself."""
+def test_apex_steps_with_the_rate_of_each_depth(fake_apex, monkeypatch):
+    """The replacement is SGD, so a step shows the rate itself."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     head, layer = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     for depth, parameter in enumerate((head, layer)):
@@ -276,7 +251,7 @@ def test_apex_gets_each_depth_its_rate(fake_apex, monkeypatch):
     assert (head.tolist(), layer.tolist()) == ([-0.5, -0.5], [-0.25, -0.25])
 
 
-def test_another_package_called_apex_is_left_alone(monkeypatch):
+def test_another_package_called_apex_is_ignored(monkeypatch):
     """The one on PyPI has no optimizers."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
@@ -285,7 +260,7 @@ def test_another_package_called_apex_is_left_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])
-def test_betas_that_are_none_are_refused(betas):
+def test_invalid_betas_are_refused(betas):
     with pytest.raises(UserError, match="--adam-betas needs two numbers"):
         GroupedAdam(config(adam_betas=betas), [torch.nn.Parameter(torch.zeros(2))])
 

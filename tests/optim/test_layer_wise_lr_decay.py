@@ -1,25 +1,54 @@
-"""Layer-wise learning-rate decay: rates by hand, steps against one plain AdamW per parameter, its way through fairseq."""
+"""Layer-wise learning-rate decay: rates by hand, steps against one AdamW per parameter, mixed precision, saved states."""
+
+import re
 
 import pytest
 import torch
 from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from layer_wise_rates import (
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-    config,
-    exponent_by_name,
-    fine_tuned_model,
-    gradients,
-    rates_by_name,
-)
 from omegaconf import OmegaConf
-from small_models import small_model
+from small_models import small_amos, small_dictionary
 from torch import nn
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.optim.grouped_adam import GroupedAdam
+from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
+
+LEARNING_RATE, WEIGHT_DECAY = 0.01, 0.1
+
+
+def fine_tuned_model(num_layers: int) -> FineTunedModel:
+    """With everything that can be below the layers: token types, a projection, a relative position table."""
+    torch.manual_seed(0)
+    cfg = EncoderConfig(
+        encoder_layers=num_layers, encoder_embed_dim=8, encoder_ffn_embed_dim=12, encoder_attention_heads=2,
+        max_positions=10, relative_position_scheme="t5", embedding_dim=4, token_types=2,
+    )  # fmt: skip
+    model = FineTunedModel(cfg, PaddedVocabulary.of(small_dictionary()))
+    model.register_classification_head("sentence", num_classes=3)
+    return model
+
+
+def config(decay: float, **settings) -> GroupedAdamConfig:
+    return GroupedAdamConfig(lr=[LEARNING_RATE], weight_decay=WEIGHT_DECAY, layer_wise_lr_decay=decay, **settings)
+
+
+def exponent_by_name(name: str, num_layers: int) -> int:
+    """The power of the decay by a parameter's name: a second implementation of the documented rule."""
+    if layer := re.match(r"encoder\.layers\.(\d+)\.", name):
+        return num_layers - int(layer.group(1))  # names count from 0
+    return num_layers + 1 if name.startswith(("encoder.", "embed_tokens.")) else 0
+
+
+def rates_by_name(optimizer: GroupedAdam, model: nn.Module) -> dict[str, float]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(parameter)]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def gradients(model: nn.Module, step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
 
 
 def test_rates_of_twelve_layers_by_hand():
@@ -45,11 +74,11 @@ def test_rates_of_twelve_layers_by_hand():
     }
     assert {name: rates[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert set(rates) == {name for name, _ in model.named_parameters()}
-    assert len(set(rates.values())) == 14  # heads, twelve layers, what lies below them
+    assert len(set(rates.values())) == 14  # heads, twelve layers, everything below them
 
 
-def test_schedule_sees_its_own_rate():
-    """fairseq writes one rate and reads one rate, whatever the shares are; it is what the log shows."""
+def test_schedule_reads_the_rate_that_it_sets():
+    """fairseq sets one rate, reads one rate and logs it, for any decay."""
     model = fine_tuned_model(2)
     optimizer = GroupedAdam(config(0.8), model.parameters())
     assert optimizer.get_lr() == LEARNING_RATE
@@ -87,8 +116,8 @@ def test_steps_are_those_of_one_adamw_per_parameter(decay):
     optimizer, separate = GroupedAdam(config(decay), model.parameters()), separate_optimizers(reference, decay)
     for step, rate in enumerate([0.0, 0.01, 0.02, 0.01, 0.001]):
         optimizer.set_lr(rate)
-        drawn = gradients(model, step)
-        for parameter, twin, gradient in zip(model.parameters(), reference.parameters(), drawn, strict=True):
+        step_gradients = gradients(model, step)
+        for parameter, twin, gradient in zip(model.parameters(), reference.parameters(), step_gradients, strict=True):
             parameter.grad, twin.grad = gradient, gradient.double()
         optimizer.step()
         for plain, share in separate:
@@ -98,7 +127,7 @@ def test_steps_are_those_of_one_adamw_per_parameter(decay):
         torch.testing.assert_close(parameter.double(), twin, atol=1e-6, rtol=0, msg=name)
 
 
-def test_weight_decay_keeps_its_parameters_at_every_depth():
+def test_weight_decay_of_every_depth():
     model = fine_tuned_model(2)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decays = {
@@ -114,8 +143,8 @@ def test_weight_decay_keeps_its_parameters_at_every_depth():
 
 
 @pytest.mark.parametrize("kind", ["classification", "independent"])
-def test_a_head_that_comes_later_is_a_head(kind):
-    """The number of layers between it and the embeddings stays as it was; no parameter goes without a rate."""
+def test_a_head_that_is_added_later_has_the_full_rate(kind):
+    """The number of layers between it and the embeddings does not change, and every parameter has a rate."""
     model = fine_tuned_model(2)
     before = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
     if kind == "classification":
@@ -129,7 +158,7 @@ def test_a_head_that_comes_later_is_a_head(kind):
 
 
 def test_pretraining_models_have_one_rate():
-    model = small_model()
+    model = small_amos()
     assert {group["lr"] for group in GroupedAdam(config(1.0), model.parameters()).param_groups} == {LEARNING_RATE}
     with pytest.raises(UserError, match=r"--layer-wise-lr-decay 0\.8 needs a fine-tuning task"):
         GroupedAdam(config(0.8), model.parameters())
@@ -138,7 +167,7 @@ def test_pretraining_models_have_one_rate():
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.25, float("nan")])
-def test_a_decay_that_is_none_is_refused(decay):
+def test_invalid_decay_is_refused(decay):
     with pytest.raises(UserError, match=r"--layer-wise-lr-decay \S+ must be above 0 and at most 1"):
         GroupedAdam(config(decay), fine_tuned_model(1).parameters())
 
@@ -156,8 +185,8 @@ def wrapped(wrapper: type, decay: float) -> tuple[FineTunedModel, FP16Optimizer 
 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize("wrapper", [FP16Optimizer, AMPOptimizer], ids=["bf16", "amp"])
-def test_depths_reach_the_optimizer_through_mixed_precision(wrapper):
-    """bf16 trains float32 copies, which know of their parameter what its one attribute says."""
+def test_rates_through_mixed_precision(wrapper):
+    """bf16 trains float32 copies, which take over the attribute of their parameter."""
     model, optimizer = wrapped(wrapper, 0.5)
     copies = optimizer.fp32_params if wrapper is FP16Optimizer else model.parameters()
     names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}
@@ -180,3 +209,58 @@ def test_bf16_updates_are_as_large_as_the_rates_say():
     for name, parameter in model.named_parameters():
         step = torch.full_like(parameter, -0.25 * 0.5 ** exponent_by_name(name, 2))
         torch.testing.assert_close(parameter, step, atol=0, rtol=1e-2, msg=name)  # epsilon of Adam, bfloat16
+
+
+def one_update(model: nn.Module, optimizer: GroupedAdam, step: int) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def test_saved_state_continues_exactly():
+    straight, first, second = fine_tuned_model(2), fine_tuned_model(2), fine_tuned_model(2)
+    optimizer = GroupedAdam(config(0.8), straight.parameters())
+    for step in range(4):
+        one_update(straight, optimizer, step)
+    optimizer = GroupedAdam(config(0.8), first.parameters())
+    for step in range(2):
+        one_update(first, optimizer, step)
+    second.load_state_dict(first.state_dict())
+    resumed = GroupedAdam(config(0.8), second.parameters())
+    resumed.load_state_dict(optimizer.state_dict())
+    for step in range(2, 4):
+        one_update(second, resumed, step)
+    for (name, expected), got in zip(straight.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(expected, got), name
+
+
+def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():
+    model = fine_tuned_model(2)
+    optimizer = GroupedAdam(config(0.8), model.parameters())
+    optimizer.set_lr(0.5)
+    saved = optimizer.state_dict()
+    changed = GroupedAdam(config(0.5), model.parameters())
+    changed.load_state_dict(saved)
+    rates = rates_by_name(changed, model)
+    assert (changed.get_lr(), rates["encoder.layers.0.ffn_in.weight"], rates["embed_tokens.weight"]) == (
+        0.5,
+        0.125,
+        0.0625,
+    )
+    changed.load_state_dict(saved, {"lr": 4.0})
+    assert (changed.get_lr(), rates_by_name(changed, model)["embed_tokens.weight"]) == (4.0, 0.5)
+    with pytest.raises(UserError, match="whether there is a --layer-wise-lr-decay as they were"):
+        GroupedAdam(config(1.0), model.parameters()).load_state_dict(saved)
+
+
+def test_state_without_lr_scale_is_loaded():
+    """Checkpoints of pretraining runs have no ``lr_scale`` in their groups."""
+    model = small_amos()
+    optimizer = GroupedAdam(config(1.0), model.parameters())
+    optimizer.set_lr(0.25)
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        del group["lr_scale"]
+    resumed = GroupedAdam(config(1.0), model.parameters())
+    resumed.load_state_dict(saved)
+    assert [group["lr"] for group in resumed.param_groups] == [0.25, 0.25]

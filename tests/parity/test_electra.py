@@ -1,8 +1,7 @@
 """ELECTRA's loss and every gradient against Hugging Face's ElectraForMaskedLM and ElectraForPreTraining."""
 
 import torch
-from given_draws import give_draws
-from small_models import MASK_PROB, SETTINGS, TOKENS, small_batch, small_task
+from small_models import AMOS_SETTINGS, BLOCK_LENGTH, MASK_PROB, set_samples, small_batch, small_task
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import ElectraConfig as HuggingFaceConfig
@@ -18,7 +17,7 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 def small_electra(seed: int = 0) -> ElectraModel:
-    settings = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
+    settings = {name: value for name, value in AMOS_SETTINGS.items() if name not in ("generator_depths", "max_update")}
     torch.manual_seed(seed)
     model = ElectraModel.build_model(
         ElectraConfig(**settings, embedding_dim=EMBEDDING, token_types=2, generator_size=0.5), small_task()
@@ -48,8 +47,8 @@ def as_discriminator(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def reference(model_class: type, width: int, ffn: int, heads: int, weights: dict[str, Tensor]) -> torch.nn.Module:
     config = HuggingFaceConfig(
         vocab_size=len(weights["electra.embeddings.word_embeddings.weight"]), embedding_size=EMBEDDING, hidden_size=width,
-        intermediate_size=ffn, num_attention_heads=heads, num_hidden_layers=SETTINGS["encoder_layers"], pad_token_id=1,
-        max_position_embeddings=SETTINGS["max_positions"], layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
+        intermediate_size=ffn, num_attention_heads=heads, num_hidden_layers=AMOS_SETTINGS["encoder_layers"], pad_token_id=1,
+        max_position_embeddings=AMOS_SETTINGS["max_positions"], layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model = model_class(config)
@@ -62,12 +61,12 @@ def test_loss_and_gradients_are_those_of_hugging_face() -> None:
     inputs = batch["net_input"]
     draw = torch.Generator().manual_seed(3)
     sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=draw)
-    give_draws(model, sampled)
+    set_samples(model, sampled)
     loss, sample_size, _ = ElectraCriterion(small_task(), 50.0)(model, batch)
     loss.backward()
 
     weights = model.state_dict()
-    width, ffn, heads = (SETTINGS[f"encoder_{size}"] for size in ("embed_dim", "ffn_embed_dim", "attention_heads"))
+    width, ffn, heads = (AMOS_SETTINGS[f"encoder_{size}"] for size in ("embed_dim", "ffn_embed_dim", "attention_heads"))
     generator = reference(ElectraForMaskedLM, width // 2, ffn // 2, heads // 2, as_generator(weights))
     discriminator = reference(ElectraForPreTraining, width, ffn, heads, as_discriminator(weights))
     attended = inputs["tokens"].ne(1).long()
@@ -79,7 +78,7 @@ def test_loss_and_gradients_are_those_of_hugging_face() -> None:
     logits = generator(inputs["masked_tokens"], attention_mask=attended).logits
     expected = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     detected = discriminator(corrupted, attention_mask=attended).logits
-    share = -(-MASK_PROB * TOKENS // 1) / TOKENS
+    share = -(-MASK_PROB * BLOCK_LENGTH // 1) / BLOCK_LENGTH
     replaced = corrupted.ne(inputs["tokens"]).float()
     losses = binary_cross_entropy_with_logits(detected, replaced, reduction="none")
     expected = expected + 50.0 * share * losses[attended.bool()].sum()

@@ -8,7 +8,7 @@ import transformers
 from exported_folders import LONGEST, assert_close, export, outputs, padded_tokens
 from hugging_face_folders import write_tokenizer
 from safetensors.torch import load_file
-from small_runs import write_run
+from saved_models import write_run
 from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import load_checkpoint

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 import transformers
-from small_runs import write_run
+from saved_models import write_run
 from transformers.pipelines import get_supported_tasks
 
 import amos_fairseq

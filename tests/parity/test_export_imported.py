@@ -15,7 +15,7 @@ import torch
 import transformers
 from hugging_face_folders import write_electra, write_model
 from safetensors.torch import load_file
-from small_runs import write_run
+from saved_models import write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from exported_folders import LONGEST, assert_close, export, outputs, padded_tokens
-from small_runs import write_run
+from saved_models import write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 

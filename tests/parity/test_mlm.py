@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_models import SETTINGS, small_batch, small_task
+from small_models import AMOS_SETTINGS, small_batch, small_task
 from torch.nn.functional import cross_entropy
 from transformers import ElectraConfig as HuggingFaceConfig
 from transformers import ElectraForMaskedLM
@@ -20,7 +20,7 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 def small_mlm(seed: int = 0, **settings) -> MlmModel:
-    kept = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
+    kept = {name: value for name, value in AMOS_SETTINGS.items() if name not in ("generator_depths", "max_update")}
     torch.manual_seed(seed)
     model = MlmModel.build_model(EncoderConfig(**(kept | {"embedding_dim": EMBEDDING} | settings)), small_task())
     with torch.no_grad():
@@ -49,9 +49,9 @@ def test_loss_and_gradients_are_those_of_hugging_face(treatment: str) -> None:
     weights = as_hugging_face(model.state_dict())
     config = HuggingFaceConfig(
         vocab_size=len(weights["electra.embeddings.word_embeddings.weight"]), embedding_size=EMBEDDING,
-        hidden_size=SETTINGS["encoder_embed_dim"], intermediate_size=SETTINGS["encoder_ffn_embed_dim"],
-        num_attention_heads=SETTINGS["encoder_attention_heads"], num_hidden_layers=SETTINGS["encoder_layers"],
-        max_position_embeddings=SETTINGS["max_positions"], pad_token_id=1, layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
+        hidden_size=AMOS_SETTINGS["encoder_embed_dim"], intermediate_size=AMOS_SETTINGS["encoder_ffn_embed_dim"],
+        num_attention_heads=AMOS_SETTINGS["encoder_attention_heads"], num_hidden_layers=AMOS_SETTINGS["encoder_layers"],
+        max_position_embeddings=AMOS_SETTINGS["max_positions"], pad_token_id=1, layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     reference = ElectraForMaskedLM(config)
@@ -82,7 +82,7 @@ def test_padding_and_padded_slots_count_nothing() -> None:
     model, long, short = (
         small_mlm(),
         small_batch(lengths=(12, 12)),
-        small_batch(lengths=(12, 12), num_tokens=16, slots=6),
+        small_batch(lengths=(12, 12), num_columns=16, slots=6),
     )
     criterion = MlmCriterion(small_task())
     torch.testing.assert_close(criterion(model, long)[0], criterion(model, short)[0], **CLOSE)

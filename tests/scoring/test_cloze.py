@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_words import SIZES, pretrained, sequences
+from saved_models import SCORED_SIZES, pretrained, sequences
 
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
@@ -24,11 +24,11 @@ ELECTRIC = {
 
 
 def mlm(**settings):
-    return pretrained(MlmModel, EncoderConfig(**(SIZES | settings)), NUM_WORDS)
+    return pretrained(MlmModel, EncoderConfig(**(SCORED_SIZES | settings)), NUM_WORDS)
 
 
 def electric(variant):
-    config = ElectricConfig(**SIZES, electric_variant=variant, mask_prob=0.15, **ELECTRIC[variant])
+    config = ElectricConfig(**SCORED_SIZES, electric_variant=variant, mask_prob=0.15, **ELECTRIC[variant])
     return pretrained(ElectricModel, config, NUM_WORDS)
 
 
@@ -94,7 +94,7 @@ def test_unknown_tokens_have_no_score():
 
 
 def test_models_without_probabilities_are_refused():
-    loaded = pretrained(AmosModel, AmosConfig(**SIZES, generator_depths="1,2"), NUM_WORDS)
+    loaded = pretrained(AmosModel, AmosConfig(**SCORED_SIZES, generator_depths="1,2"), NUM_WORDS)
     with pytest.raises(UserError, match=r"tiny\.pt holds a model of the class AmosModel, .*mlm, electra or electric"):
         build_token_scorer(loaded, 4096)
 

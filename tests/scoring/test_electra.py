@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny_words import SIZES, pretrained, sequences
+from saved_models import SCORED_SIZES, pretrained, sequences
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
@@ -53,7 +53,7 @@ def test_no_probability_exceeds_one():
 
 
 def electra(criterion=None, **settings):
-    config = ElectraConfig(**(SIZES | {"generator_size": 0.5, "init_std": 0.5} | settings))
+    config = ElectraConfig(**(SCORED_SIZES | {"generator_size": 0.5, "init_std": 0.5} | settings))
     return pretrained(ElectraModel, config, NUM_WORDS, SHARE, **(criterion or {}))
 
 

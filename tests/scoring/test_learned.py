@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from tiny_words import SIZES, pretrained
+from saved_models import SCORED_SIZES, pretrained
 
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
@@ -59,7 +59,7 @@ def train(model: MlmModel, tokens: torch.Tensor, mask: int, table: torch.Tensor)
 
 def test_mlm_learns_the_conditionals_that_enumeration_gives():
     table = joint()
-    settings = SIZES | {"encoder_embed_dim": 32, "init_std": 0.1, "linear_init_std": 0.1}
+    settings = SCORED_SIZES | {"encoder_embed_dim": 32, "init_std": 0.1, "linear_init_std": 0.1}
     loaded = pretrained(MlmModel, EncoderConfig(**settings), NUM_WORDS)
     tokens = tokens_of(loaded.dictionary)
     likely = [i for i, sentence in enumerate(SENTENCES) if table[sentence] > 0.01]

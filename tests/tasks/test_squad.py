@@ -1,4 +1,4 @@
-"""The task ``squad``: its batches over ranks and epochs, the model that it builds, what it refuses."""
+"""The task ``squad``: its batches over ranks and epochs, its model, and errors."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def epoch_of(task: SquadTask, split: str, epoch: int, rank: int = 0, ranks: int 
     return [batch["id"].tolist() for batch in iterator.next_epoch_itr() if batch]
 
 
-def test_every_window_is_read_once_in_an_epoch(data):
+def test_every_window_occurs_once_in_an_epoch(data):
     """One rank: no window is left out, the last batch is smaller; orders differ by epoch, validation keeps the files'."""
     task = make_task(data)
     for split in ("train", "valid"):
@@ -60,7 +60,7 @@ def test_every_window_is_read_once_in_an_epoch(data):
 
 
 def test_several_ranks_share_whole_updates(data):
-    """Two ranks read what one rank with two micro-batches reads, update by update; what is left out differs by epoch."""
+    """Two ranks read the same as one rank with two micro-batches, update by update; the omitted windows differ by epoch."""
     left_out = []
     for epoch in (1, 2):
         ranks = []
@@ -79,7 +79,7 @@ def test_several_ranks_share_whole_updates(data):
 
 
 @pytest.mark.parametrize(("kind", "head"), [("independent", IndependentSpanHead), ("joint", JointSpanHead)])
-def test_the_model_has_the_head_and_a_checkpoint_brings_it_back(data, kind, head):
+def test_head_is_built_and_restored_from_a_checkpoint(data, kind, head):
     task = make_task(data, span_head=kind)
     model = build(task)
     assert isinstance(model.span_head, head)
@@ -91,7 +91,7 @@ def test_the_model_has_the_head_and_a_checkpoint_brings_it_back(data, kind, head
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
 
 
-def test_a_head_of_the_other_kind_starts_anew(data):
+def test_a_head_of_the_other_kind_is_newly_initialized(data):
     """The encoder of a fine-tuned checkpoint is taken, its head of other shapes is not."""
     independent, joint = (build(make_task(data, span_head=kind)) for kind in ("independent", "joint"))
     fresh = joint.span_head.start.weight.clone()
@@ -126,7 +126,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(data, tmp_path):
         make_task(other).load_state_dict(own)
 
 
-def test_directories_that_hold_no_squad_are_refused(tmp_path):
+def test_directories_without_squad_are_refused(tmp_path):
     with pytest.raises(UserError, match="is not a directory"):
         make_task(tmp_path / "absent")
     with pytest.raises(UserError, match=r"squad\.json is missing"):

@@ -1,4 +1,4 @@
-"""The pretraining task: what it refuses, shards, exact resume, noise per micro-batch."""
+"""The pretraining task: invalid settings, shards, exact resume, noise per micro-batch."""
 
 import shutil
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_masked_share_by_hand(corpus: Path) -> None:
         ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 leaves no room"),
     ],
 )
-def test_settings_that_cannot_be_used(corpus: Path, settings: dict, message: str) -> None:
+def test_invalid_settings_are_refused(corpus: Path, settings: dict, message: str) -> None:
     settings = {
         key: value.format(corpus=corpus) if isinstance(value, str) else value for key, value in settings.items()
     }
@@ -82,7 +82,7 @@ def test_batch_size_by_sentences_or_tokens(corpus: Path) -> None:
     assert len(train_iterator(corpus, batch_size=12, max_tokens=5 * TOKENS_PER_SAMPLE + 3).frozen_batches[0]) == 5
 
 
-def test_epochs_go_round_the_shards(corpus: Path, tmp_path: Path) -> None:
+def test_epochs_cycle_through_the_shards(corpus: Path, tmp_path: Path) -> None:
     second = write_corpus(tmp_path / "second", seed=1, num_lines=50, tokenizer=False)
     task = make_task(f"{corpus}:{second}")
     assert task.has_sharded_data("train")
@@ -98,7 +98,7 @@ def test_epochs_go_round_the_shards(corpus: Path, tmp_path: Path) -> None:
     assert tokens[1] == [dataset[index]["tokens"].tolist() for index in range(len(dataset))]
 
 
-def test_loader_processes_see_the_epoch(corpus: Path) -> None:
+def test_loader_processes_receive_the_epoch(corpus: Path) -> None:
     """Epochs 1 to 3 as fairseq's trainer runs them, which keeps iterator and loader processes where a task lets it."""
 
     def epochs(num_workers: int) -> list[list[tuple]]:
@@ -197,11 +197,11 @@ class Optimizer:
         pass
 
 
-def test_noise_of_a_micro_batch_is_its_own(corpus: Path) -> None:
-    """A function of (seed, update, first block): not of what was drawn before, nor shared by two micro-batches."""
+def test_noise_depends_on_seed_update_and_first_block(corpus: Path) -> None:
+    """A function of (seed, update, first block): independent of earlier samples, and different for two micro-batches."""
 
-    def train_noise(seed: int, update: int, first_id: int, drawn_before: int = 0) -> tuple:
-        torch.manual_seed(drawn_before)
+    def train_noise(seed: int, update: int, first_id: int, samples_before: int = 0) -> tuple:
+        torch.manual_seed(samples_before)
         sample = {"first_id": first_id}
         task = make_task(corpus, seed=seed)
         return tuple(task.train_step(sample, Model(), NoisyCriterion(), Optimizer(), update)[0].tolist())
@@ -209,10 +209,10 @@ def test_noise_of_a_micro_batch_is_its_own(corpus: Path) -> None:
     keys = [(seed, update, first_id) for seed in (1, 2) for update in (0, 1, 5) for first_id in (0, 1, 5)]
     noises = [train_noise(*key) for key in keys]
     assert len(set(noises)) == len(keys)
-    assert noises == [train_noise(*key, drawn_before=9) for key in keys]
+    assert noises == [train_noise(*key, samples_before=9) for key in keys]
 
 
-def test_validation_noise_leaves_training_noise_alone(corpus: Path) -> None:
+def test_validation_noise_does_not_change_training_noise(corpus: Path) -> None:
     task = make_task(corpus)
 
     def valid_noise(first_id: int) -> list[float]:

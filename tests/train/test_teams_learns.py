@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from small_models import TOKENS, small_dictionary
-from small_teams import ONLY_RTD, small_teams, teams_criterion
+from small_models import BLOCK_LENGTH, ONLY_RTD, small_dictionary, small_teams, teams_criterion
 
 UPDATES, BLOCKS, SLOTS = 500, 48, 2
 WIDER = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "init_std": 0.1, "linear_init_std": 0.1}
@@ -13,11 +12,11 @@ WIDER |= {"relative_position_scheme": "t5"}  # without it the neighbours are fou
 def block_batch(successor: torch.Tensor, draw: torch.Generator) -> dict:
     """Blocks that start anywhere in the cycle of words, two positions masked."""
     mask = small_dictionary().index("<mask>")
-    tokens = torch.zeros(BLOCKS, TOKENS, dtype=torch.int64)
+    tokens = torch.zeros(BLOCKS, BLOCK_LENGTH, dtype=torch.int64)
     tokens[:, 1] = torch.randint(4, 44, (BLOCKS,), generator=draw)
-    for place in range(2, TOKENS):
+    for place in range(2, BLOCK_LENGTH):
         tokens[:, place] = successor[tokens[:, place - 1] - 4]
-    positions = 1 + torch.rand(BLOCKS, TOKENS - 1, generator=draw).argsort(-1)[:, :SLOTS].sort(-1).values
+    positions = 1 + torch.rand(BLOCKS, BLOCK_LENGTH - 1, generator=draw).argsort(-1)[:, :SLOTS].sort(-1).values
     net_input = {
         "tokens": tokens,
         "masked_tokens": tokens.scatter(1, positions, mask),

@@ -1,19 +1,28 @@
-"""ELECTRA's variants as models: what they share, what learns, and which settings exclude one another."""
+"""ELECTRA's variants: shared and frozen parameters, samples against their probabilities, settings that exclude one another."""
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from frequencies import assert_shares
 from omegaconf import OmegaConf
-from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
-from small_models import SETTINGS, small_batch, small_task
-from waiting import WAITING
+from small_models import (
+    ELECTRA_SETTINGS,
+    ELECTRA_VARIANTS,
+    ENCODER_SETTINGS,
+    EQUAL_SIZES,
+    NUM_TOKENS,
+    electra_criterion,
+    fine_tuning_task,
+    small_batch,
+    small_electra,
+    small_task,
+)
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
-from tests.compat.test_no_waiting import Recorder
 
 SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
 FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator
@@ -21,7 +30,7 @@ FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model
 
 def step(model: ElectraModel, **settings) -> torch.Tensor:
     """Loss of one batch, its gradients left in the model."""
-    loss, _, _ = small_electra_criterion(**settings)(model, small_batch())
+    loss, _, _ = electra_criterion(**settings)(model, small_batch())
     loss.backward()
     return loss
 
@@ -30,36 +39,8 @@ def own_gradients(model: ElectraModel) -> dict[str, torch.Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_parameter_that_learns_receives_a_gradient(variant: str) -> None:
-    """Ranks that wait for the gradient of an unused parameter would wait forever. Frozen ones receive none."""
-    model = small_electra(**VARIANTS[variant])
-    step(model)
-    for name, parameter in model.named_parameters():
-        assert (parameter.grad is not None) == parameter.requires_grad, name
-        assert not parameter.requires_grad or parameter.grad.any(), name
-    frozen = {name.partition(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == (FROZEN if variant == "frozen" else set())
-
-
-@pytest.mark.parametrize(
-    ("variant", "positions"), [*((name, "all") for name in VARIANTS), ("plain", "masked"), ("plain", "random")]
-)
-def test_a_step_waits_for_nothing(variant: str, positions: str) -> None:
-    model, criterion, batch = (
-        small_electra(**VARIANTS[variant]),
-        small_electra_criterion(detection_positions=positions),
-        small_batch(),
-    )
-    with Recorder() as recorder:
-        loss, _, _ = criterion(model, batch)
-        loss.backward()
-    assert "aten::embedding_dense_backward" in recorder.operations
-    assert not recorder.operations & WAITING
-
-
-def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
-    none, embeddings, everything = (small_electra(**VARIANTS[name]) for name in ("none", "plain", "all"))
+def test_shared_parameters_are_one_object_and_receive_both_gradients() -> None:
+    none, embeddings, everything = (small_electra(**ELECTRA_VARIANTS[name]) for name in ("none", "plain", "all"))
     for name in SHARED_EMBEDDINGS:
         if getattr(none.generator, name) is not None:
             assert getattr(none.generator, name) is not getattr(none.discriminator, name)
@@ -70,7 +51,7 @@ def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
     assert everything.generator is everything.discriminator
     assert everything.mlm_head is not None
 
-    # Without a detection loss only what is the generator's, or shared with it, learns.
+    # Without a detection loss only the generator and the parameters that it shares learn.
     for model, shares in ((none, False), (embeddings, True), (everything, True)):
         step(model, discriminator_loss_weight=0.0)
         gradients = own_gradients(model)
@@ -82,18 +63,18 @@ def test_what_is_shared_is_one_object_and_receives_both_gradients() -> None:
 
 def test_sharing_all_has_the_parameters_of_one_encoder() -> None:
     """Beside token embeddings and the three heads."""
-    model = small_electra(**VARIANTS["all"])
+    model = small_electra(**ELECTRA_VARIANTS["all"])
     names = {name.partition(".")[0] for name, _ in model.named_parameters()}
     assert names == {"embed_tokens", "discriminator", "mlm_head", "detection_head"}
 
 
 def test_the_generator_has_its_own_number_of_layers() -> None:
     model = small_electra(generator_layers=1)
-    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, SETTINGS["encoder_layers"])
+    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, ENCODER_SETTINGS["encoder_layers"])
     assert model.depth_names == ["1"]
 
 
-def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
+def test_reward_trains_only_the_generator_and_its_baseline() -> None:
     """Without a detection loss the discriminator learns nothing, and the baseline nothing but itself."""
     model = small_electra(adversarial=True)
     step(model, discriminator_loss_weight=0.0)
@@ -104,7 +85,7 @@ def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
     )
     assert gradients["generator.layers.0.ffn_in.weight"].any()
     model.zero_grad()
-    criterion, batch = small_electra_criterion(), small_batch()
+    criterion, batch = electra_criterion(), small_batch()
     output = model(**batch["net_input"])
     output.baseline_logits.sum().backward()
     learning = {
@@ -116,18 +97,19 @@ def test_reward_trains_the_generator_and_its_baseline_alone() -> None:
 
 
 def mlm_weights(**settings) -> dict[str, torch.Tensor]:
-    kept = {name: value for name, value in SETTINGS.items() if name not in ("generator_depths", "max_update")}
     torch.manual_seed(5)
-    return MlmModel.build_model(EncoderConfig(**(kept | {"embedding_dim": 8} | settings)), small_task()).state_dict()
+    return MlmModel.build_model(
+        EncoderConfig(**(ENCODER_SETTINGS | {"embedding_dim": 8} | settings)), small_task()
+    ).state_dict()
 
 
-def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_is() -> None:
+def test_second_stage_starts_from_the_first_and_does_not_change_the_generator() -> None:
     """Both networks have the first model's weights; after updates the generator's bits are the same, the others are not."""
-    model, first = small_electra(**VARIANTS["frozen"]), mlm_weights()
+    model, first = small_electra(**ELECTRA_VARIANTS["frozen"]), mlm_weights()
     head = {name: value.clone() for name, value in model.detection_head.state_dict().items()}
     with pytest.raises(UserError, match="--finetune-from-model"):
         model.check_ready()
-    model.set_num_updates(20)  # fairseq tells the first stage's updates before it loads its weights
+    model.set_num_updates(20)  # fairseq sets the first stage's updates before it loads its weights
     model.load_state_dict(dict(first))
     model.check_ready()
     here = {name: value.clone() for name, value in model.state_dict().items()}
@@ -152,16 +134,16 @@ def test_the_second_stage_starts_from_the_first_and_leaves_the_generator_as_it_i
         is_frozen = part in FROZEN
         assert value.equal(here[name]) == is_frozen or part == "token_noise", name
     # Continued: a checkpoint of this stage holds all that is needed.
-    again = small_electra(seed=1, **VARIANTS["frozen"])
+    again = small_electra(seed=1, **ELECTRA_VARIANTS["frozen"])
     again.load_state_dict(model.state_dict())
     again.check_ready()
     assert all(value.equal(model.state_dict()[name]) for name, value in again.state_dict().items())
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype) -> None:
-    """fairseq's trainer hands what learns to the optimizer; in bf16 there are masters of these parameters alone."""
-    model = small_electra(**VARIANTS["frozen"])
+def test_optimizer_does_not_change_a_frozen_generator(precision: torch.dtype) -> None:
+    """fairseq's trainer passes the parameters that learn to the optimizer; in bf16 only these have masters."""
+    model = small_electra(**ELECTRA_VARIANTS["frozen"])
     model.load_state_dict(mlm_weights())
     model.to(precision)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -175,7 +157,7 @@ def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype
         optimizer = GroupedAdam(flags, learning)
     for _ in range(2):
         optimizer.zero_grad()
-        loss, _, _ = small_electra_criterion()(model, small_batch())
+        loss, _, _ = electra_criterion()(model, small_batch())
         optimizer.backward(loss)
         optimizer.step()
     for name, parameter in model.named_parameters():
@@ -184,7 +166,7 @@ def test_decay_and_moments_never_reach_a_frozen_generator(precision: torch.dtype
 
 
 def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own() -> None:
-    model = small_electra(**VARIANTS["frozen"], dropout=0.1, attention_dropout=0.1).train()
+    model = small_electra(**ELECTRA_VARIANTS["frozen"], dropout=0.1, attention_dropout=0.1).train()
     net_input = small_batch()["net_input"]
     masked = net_input["masked_tokens"], net_input["masked_positions"], net_input["tokens"].eq(1)
     assert model.generate(*masked).equal(model.generate(*masked))
@@ -193,7 +175,7 @@ def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own()
 
 def test_a_first_stage_of_other_sizes_is_refused() -> None:
     with pytest.raises(UserError, match=r"another encoder.*discriminator"):
-        small_electra(**VARIANTS["frozen"]).load_state_dict(mlm_weights(encoder_layers=1))
+        small_electra(**ELECTRA_VARIANTS["frozen"]).load_state_dict(mlm_weights(encoder_layers=1))
 
 
 @pytest.mark.parametrize(
@@ -221,20 +203,69 @@ def test_settings_that_exclude_one_another_are_refused(settings: dict, named: st
     assert "\n" not in str(refused.value)
 
 
-def test_an_encoder_to_fine_tune_needs_nothing_of_the_first_stage() -> None:
-    """A task that does not pretrain builds the encoder alone, whatever the variant."""
-    task = small_task()
-    del task.masked_share
-    model = ElectraModel.build_model(
-        ElectraConfig(
-            frozen_generator=True,
-            share_weights="none",
-            generator_size=1.0,
-            encoder_layers=1,
-            encoder_embed_dim=16,
-            encoder_ffn_embed_dim=24,
-            encoder_attention_heads=2,
-        ),
-        task,
-    )
-    assert not isinstance(model, ElectraModel)
+def test_fine_tuning_needs_no_first_stage() -> None:
+    """A task that does not pretrain builds the encoder alone, for every variant."""
+    config = ElectraConfig(**(ELECTRA_SETTINGS | ELECTRA_VARIANTS["frozen"]))
+    assert not isinstance(ElectraModel.build_model(config, fine_tuning_task()), ElectraModel)
+
+
+ORDINARY = slice(4, 4 + NUM_TOKENS)
+NUM_SAMPLES = 20_000
+
+
+def frequencies(model: ElectraModel, hidden: torch.Tensor | None, original: int) -> torch.Tensor:
+    """Shares of each row among samples for one position: [V]."""
+    originals = torch.full((1, NUM_SAMPLES), original)
+    if hidden is None:
+        sampled = model.predict_and_sample(None, originals).sampled
+    elif model.is_fast:
+        sampled = model.predict_and_sample_in_chunks(hidden.expand(1, NUM_SAMPLES, -1), originals).sampled
+    else:
+        sampled = model.sample(model.noise_logits(hidden.expand(1, NUM_SAMPLES, -1), originals))
+    return torch.bincount(sampled.flatten(), minlength=len(model.never_sampled_mask)) / NUM_SAMPLES
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("disallows", [False, True])
+@pytest.mark.parametrize("kernels", ["fast", "reference"])
+def test_samples_follow_temperature_and_forbidden_originals(temperature: float, disallows: bool, kernels: str) -> None:
+    """p^(1/T), without special tokens, padding rows and, where it is forbidden, the original, normalised again."""
+    model = small_electra(generator_temperature=temperature, disallow_true_token=disallows, kernels=kernels)
+    torch.manual_seed(3)
+    # Likely and unlikely tokens: a temperature that is 10 % off is then seen.
+    hidden, original = torch.randn(1, 1, 8) * 2.0, 9
+    logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias).double()
+    expected = logits.exp() ** (1 / temperature)
+    expected[model.never_sampled_mask] = 0
+    if disallows:
+        expected[original] = 0
+    seen = frequencies(model, hidden, original)
+    assert_shares(seen, expected / expected.sum(), NUM_SAMPLES)
+    assert (seen[original] == 0) == disallows
+
+
+def test_unigram_samples_follow_the_counts_of_the_text() -> None:
+    model, counts = small_electra(generator="unigram"), torch.arange(4 + NUM_TOKENS + 1)
+    assert model.awaits_token_counts
+    model.set_token_counts(counts)
+    assert not model.awaits_token_counts
+    expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
+    expected[ORDINARY] = counts[ORDINARY].double()  # special tokens occur and are not sampled
+    assert_shares(frequencies(model, None, 9), expected / expected.sum(), NUM_SAMPLES)
+    # They are part of the checkpoint: another model of the same settings needs no text.
+    other = small_electra(seed=1, generator="unigram")
+    other.load_state_dict(model.state_dict())
+    assert not other.awaits_token_counts
+    assert other.token_noise.counts.equal(model.token_noise.counts)
+
+
+def test_uniform_samples() -> None:
+    model = small_electra(generator="uniform")
+    expected = torch.zeros(len(model.never_sampled_mask), dtype=torch.float64)
+    expected[ORDINARY] = 1 / NUM_TOKENS
+    assert_shares(frequencies(model, None, 9), expected, NUM_SAMPLES)
+    assert not model.awaits_token_counts
+    assert model.depth_names == ["uniform"]
+    logits, weights = model.predict_logits(**small_batch()["net_input"])
+    assert logits.shape == (1, 4, 3, len(expected))
+    assert weights.shape == (4, 3, 1)

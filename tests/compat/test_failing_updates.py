@@ -1,5 +1,6 @@
-"""Losses and gradients that are not finite, in each precision, as fairseq's optimizers report them."""
+"""Updates with a loss or gradient that is not finite, in each precision, or without enough memory; loss scales of --amp."""
 
+import inspect
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,16 @@ from fairseq.optim import AMPOptimizer
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
+from torch import nn
 
+import amos_fairseq  # noqa: F401
 from amos_fairseq.compat.failing_updates import check_logged_losses, describe, not_finite
 from amos_fairseq.errors import UserError
 
 NAN, INF = float("nan"), float("inf")
 
 
-def test_the_losses_that_are_to_blame() -> None:
+def test_losses_that_are_not_finite() -> None:
     outputs = [
         {"loss": torch.tensor(NAN), "mlm_loss_4": torch.tensor(2.0), "mlm_loss_6": torch.tensor(INF), "ntokens": 9},
         {"loss": 3.0, "rtd_loss": torch.tensor(NAN), "_histogram_loss": torch.full((100,), NAN), "loss_scale": INF},
@@ -29,14 +32,14 @@ def test_the_losses_that_are_to_blame() -> None:
     assert not_finite([{"loss": 1.0, "mlm_acc_4": NAN}]) == {}
 
 
-def test_the_line() -> None:
+def test_error_message() -> None:
     line = describe(12, "the gradient", {"mlm_loss_6": INF}, 0.5)
     assert line.startswith("update 12: the gradient is not finite (mlm_loss_6 = inf; loss scale 0.5):")
     assert "(every loss is finite; no loss scale)" in describe(1, "the gradient", {}, None)
 
 
 class Optimizer:
-    """fp16's loss scaler as fairseq's FP16Optimizer uses it, or none; the gradient norm is made up."""
+    """fp16's loss scaler as fairseq's FP16Optimizer uses it, or none; the gradient norm is given."""
 
     def __init__(self, grad_norm: float, scaler: Any = None) -> None:
         self.grad_norm, self.scaler = torch.tensor(grad_norm), scaler
@@ -61,7 +64,7 @@ def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
 
 
 def update(made: Any) -> dict[str, Any]:
-    """What fairseq's trainer does with the gradient's norm in an update; returns what it logs."""
+    """The calls of fairseq's trainer with the gradient's norm in an update; returns the logged values."""
     norm = Trainer.clip_grad_norm(made, 2.0)
     assert torch.isfinite(norm)  # fairseq looks at it before the optimizer's step
     with metrics.aggregate(new_root=True) as logged:
@@ -133,7 +136,70 @@ def test_amp_lowers_its_scale_and_stops_at_the_smallest(amp_optimizer: AMPOptimi
 
 
 def test_amp_does_not_skip_a_broken_loss(amp_optimizer: AMPOptimizer, caplog: pytest.LogCaptureFixture) -> None:
-    """Stock fairseq goes on: a smaller scale cannot mend it."""
+    """Stock fairseq continues, but a smaller scale does not help."""
     caplog.set_level(logging.INFO)
     with pytest.raises(UserError, match=r"mlm_loss_8 = nan; loss scale 4\)"):
         overflowing_update(amp_optimizer, loss=NAN)
+
+
+AMP_GRADIENT = torch.tensor([3.0, 4.0])
+
+
+def step_of(scale: float, step: Any, clip_norm: float = 0.0) -> torch.Tensor:
+    """How far plain SGD with learning rate 1 moves a parameter whose gradient is AMP_GRADIENT."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    sgd = {"_name": "sgd", "lr": [1.0], "momentum": 0.0, "weight_decay": 0.0}
+    common = {"fp16_init_scale": scale, "min_loss_scale": 1e-4}
+    optimizer = AMPOptimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": sgd}), [parameter])
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # fairseq's own is off without CUDA
+    optimizer.zero_grad()
+    optimizer.backward((parameter * AMP_GRADIENT).sum())
+    assert optimizer.clip_grad_norm(clip_norm) == 5.0
+    step(optimizer)
+    return -parameter.detach()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0, 2.0**16])
+def test_loss_scale_does_not_change_the_step(scale: float) -> None:
+    assert torch.equal(step_of(scale, AMPOptimizer.step), AMP_GRADIENT)
+    torch.testing.assert_close(step_of(scale, AMPOptimizer.step, clip_norm=1.0), AMP_GRADIENT / 5, rtol=1e-5, atol=0)
+
+
+def test_stock_fairseq_divides_twice() -> None:
+    assert torch.equal(step_of(4.0, AMPOptimizer.step.__wrapped__), AMP_GRADIENT / 4)
+
+
+def trainer_whose_memory_is_full() -> Any:
+    """The attributes that ``Trainer.train_step`` uses up to the end of the forward pass, on one rank."""
+
+    def train_step(**arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    criterion = nn.Identity()
+    cfg = SimpleNamespace(
+        ema=SimpleNamespace(store_ema=False), distributed_training=SimpleNamespace(distributed_world_size=1)
+    )
+    return SimpleNamespace(
+        cfg=cfg,
+        model=nn.Identity(),
+        criterion=criterion,
+        get_criterion=lambda: criterion,
+        optimizer=None,
+        task=SimpleNamespace(train_step=train_step),
+        data_parallel_world_size=1,
+        cuda=False,
+        get_num_updates=lambda: 0,
+        zero_grad=lambda: None,
+        _set_seed=lambda: None,
+        _prepare_sample=lambda sample: (sample, False),
+        _log_oom=lambda error: None,
+    )
+
+
+def test_the_run_ends() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        Trainer.train_step(trainer_whose_memory_is_full(), [{}])
+
+
+def test_stock_fairseq_skips_the_batch() -> None:
+    assert inspect.unwrap(Trainer.train_step)(trainer_whose_memory_is_full(), [{}]) is None

@@ -1,16 +1,17 @@
-"""A torchaudio that is installed and does not load must not stop ``transformers``."""
+"""A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, environment
+from fairseq.data import indexed_dataset
+from forked_command import fork_server
+from tiny_runs import ROOT
 
-# What a CUDA build does beside a CPU build of torch.
+# As a CUDA build beside a CPU build of torch.
 BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'
 ASK = """
 import importlib.util, sys
+sys.path.append(sys.argv[1])
 import amos_fairseq
 found = importlib.util.find_spec("torchaudio") is not None
 import transformers.audio_utils  # the module of transformers 5 that imports torchaudio
@@ -19,6 +20,7 @@ print(found, is_torchaudio_available())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "expected"), [(BROKEN, "False False"), ("__version__ = '2.11.0'\n", "True True")])
 def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str, tmp_path: Path):
     (tmp_path / "torchaudio").mkdir()
@@ -27,9 +29,14 @@ def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n")
     (metadata / "RECORD").write_text("torchaudio/__init__.py,,\n")
-    result = subprocess.run(
-        [sys.executable, "-c", ASK], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"}),
-    )  # fmt: skip
+    (tmp_path / "ask.py").write_text(ASK)
+    result = fork_server().run("ask", [str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == expected
+
+
+def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
+    """fairseq's function reads the file and would fail on one that is absent."""
+    with pytest.raises(FileNotFoundError):
+        indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
+    indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))

@@ -1,12 +1,16 @@
-"""AMOS written a second time, to compare with: float64, one sequence at a time and without its padding, loops over heads,
-depths and masked positions. The adversarial gradient is not left to autograd but written out as a chain of derivatives.
+"""Second implementations of AMOS, TEAMS and Electric to compare with: float64, one sequence at a time without its padding,
+loops over heads, depths and masked positions. The adversarial gradient of AMOS is written out as a chain of derivatives.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 SPECIAL = (0, 1, 2, 3)  # <s> <pad> </s> <unk>
 
@@ -23,7 +27,7 @@ def t5_row(distance: int, num_buckets: int, max_distance: int) -> int:
 
 @dataclass
 class Expected:
-    """What one forward and backward pass must give."""
+    """The expected results of one forward and backward pass."""
 
     generator_loss: float  # summed over masked positions and depths
     detection_loss: float  # summed over real tokens, without lambda
@@ -38,7 +42,7 @@ class ReferenceAmos:
     def __init__(self, model):
         self.cfg = model.cfg
         self.depths = model.depths
-        self.num_words = model.vocabulary.num_tokens - 1  # <mask> is the last token
+        self.num_tokens = model.vocabulary.num_tokens - 1  # <mask> is the last token
         self.p = {name: value.detach().double().requires_grad_() for name, value in model.named_parameters()}
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ class ReferenceAmos:
         return loss, hidden
 
     def mix(self, features: list[Tensor], hidden: dict, i: int, constant: list[float]) -> dict:
-        """Eq. 3 at position i: gamma with its graph, and numbers without one."""
+        """Eq. 3 at position i: gamma with its graph, the rest without one."""
         gamma = self.gamma(features, i, constant)
         states = [hidden[i, k] for k in range(len(features))]
         embedding = self.p["embed_tokens.weight"].detach()
@@ -141,7 +145,7 @@ class ReferenceAmos:
             embedding @ h.detach() + self.p[f"{self.head(k)}.bias"].detach() for k, h in enumerate(states)
         ]  # fmt: skip
         logits = sum(weight * depth for weight, depth in zip(gamma.detach(), of_depth, strict=True))
-        for forbidden in (*SPECIAL, *range(self.num_words, len(logits))):
+        for forbidden in (*SPECIAL, *range(self.num_tokens, len(logits))):
             logits[forbidden] = -math.inf
         return {"gamma": gamma, "states": states, "of_depth": of_depth, "logits": logits}
 
@@ -200,3 +204,141 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance:
     for name, value in expected.items():
         error = (got[name].double() - value).abs().max()
         assert error <= tolerance * value.abs().max() + 1e-7, f"{name}: {error} of {value.abs().max()}"
+
+
+class ReferenceTeams(ReferenceAmos):
+    """The parameters of ``model`` (a ``TeamsModel``) as float64 leaves, one for each that is shared, and the algorithm."""
+
+    def __init__(self, model):
+        self.cfg = model.cfg
+        self.num_layers = {"generator": len(model.generator.layers), "discriminator": len(model.discriminator.layers)}
+        leaves = {value: value.detach().double().requires_grad_() for value in model.parameters()}
+        self.p = {name: leaves[value] for name, value in model.named_parameters(remove_duplicate=False)}
+
+    def first_states(self, encoder: str, tokens: Tensor) -> Tensor:
+        """The input of the first layer; there is no projection if the widths are equal."""
+        embeddings = self.p["embed_tokens.weight"][tokens] + self.p[f"{encoder}.embed_positions.weight"][: len(tokens)]
+        x = self.norm(f"{encoder}.embedding_norm", embeddings)
+        projected = f"{encoder}.embedding_projection"
+        return self.linear(projected, x) if f"{projected}.weight" in self.p else x
+
+    def states(self, encoder: str, tokens: Tensor) -> list[Tensor]:
+        """The input of the first layer and the output of every layer."""
+        outputs = [self.first_states(encoder, tokens)]
+        bias = self.bias(encoder, len(tokens))
+        for number in range(self.num_layers[encoder]):
+            outputs.append(self.layer(f"{encoder}.layers.{number}", outputs[-1], bias))
+        return outputs
+
+    def head(self, name: str, x: Tensor) -> Tensor:
+        return self.norm(f"{name}.norm", gelu(self.linear(f"{name}.dense", x)))
+
+    def branches(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """h_MWS and h_RTD of every token (section 3.2, Figure 2)."""
+        states = self.states("discriminator", tokens)
+        if "rtd_layer.ffn_in.weight" in self.p:
+            return states[-1], self.layer("rtd_layer", states[-2], self.bias("discriminator", len(tokens)))
+        if "rtd_ffn.ffn_in.weight" in self.p:
+            return self.feed_forward("mws_ffn", states[-1]), self.feed_forward("rtd_ffn", states[-1])
+        return states[-1], states[-1]
+
+    def feed_forward(self, name: str, x: Tensor) -> Tensor:
+        return self.norm(f"{name}.ffn_norm", x + self.linear(f"{name}.ffn_out", gelu(self.linear(f"{name}.ffn_in", x))))
+
+    def losses(self, batch: dict, sampled: Tensor, candidates: Tensor) -> dict[str, Tensor]:
+        """Eq. 1, 4 and 8 of a batch, each summed over its own positions, for given replacements and candidates."""
+        totals = {"mlm": 0.0, "rtd": 0.0, "mws": 0.0}
+        for row, tokens in enumerate(batch["net_input"]["tokens"]):
+            inputs = {name: value[row] for name, value in batch["net_input"].items()}
+            length = int((tokens != 1).sum())
+            positions = inputs["masked_positions"][inputs["masked_weights"] > 0].tolist()
+            hidden = self.states("generator", inputs["masked_tokens"][:length])[-1]
+            corrupted = tokens[:length].clone()
+            for slot, i in enumerate(positions):
+                logits = self.p["embed_tokens.weight"] @ self.head("mlm_head", hidden[i]) + self.p["mlm_head.bias"]
+                totals["mlm"] = totals["mlm"] + logits.exp().sum().log() - logits[tokens[i]]
+                corrupted[i] = sampled[row, slot]
+            mws_states, rtd_states = self.branches(corrupted)
+            if "detection_head.output.weight" in self.p:
+                totals["rtd"] = totals["rtd"] + self.detection(rtd_states, corrupted, tokens)
+            if "mws_head.dense.weight" in self.p:
+                for slot, i in enumerate(positions):
+                    totals["mws"] = totals["mws"] + self.selection(mws_states[i], tokens[i], candidates[row, slot])
+        return totals
+
+    def detection(self, states: Tensor, corrupted: Tensor, tokens: Tensor) -> Tensor:
+        """Eq. 4 with P("original") = sigmoid(-logit)."""
+        original = torch.sigmoid(-self.linear("detection_head.output", states).squeeze(-1))
+        terms = [
+            -original[i].log() if token == int(tokens[i]) else -(1 - original[i]).log()
+            for i, token in enumerate(corrupted.tolist())
+        ]
+        return sum(terms)
+
+    def selection(self, state: Tensor, original: Tensor, candidates: Tensor) -> Tensor:
+        """Eq. 7 and 8: the set holds the original once, at any place among the candidates."""
+        hidden = self.head("mws_head", state)
+        scores = {int(c): self.p["embed_tokens.weight"][int(c)] @ hidden for c in candidates}
+        assert len(scores) == len(candidates)
+        return sum(score.exp() for score in scores.values()).log() - scores[int(original)]
+
+
+def in_float64(model: ElectricModel) -> ElectricModel:
+    return copy.deepcopy(model).double().eval()
+
+
+def naive_tower(tower: TransformerEncoder, embeddings: Tensor, keys_of) -> Tensor:
+    """[L,E] float64, a text without padding -> [L,G]; query i attends to the keys ``keys_of(i, L)`` only."""
+    length = len(embeddings)
+    states = tower.embedding_norm(embeddings + tower.embed_positions.weight[:length])
+    if tower.embedding_projection is not None:
+        states = tower.embedding_projection(states)
+    bias = torch.zeros(99, length, length) if tower.relative_position is None else tower.relative_position(length)
+    for layer in tower.layers:
+        heads = layer.attention.num_heads
+        query, key, value = (x.view(length, heads, -1) for x in layer.attention.query_key_value(states).chunk(3, -1))
+        mixed = torch.zeros_like(value)
+        for i in range(length):
+            keys = list(keys_of(i, length))
+            for h in range(heads):
+                scores = torch.stack(
+                    [query[i, h] @ key[j, h] / math.sqrt(query.size(-1)) + bias[h, i, j] for j in keys]
+                )
+                mixed[i, h] = scores.softmax(0) @ value[keys, h]
+        states = layer.attention_norm(states + layer.attention.output(mixed.view(length, -1)))
+        states = layer.ffn_norm(states + layer.ffn_out(gelu(layer.ffn_in(states))))
+    return states
+
+
+@torch.no_grad()
+def naive_cloze(model: ElectricModel, text: Tensor) -> Tensor:
+    """Logits [L,V] float64 of every token of ``text`` [L] from both sides of the token."""
+    model = in_float64(model)
+    embeddings, length = model.embed_tokens(text), len(text)
+    past = naive_tower(model.generator.past, embeddings, lambda i, length: range(i + 1))
+    future = naive_tower(model.generator.future, embeddings, range)
+    before, behind = model.generator.boundaries.weight
+    logits = []
+    for t in range(length):
+        left = past[t - 1] if t > 0 else before
+        right = future[t + 1] if t + 1 < length else behind
+        hidden = model.mlm_head(torch.cat([left, right]))
+        logits.append(model.embed_tokens.weight @ hidden + model.mlm_head.bias)
+    return torch.stack(logits)
+
+
+@torch.no_grad()
+def naive_energies(model: ElectricModel, text: Tensor) -> Tensor:
+    """E [L] float64 of a text without padding; in ELECTRA-TT the logit of the head."""
+    model = in_float64(model)
+    states = model.discriminator(model.embed_tokens(text[None]))[-1]
+    hidden = gelu(model.detection_head.dense(states))
+    return model.detection_head.output(hidden)[0, :, 0]
+
+
+def naive_noise_probs(model: ElectricModel, logits: Tensor) -> Tensor:
+    """q [L,V]: the softmax over the ordinary tokens."""
+    allowed = [row for row in range(logits.size(1)) if not model.never_sampled_mask[row]]
+    probs = torch.zeros_like(logits)
+    probs[:, allowed] = logits[:, allowed].softmax(-1)
+    return probs

@@ -1,20 +1,52 @@
-"""How often tokens stand in the training text: against a naive count, over shards and parts, without special tokens."""
+"""Blocks of a memory-mapped corpus against fairseq's blocks; counts of its tokens against a naive count."""
 
+import pickle
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from fairseq.data import indexed_dataset
+from fairseq.data import Dictionary, TokenBlockDataset, indexed_dataset
 from made_up_corpus import make_task, write_corpus, write_split
-from small_electra import small_electra
+from small_models import small_electra
 
 from amos_fairseq.data import corpus as corpus_module
+from amos_fairseq.data.corpus import MappedBlocks, read_blocks
 from amos_fairseq.errors import UserError
 
 
+@pytest.mark.parametrize("break_mode", ["none", "complete", "complete_doc"])
+@pytest.mark.parametrize("tokens_per_block", [16, 300])
+def test_mapped_blocks_match_fairseqs_blocks(break_mode: str, tokens_per_block: int, binarized_corpus: Path) -> None:
+    """Every block: within a paragraph, over several, empty lines of the text between documents included."""
+    dictionary = Dictionary.load(str(binarized_corpus / "dict.txt"))
+    found = read_blocks(str(binarized_corpus / "train"), dictionary, tokens_per_block, break_mode)
+    assert isinstance(found, MappedBlocks)
+    expected = found.blocks
+    assert isinstance(expected, TokenBlockDataset)
+    assert len(found) == len(expected) > 10
+    sent = pickle.loads(pickle.dumps(found))  # to a loader process that is spawned
+    for index in range(len(found)):
+        assert found[index].dtype == torch.int64
+        assert found[index].equal(expected[index]), index
+        assert sent[index].equal(expected[index]), index
+
+
+def test_several_files_are_read_by_paragraphs(binarized_corpus: Path, tmp_path: Path) -> None:
+    """train and train1, which make one text in two files: blocks go over the border between them."""
+    for name in ("train", "train1"):
+        for suffix in (".bin", ".idx"):
+            (tmp_path / f"{name}{suffix}").symlink_to(binarized_corpus / f"valid{suffix}")
+    dictionary = Dictionary.load(str(binarized_corpus / "dict.txt"))
+    blocks = read_blocks(str(tmp_path / "train"), dictionary, 32, "none", combine=True)
+    assert isinstance(blocks, TokenBlockDataset)
+    one = read_blocks(str(tmp_path / "train"), dictionary, 32, "none")
+    joined, single = (torch.cat([given[index] for index in range(len(given))]) for given in (blocks, one))
+    assert joined.equal(torch.cat([single, single]))
+
+
 def naive_counts(*directories: Path) -> Counter:
-    """From the bytes of the files: ``write_split`` stores 16-bit numbers."""
+    """From the bytes of the files: ``write_split`` stores 16-bit integers."""
     files = [file for directory in directories for file in directory.glob("train*.bin")]
     return Counter(number for file in files for number in memoryview(file.read_bytes()).cast("H"))
 
@@ -32,12 +64,12 @@ def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])
-def test_parts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three ranks count what one counts, each some of it; what is no mapped file is read line by line."""
+def test_counts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts of three ranks add up to those of one; other data sets are read line by line."""
     monkeypatch.setattr(corpus_module, "TOKENS_AT_ONCE", 7)
     monkeypatch.setattr(corpus_module, "LINES_AT_ONCE", 7)
-    draw = torch.Generator().manual_seed(0)
-    text = [torch.randint(4, 40, (length,), generator=draw) for length in range(1, 61)]
+    generator = torch.Generator().manual_seed(0)
+    text = [torch.randint(4, 40, (length,), generator=generator) for length in range(1, 61)]
     expected = Counter(torch.cat(text).tolist())
     if is_mapped:
         builder = indexed_dataset.make_builder(str(tmp_path / "text.bin"), "mmap", vocab_size=40)
@@ -58,11 +90,11 @@ def test_a_text_of_special_tokens_alone_is_refused(tmp_path: Path) -> None:
         make_task(corpus).count_training_tokens()
 
 
-def test_the_task_counts_for_the_model_that_asks_before_its_first_update(tmp_path: Path, monkeypatch) -> None:
+def test_task_counts_for_a_unigram_model_before_its_first_update(tmp_path: Path, monkeypatch) -> None:
     """A model that has its counts from a checkpoint, or needs none, is left alone."""
     corpus = write_corpus(tmp_path / "corpus")
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    models = [small_electra(num_words=30, generator="unigram"), small_electra(num_words=30)]
+    models = [small_electra(num_tokens=30, generator="unigram"), small_electra(num_tokens=30)]
     with pytest.raises(UserError, match="--generator unigram"):
         models[0].check_ready()
     counted = []
@@ -80,7 +112,7 @@ def test_the_task_counts_for_the_model_that_asks_before_its_first_update(tmp_pat
 
 def test_a_frozen_generator_without_weights_is_refused_before_the_first_update(tmp_path: Path) -> None:
     task = make_task(write_corpus(tmp_path / "corpus"), save_dir=str(tmp_path / "run"))
-    model = small_electra(num_words=30, frozen_generator=True, share_weights="none", generator_size=1.0)
+    model = small_electra(num_tokens=30, frozen_generator=True, share_weights="none", generator_size=1.0)
     with pytest.raises(UserError, match="--finetune-from-model"):
         task.begin_epoch(1, model)
     model.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""Lines of token ids as an indexed dataset gives them, blocks cut from them, and the batches of an epoch."""
+"""Random lines of token ids in memory, the masked blocks cut from them, and the batches of an epoch."""
 
 import numpy as np
 import torch
@@ -8,22 +8,22 @@ from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, 
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 
 TOKENS_PER_BLOCK = 32
-NUM_WORDS = 40
+NUM_TOKENS = 40
 NET_INPUT = ("tokens", "masked_tokens", "masked_positions", "masked_weights")
 
 
 def block_dictionary() -> Dictionary:
-    """Ids 0 to 3 are fairseq's, then 40 words, four filler words and ``<mask>`` (48)."""
+    """Ids 0 to 3 are fairseq's, then 40 tokens, four filler symbols and ``<mask>`` (48)."""
     dictionary = Dictionary()
-    for word in range(NUM_WORDS):
-        dictionary.add_symbol(f"w{word}")
-    dictionary.pad_to_multiple_(8)  # 44 -> 48: four filler words
+    for number in range(NUM_TOKENS):
+        dictionary.add_symbol(f"w{number}")
+    dictionary.pad_to_multiple_(8)  # 44 -> 48: four filler symbols
     dictionary.add_symbol("<mask>")
     return dictionary
 
 
 class Lines(torch.utils.data.Dataset):
-    """What an indexed dataset offers: lines of token ids and their sizes."""
+    """The interface of an indexed dataset: lines of token ids and their sizes."""
 
     def __init__(self, lines: list[list[int]]) -> None:
         self.lines = [torch.tensor(line, dtype=torch.int32) for line in lines]
@@ -36,11 +36,11 @@ class Lines(torch.utils.data.Dataset):
         return len(self.lines)
 
 
-def made_up_lines(num_lines: int) -> list[list[int]]:
-    """Seeded lines with <unk> (3) among the words and </s> (2) behind each; an empty line here and there."""
+def random_lines(num_lines: int) -> list[list[int]]:
+    """Random lines of tokens with some <unk> (3), each ended by </s> (2); some lines are empty."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(0, 25, size=num_lines)
-    return [[*generator.integers(3, 4 + NUM_WORDS, size=length).tolist(), 2] for length in lengths]
+    return [[*generator.integers(3, 4 + NUM_TOKENS, size=length).tolist(), 2] for length in lengths]
 
 
 def make_dataset(lines: list[list[int]], training: bool = True, **settings) -> MaskedBlockDataset:

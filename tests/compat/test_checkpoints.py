@@ -1,7 +1,9 @@
-"""Checkpoints under a full disk, a kill, and damage; beside each what stock fairseq leaves behind."""
+"""Checkpoints under a full disk, a kill, and damage; classes that a checkpoint may contain; compared with stock fairseq."""
 
+import argparse
 import errno
 import os
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +11,22 @@ from typing import Any
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from full_disk import full_disk
+from omegaconf import OmegaConf
 
+from amos_fairseq import files
 from amos_fairseq.compat import checkpoints
 from amos_fairseq.compat.checkpoints import (
+    UNSAFE_LOADING,
     newest_complete_checkpoint,
     repair_last_checkpoint,
+    restrict_classes,
     write_atomically,
 )
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import DamagedCheckpoint, read_header
 
 LIMIT = 40_000
 
@@ -70,7 +78,7 @@ def test_what_stock_fairseq_leaves_on_a_full_disk(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "other.pt.tmp").exists()
 
 
-def test_whatever_interrupts_a_write_leaves_the_older_file(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     path.write_bytes(b"older")
 
@@ -84,7 +92,7 @@ def test_whatever_interrupts_a_write_leaves_the_older_file(tmp_path: Path) -> No
     assert content(tmp_path) == {"checkpoint_last.pt": b"older"}
 
 
-def test_an_error_that_is_not_the_disk_keeps_its_traceback(tmp_path: Path) -> None:
+def test_other_errors_keep_their_traceback(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="lambda"):  # no mistake of the user
         checkpoint_utils.torch_persistent_save({"function": lambda: 1}, str(tmp_path / "checkpoint1.pt"))
     assert content(tmp_path) == {}
@@ -101,7 +109,7 @@ def test_content_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: p
     assert calls == ["fsync", "replace"] * 3
 
 
-def test_one_try_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
     def fail(obj: Any, file: Any) -> None:
@@ -127,7 +135,7 @@ def save_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_whole_checkpoint_takes_the_place_of_a_damaged_one(
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(
     save_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
@@ -137,13 +145,13 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_a_damaged_one(
     assert "checkpoint_2_10.pt (10 updates)" in caplog.text
 
 
-def test_a_missing_last_checkpoint_is_no_new_start(save_dir: Path) -> None:
+def test_a_missing_last_checkpoint_is_replaced(save_dir: Path) -> None:
     (save_dir / "checkpoint_last.pt").unlink()
     assert repair_last_checkpoint(str(save_dir)) is None
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
-def test_a_whole_last_checkpoint_is_left_alone(save_dir: Path) -> None:
+def test_a_complete_last_checkpoint_is_not_changed(save_dir: Path) -> None:
     """checkpoint_2_10.pt went farther, but is the older file: the user has stepped back since."""
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
     for path in save_dir.glob("checkpoint_2_*.pt"):
@@ -170,7 +178,7 @@ def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(
 
 
 @pytest.mark.parametrize("last", [checkpoint(10), {"model": {}}], ids=["equally far", "without a number of updates"])
-def test_a_last_checkpoint_that_is_not_behind_is_left_alone(save_dir: Path, last: dict[str, Any]) -> None:
+def test_a_last_checkpoint_that_is_not_older_is_not_changed(save_dir: Path, last: dict[str, Any]) -> None:
     torch.save(last, save_dir / "checkpoint_last.pt")
     written_after(save_dir / "checkpoint_last.pt", save_dir / "checkpoint_2_10.pt")
     before = content(save_dir)
@@ -183,7 +191,7 @@ def written_after(older: Path, path: Path) -> None:
     os.utime(path, ns=(moment, moment))
 
 
-def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Path) -> None:
+def test_damage_without_a_complete_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert repair_last_checkpoint(str(tmp_path)) is None  # a new run
     (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04")
     assert "checkpoint_last.pt is damaged and no other checkpoint is complete" in repair_last_checkpoint(str(tmp_path))
@@ -191,11 +199,11 @@ def test_damage_without_anything_whole_is_said_and_not_started_over(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_foreign", [True, False], ids=["foreign class", "full disk"])
-def test_what_keeps_the_reading_rank_from_mending_reaches_all_ranks(
+def test_errors_of_the_reading_rank_reach_all_ranks(
     save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
 ) -> None:
     """Raised on one rank alone, it would leave the others in a broadcast."""
-    monkeypatch.setattr(checkpoints, "raise_on_every_rank", tell)
+    monkeypatch.setattr(checkpoints, "raise_on_every_rank", tell_every_rank)
     if is_foreign:
         torch.save({"model": SimpleNamespace()}, save_dir / "checkpoint_last.pt")
     else:
@@ -210,9 +218,141 @@ class ToldEveryRank(Exception):
     """Instead of the exchange between ranks."""
 
 
-def tell(problem: str | None) -> None:
+def tell_every_rank(problem: str | None) -> None:
     raise ToldEveryRank(problem)
 
 
 def no_room(file: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def leave_a_trace(path: str) -> None:
+    Path(path).touch()
+
+
+class Stranger:
+    """Runs a function when it is unpickled, as an attacker's class might."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (leave_a_trace, (str(self.path),))
+
+
+def complete_checkpoint(**more: Any) -> dict[str, Any]:
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(OmegaConf.create({"model": {"_name": "amos"}})),
+        "model": {"weight": torch.arange(6.0).view(2, 3)},
+        "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {}, "optimizer_name": "Adam"}],
+        "extra_state": {"train_iterator": {"epoch": 2}},
+        "last_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
+def test_a_foreign_class_is_refused_and_its_code_does_not_run(load: Any, tmp_path: Path) -> None:
+    path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
+    torch.save(complete_checkpoint(surprise=Stranger(trace)), path)
+    with pytest.raises(UserError, match=r"model\.pt contains an object of class \S*leave_a_trace,") as refused:
+        load(path)
+    assert not isinstance(refused.value, DamagedCheckpoint)
+    assert not trace.exists()
+    torch.load(path, weights_only=False)  # as older versions loaded it
+    assert trace.exists()
+
+
+def test_arguments_of_old_checkpoints_load(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.pt")
+    torch.save(complete_checkpoint(cfg={"task": argparse.Namespace(data="corpus", beam=5)}), path)
+    assert checkpoint_utils.load_checkpoint_to_cpu(path)["cfg"].task.beam == 5
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 700, 40_000])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(complete_checkpoint(large=torch.zeros(40_000)), path, _use_new_zipfile_serialization=zipped)
+    assert read_header(str(path))["optimizer_history"][-1]["num_updates"] == 7
+    path.write_bytes(path.read_bytes()[:kept])
+    for load in (read_header, checkpoint_utils.load_checkpoint_to_cpu):
+        with pytest.raises(DamagedCheckpoint, match=r"model\.pt is not a complete checkpoint"):
+            load(str(path))
+
+
+@pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged checkpoint_last.pt would be replaced; root may read all files, so the answer of the disk is simulated."""
+    path = str(tmp_path / "model.pt")
+    torch.save(complete_checkpoint(), path)
+
+    def refuse(file: str, *mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", file)
+
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    with pytest.raises(UserError, match=r"model\.pt cannot be read \(Permission denied\): permit reading") as refused:
+        load(path)
+    assert not isinstance(refused.value, DamagedCheckpoint)
+
+
+def test_environment_cannot_disable_safe_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
+    torch.save(complete_checkpoint(surprise=Stranger(trace)), path)
+    monkeypatch.setenv(UNSAFE_LOADING, "1")
+    restrict_classes()
+    with pytest.raises(UserError):
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+    assert not trace.exists()
+
+
+class LoopBack:
+    """Two ranks in one process: the second one receives the messages of the first in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[torch.Tensor] = []
+        self.rank = 0
+        monkeypatch.setattr(distributed_utils, "get_rank", lambda group: self.rank)
+        monkeypatch.setattr(distributed_utils, "broadcast", self.broadcast)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, group: object) -> None:
+        if self.rank == src:
+            self.sent.append(tensor.clone())
+        else:
+            tensor.copy_(self.sent.pop(0).view_as(tensor))
+
+    def to_second_rank(self, broadcast_object: Any, state: Any) -> Any:
+        device = torch.device("cpu")
+        broadcast_object(state, src_rank=0, group=None, dist_device=device)
+        self.rank = 1
+        return broadcast_object(None, src_rank=0, group=None, dist_device=device)
+
+
+def loaded_state() -> dict[str, Any]:
+    """As rank 0 has it after ``load_checkpoint_to_cpu``: ``cfg`` is an omegaconf object."""
+    return complete_checkpoint(cfg=OmegaConf.create({"model": {"_name": "amos"}}))
+
+
+def test_a_checkpoint_reaches_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object, loaded_state())
+    assert received["cfg"] is None
+    torch.testing.assert_close(received["model"], complete_checkpoint()["model"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        received["last_optimizer_state"], complete_checkpoint()["last_optimizer_state"], rtol=0, atol=0
+    )
+    assert received["optimizer_history"] == complete_checkpoint()["optimizer_history"]
+
+
+def test_stock_fairseq_fails_in_that_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object.__wrapped__, loaded_state())
+
+
+def test_other_broadcasts_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = {"cfg": "a word", "numbers": [1, torch.ones(2)]}
+    received = LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object, message)
+    assert received["cfg"] == "a word"
+    assert received["numbers"][1].tolist() == [1, 1]

@@ -1,0 +1,96 @@
+"""Training steps of every objective and variant: nothing synchronizes host and device, and every parameter is used."""
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    ELECTRA_VARIANTS,
+    ELECTRIC_VARIANTS,
+    ONLY_MWS,
+    ONLY_RTD,
+    electra_criterion,
+    model_and_criterion,
+    small_batch,
+)
+from synchronization import SYNCHRONIZING, Operations
+
+STEPS = [
+    *(
+        ("amos", settings)
+        for settings in (
+            {},
+            {"gumbel_entries": 20},
+            {"gumbel_entries": 0},
+            {"kernels": "reference"},
+            {"activation_checkpointing": True, "dropout": 0.1},
+            {"mixture": "uniform"},
+            {"mixture": "uniform", "adversarial_mlm_multiplier": 0.1},
+            {"mixture": "random_layer"},
+            {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5},
+            {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5, "gumbel_entries": 20},
+            {"mixture": "layer_switch"},
+            {"mixture": "fixed", "fixed_mixture_weights": "1,0,0"},
+            {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5", "separate_generators": True},
+            {"generator_depths": "3"},
+            {"no_stop_gradient": True},
+            {"separate_generators": True, "generator_depths": "2,2"},
+            {"relative_position_scheme": "amos"},
+            {"relative_position_scheme": "none"},
+            {"adversarial_mlm_multiplier": 0.5},
+            {"embedding_dim": 8},
+        )
+    ),
+    *(("electra", settings) for settings in ELECTRA_VARIANTS.values()),
+    *((variant, {}) for variant in ELECTRIC_VARIANTS),
+    *((variant, {"generator_loss_tokens": "all"}) for variant in ("electric", "electra_tt")),
+    *(
+        ("teams", settings)
+        for settings in (
+            {},
+            {"negative_sampling": "hardest", "task_heads": "ffn"},
+            {"task_heads": "extra_layer"},
+            {"share_layers": "none"},
+            {"share_layers": "all"},
+            {"representation": "rtd"},
+            {"relative_position_scheme": "t5", "embedding_dim": 8, "token_types": 2},
+            ONLY_MWS,
+            ONLY_RTD,
+        )
+    ),
+]
+FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator
+
+
+@pytest.mark.parametrize(("objective", "settings"), STEPS, ids=str)
+def test_step_synchronizes_nothing_and_uses_every_parameter(objective: str, settings: dict[str, Any]) -> None:
+    """DistributedDataParallel waits for the gradient of every parameter that learns; frozen ones receive none."""
+    model, criterion = model_and_criterion(objective, **settings)
+    assert not operations_of_step(model, criterion) & SYNCHRONIZING
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert not parameter.requires_grad or parameter.grad.any(), name
+    frozen = {name.partition(".")[0] for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == (FROZEN if settings.get("frozen_generator") else set())
+
+
+def operations_of_step(model: torch.nn.Module, criterion: torch.nn.Module) -> set[str]:
+    batch = small_batch()
+    with Operations() as operations:
+        criterion(model, batch)[0].backward()
+    assert {"aten::gelu", "aten::embedding_dense_backward"} <= operations.names  # forward and backward were recorded
+    return operations.names
+
+
+@pytest.mark.parametrize("positions", ["masked", "random"])
+def test_detection_at_some_positions_synchronizes_nothing(positions: str) -> None:
+    model, _ = model_and_criterion("electra")
+    assert not operations_of_step(model, electra_criterion(detection_positions=positions)) & SYNCHRONIZING
+
+
+def test_synchronizing_operations_are_recorded() -> None:
+    with Operations() as operations:
+        ones = torch.tensor([1.0, 2.0])
+        ones.sum().item()
+        ones[ones > 1]
+    assert operations.names >= {"aten::lift_fresh", "aten::_local_scalar_dense"}

@@ -1,0 +1,43 @@
+"""Functions of test files that run on two connected CPU ranks, each in a forked process."""
+
+import importlib.util
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from forked_command import fork_server
+
+HELPERS = Path(__file__).parent
+NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
+
+
+def run_on_two_ranks(function: Callable[..., None], *arguments: object) -> list[subprocess.CompletedProcess]:
+    """Call ``function(rank, *arguments)`` of a test file on two gloo ranks; the arguments are passed as strings."""
+    names = [inspect.getfile(function), function.__name__, *map(str, arguments)]
+    return fork_server().run_ranks(2, "rank_functions", names, HELPERS)
+
+
+def succeed_on_two_ranks(function: Callable[..., None], *arguments: object) -> None:
+    """As :func:`run_on_two_ranks`; raise an AssertionError with the output of a rank that fails."""
+    for done in run_on_two_ranks(function, *arguments):
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def main(file: str, name: str, *arguments: str) -> None:
+    sys.path.insert(0, str(HELPERS.parents[1]))
+    torch.distributed.init_process_group("gloo")
+    # The launch is over; the settings of a test decide what fairseq does.
+    for variable in NAMES:
+        del os.environ[variable]
+    spec = importlib.util.spec_from_file_location("functions_of_ranks", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    getattr(module, name)(torch.distributed.get_rank(), *arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

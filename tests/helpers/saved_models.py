@@ -1,0 +1,155 @@
+"""SAVE_DIRs of small untrained models of every objective, and checkpoints as scoring loads them, without files."""
+
+import dataclasses
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import sentencepiece
+import torch
+from fairseq.data import Dictionary
+from small_models import build_randomized, randomize, small_dictionary
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.tokenization import Tokenizer
+from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
+
+TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
+CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]
+UPDATES = 7
+
+SIZES = {
+    "encoder_layers": 2,
+    "encoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "encoder_attention_heads": 2,
+    "max_positions": 150,  # beyond the maximum distance of 128
+    # Large values: attention is then far from uniform.
+    "init_std": 0.3,
+    "linear_init_std": 0.3,
+}
+OBJECTIVES = {
+    "amos": (AmosConfig, AmosModel, {"generator_depths": "1,2,4", "max_update": 30}),
+    "electra": (ElectraConfig, ElectraModel, {"embedding_dim": 8, "generator_size": 0.5}),
+    "mlm": (EncoderConfig, MlmModel, {}),
+    "electric": (ElectricConfig, ElectricModel, {"embedding_dim": 8, "generator_size": 0.5, "mask_prob": 0.15}),
+    "teams": (TeamsConfig, TeamsModel, {"generator_layers": 2}),
+}
+SCORED_SIZES = SIZES | {
+    "encoder_ffn_embed_dim": 32,
+    "max_positions": 12,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+
+def small_tokenizer() -> SentencePieceTokenizer:
+    """57 pieces learned from three lines: with special symbols, two rows fewer than the embedding's 64."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=model, model_type="bpe", vocab_size=58,
+        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return SentencePieceTokenizer(model.getvalue(), cased=True)
+
+
+def tokenizer_dictionary(tokenizer: Tokenizer) -> Dictionary:
+    dictionary = Dictionary()
+    for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+def write_state(directory: Path, name: str, objective: str, model: Any, config: Any, /, **changes: Any) -> None:
+    """Save the parts of a fairseq checkpoint that are read; ``changes`` replace or add parts."""
+    state = {
+        "args": None,
+        "cfg": {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15}},
+        "model": model.state_dict(),
+        "optimizer_history": [{"num_updates": UPDATES}],
+        "task_state": {
+            "tokenizer_sha256": directory_sha256(directory / "tokenizer"),
+            "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
+        },
+    }
+    torch.save(state | changes, directory / name)
+
+
+def write_checkpoint(
+    directory: Path, tokenizer: SentencePieceTokenizer, name: str = "checkpoint_last.pt", **changes: Any
+) -> None:
+    """Save an untrained AMOS model of three depths beside the tokenizer that is there."""
+    config = AmosConfig(**(SIZES | {"max_positions": 80, "generator_depths": "1,2,4", "max_update": 30}))
+    task = SimpleNamespace(source_dictionary=tokenizer_dictionary(tokenizer), masked_share=0.15)
+    torch.manual_seed(0)
+    write_state(directory, name, "amos", AmosModel.build_model(config, task), config, **changes)
+
+
+def write_save_dir(directory: Path) -> SentencePieceTokenizer:
+    """Write the checkpoint of :func:`write_checkpoint` and its tokenizer, which is returned."""
+    tokenizer = small_tokenizer()
+    tokenizer.save(directory / "tokenizer")
+    write_checkpoint(directory, tokenizer)
+    return tokenizer
+
+
+def write_run(
+    directory: Path,
+    objective: str = "amos",
+    tokenizer: Tokenizer | None = None,
+    classes: int = 0,
+    span_head: str = "",
+    task: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """Write a SAVE_DIR with random values in all parameters; fine-tuned if it has ``classes`` or a ``span_head``."""
+    tokenizer = tokenizer or small_tokenizer()
+    tokenizer.save(directory / "tokenizer")
+    config_class, model_class, own = OBJECTIVES[objective]
+    config = config_class(**(own | SIZES | settings))
+    setup = SimpleNamespace(source_dictionary=tokenizer_dictionary(tokenizer))
+    if not (classes or span_head):
+        setup.masked_share = 0.15
+    torch.manual_seed(0)
+    model = model_class.build_model(config, setup)
+    if classes:
+        model.register_classification_head("sentence_classification_head", classes)
+    if span_head:
+        model.register_span_head(span_head)
+    randomize(model)
+    cfg = {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15} | (task or {})}
+    write_state(directory, "checkpoint_last.pt", objective, model, config, cfg=cfg)
+    return directory
+
+
+class WordTokenizer:
+    """A tokenizer whose tokens are the words between spaces."""
+
+    def encode_lines(self, lines: list[str]) -> list[list[str]]:
+        return [line.split() for line in lines]
+
+
+def pretrained(
+    model_class: type[PretrainingModel], config: Any, num_tokens: int, mask_prob: float = 0.15, **criterion: str
+) -> LoadedCheckpoint:
+    """An untrained model in eval mode whose tokens are ``word0`` to ``word{num_tokens - 1}``, ids from 4 on."""
+    dictionary = small_dictionary(num_tokens)
+    task = SimpleNamespace(source_dictionary=dictionary, masked_share=mask_prob)
+    model = build_randomized(model_class, config, task).eval()
+    return LoadedCheckpoint(Path("tiny.pt"), model, dictionary, WordTokenizer(), {"mask_prob": mask_prob}, UPDATES, criterion)
+
+
+def sequences(dictionary: Dictionary, lengths: tuple[int, ...], num_tokens: int, seed: int = 0) -> list[torch.Tensor]:
+    """``<s>``, random tokens, ``</s>``: a sequence for each number of ordinary tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    start, end = torch.tensor([dictionary.bos()]), torch.tensor([dictionary.eos()])
+    return [torch.cat([start, torch.randint(4, 4 + num_tokens, (n,), generator=generator), end]) for n in lengths]
