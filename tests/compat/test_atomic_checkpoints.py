@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from failures import full_disk
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
-from full_disk import full_disk
 
 from amos_fairseq.compat import checkpoints
 from amos_fairseq.compat.checkpoints import (

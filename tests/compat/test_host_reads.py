@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from device_synchronization import READ, Waits
 from fairseq.logging import metrics
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
 from torch import distributed
 from torch.multiprocessing import spawn
-from waiting import READ, Waits
 
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, prepare

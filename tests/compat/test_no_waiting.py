@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from device_synchronization import WAITING
 from small_models import small_batch, small_criterion, small_model
 from small_teams import ONLY_RTD, small_teams, teams_criterion
 from torch.utils._python_dispatch import TorchDispatchMode
-from waiting import WAITING
 
 
 class Recorder(TorchDispatchMode):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up_blocks import block_dictionary, made_up_lines, make_dataset
-from made_up_corpus import make_task, write_corpus
+from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.data.masked_blocks import TREATMENTS, treat_masked
 from amos_fairseq.special_tokens import special_ids

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import indexed_dataset
-from made_up_corpus import make_task, write_corpus, write_split
 from small_electra import small_electra
+from synthetic_corpus import make_task, write_corpus, write_split
 
 from amos_fairseq.data import corpus as corpus_module
 from amos_fairseq.errors import UserError

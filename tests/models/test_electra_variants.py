@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from device_synchronization import WAITING
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 from small_electra import EQUAL_SIZES, VARIANTS, small_electra, small_electra_criterion
 from small_models import SETTINGS, small_batch, small_task
-from waiting import WAITING
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig

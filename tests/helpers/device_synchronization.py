@@ -1,4 +1,4 @@
-"""On a CPU nothing waits; what would wait on an accelerator is seen by the operations that are called, and where."""
+"""Operations for which the host would wait for an accelerator, found on a CPU by their names."""
 
 import traceback
 from typing import Any
@@ -8,15 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 READ = "aten::_local_scalar_dense"
-# A value read back, a shape that depends on values, numbers copied to the device.
+# A value that is read, a shape that depends on values, values that are copied to the device.
 WAITING = {READ, "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::lift_fresh"}
 
 
 class Waits(TorchDispatchMode):
-    """The places in which the host waits for a device that all tensors lie on, unless they were made of tensors on the host.
+    """Record where the host would wait if all tensors were on an accelerator, except ``on_host`` and what is computed of them.
 
-    A copy to "cpu" that is asked for by that name, and changes nothing else, brings its result to the host and is a wait
-    itself.
+    A copy to "cpu" that changes nothing else brings its result to the host and is a wait itself.
 
     Attributes:
         places: "operation file:line function" of each wait, in order.
