@@ -70,7 +70,7 @@ def test_bytes_by_type_and_shape() -> None:
         bytes_of(event(EXCHANGE, 0, 1, "a new type", (4, 2)))
 
 
-def test_the_middle_update_is_shown() -> None:
+def test_median_update() -> None:
     lengths = [30, 10, 20, 40]
     starts = [1000 * number for number in range(4)]
     events = [

@@ -102,7 +102,7 @@ def test_samples_follow_the_softmax() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_step_learns_and_clips(precision: str) -> None:
+def test_steps_reduce_the_loss_and_clip_gradients(precision: str) -> None:
     """The loss of one repeated batch decreases; masters are float32; a tiny clip norm bounds the gradients of AdamW."""
     setup = setup_of("mlm_tiny", "optimization.clip_norm=0.001", "optimization.lr=[0.01]")
     setup = dataclasses.replace(setup, precision=precision)

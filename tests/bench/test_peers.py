@@ -162,7 +162,7 @@ def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: lis
 
 
 @pytest.mark.parametrize("recipe", ["variants/electra_unigram_tiny", "electric_tiny", "teams_tiny"])
-def test_every_objective_makes_steps_that_change_its_weights(recipe: str) -> None:
+def test_steps_change_the_weights_of_every_objective(recipe: str) -> None:
     """The learning rate is 0 in the first update, and not in the second."""
     setup = setup_of(recipe)
     task = build_task(setup.cfg.task, setup.vocabulary_size)

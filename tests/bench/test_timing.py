@@ -45,7 +45,7 @@ def test_contestants_take_turns_on_equal_batches() -> None:
     assert reported == ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
 
 
-def test_a_step_is_timed_whole() -> None:
+def test_seconds_include_the_whole_step() -> None:
     """A step that sleeps for 20 ms takes at least as long, the empty one beside it less."""
     sleeper = SimpleNamespace(name="sleeper", step=lambda batch: time.sleep(0.02))
     idler = SimpleNamespace(name="idler", step=lambda batch: None)
@@ -82,7 +82,7 @@ class Clock:
         self.synchronizations += 1
 
 
-def test_a_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of 1 s, except one of 0.01 s and one of 100 s among the six that count, which do not change the result."""
     clock, calls = Clock(monkeypatch), []
     outliers = {7: 0.01, 8: 100.0}
@@ -95,7 +95,7 @@ def test_a_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) > 8
 
 
-def test_the_first_half_of_a_sustained_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_half_of_a_sustained_time_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that needs 0.5 s a call until 6 s of a budget of 10 s are over, and then 1 s, at its power limit.
 
     By hand: an uncounted call, 12 of 0.5 s (those from 5 s on count: two) and 4 of 1 s: the median of six is 1.
@@ -133,7 +133,7 @@ def test_short_calls_are_timed_in_bursts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert clock.synchronizations < len(calls) / 10
 
 
-def test_a_budget_that_is_too_small_still_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_budget_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seconds = Clock(monkeypatch), iter([9.0, 3.0, 1.0, 2.0])
     assert sustained_seconds(lambda: clock.takes(next(seconds)), CPU, budget=0.0) == 2.0
 

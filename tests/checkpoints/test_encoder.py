@@ -86,7 +86,7 @@ def test_batches_are_of_like_length_and_never_larger(encoder, monkeypatch):
     assert seen == [(3, lengths[0]), (3, lengths[3]), (1, lengths[6])]
 
 
-def test_a_generator_of_texts_and_a_single_one(encoder):
+def test_texts_from_a_generator_and_a_single_text(encoder):
     torch.testing.assert_close(encoder(text for text in TEXTS).states, encoder(TEXTS).states, rtol=0, atol=0)
     assert torch.equal(encoder("the end").tokens, encoder(["the end"]).tokens)
 

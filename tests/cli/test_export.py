@@ -207,7 +207,7 @@ def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
+def test_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
     """One weight of one LayerNorm, wrong by a thousandth."""
     write_model = export_module.write_model
 

@@ -208,7 +208,7 @@ def write_results(directory, name="glue.json", **scores):
     return str(directory / name)
 
 
-def test_every_seed_is_a_marker_and_the_median_a_bar(tmp_path):
+def test_markers_of_seeds_and_bars_of_medians(tmp_path):
     files = [
         write_results(tmp_path / "ours", RTE=[50.0, 60.0, 52.0], CoLA=[10.0]),
         write_results(tmp_path / "base", RTE=[48.0]),

@@ -89,7 +89,7 @@ def test_lengths_follow_the_maximum_input_of_the_encoder():
     assert settings_of(64, "--tokens-per-window", "60", "--doc-stride", "9").windows == (60, 9, 30)
 
 
-def test_the_head_is_that_of_the_paper():
+def test_default_head_is_that_of_the_recipe():
     assert settings_of(512, "--recipe", "electra").span_head == "joint"
     assert settings_of(512, "--recipe", "teams").span_head == "independent"
     assert settings_of(512, "--recipe", "electra", "--span-head", "independent").span_head == "independent"

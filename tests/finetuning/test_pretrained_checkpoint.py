@@ -72,7 +72,7 @@ def test_settings_of_computation_are_not_inherited(tmp_path: Path) -> None:
     assert not start.model.keys() & computing.keys()
 
 
-def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
+def test_cloze_model_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path, "electric", **TWO_TOWER)
     with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
         read_pretrained_checkpoint(run)
@@ -80,7 +80,7 @@ def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
         amos_fairseq.load(run)
 
 
-def test_a_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
+def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
     model = {"relative_position_scheme": "--user-dir=/elsewhere", "max_positions": 80}
     pretrained = PretrainedCheckpoint(Path("x.pt"), "", "amos", model, {}, 7)
     flags = ["--relative-position-scheme=--user-dir=/elsewhere", "--max-positions=80"]

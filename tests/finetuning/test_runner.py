@@ -122,7 +122,7 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
         ({"origin": ORIGIN | {"precision": "fp16"}}, "precision fp32, not fp16"),
     ],
 )
-def test_a_directory_of_another_run_is_refused_before_anything_starts(tmp_path, trainings, changed, message):
+def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):
     make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(2,)))
     with pytest.raises(UserError, match=message):
         make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, **changed))
@@ -144,7 +144,7 @@ def test_failed_run_is_reported_and_the_others_continue(tmp_path, trainings, mon
     assert [result.seed for result in read_results(tmp_path)] == [1, 3]
 
 
-def test_a_bug_in_one_evaluation_is_a_failure_with_its_traceback_in_the_log(tmp_path, trainings):
+def test_exception_of_an_evaluation_is_a_failure_with_a_traceback_in_the_log(tmp_path, trainings):
     (failure,) = make(tmp_path, Toy({"seed1": 1.0, "seed3": 1.0})).execute(plan(tmp_path))
     assert failure.reason == "KeyError: 'seed2'"
     assert "Traceback" in failure.log.read_text()

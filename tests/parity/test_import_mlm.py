@@ -74,7 +74,7 @@ def test_report_lists_nothing_newly_initialized(folders, tmp_path, capsys):
 
 @torch.no_grad()
 @pytest.mark.parametrize("arch", ["teams_tiny", "electric_tiny", "electra_tiny"])
-def test_the_encoder_continues_with_any_objective(arch, folders, tmp_path, capsys):
+def test_encoder_is_imported_for_any_objective(arch, folders, tmp_path, capsys):
     """Its states are the folder's; the generator and all heads are reported as newly initialized."""
     assert main(["import", str(folders / "bert"), str(tmp_path / "model.pt"), "--arch", arch]) == 0
     printed = capsys.readouterr().out

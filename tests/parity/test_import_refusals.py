@@ -86,7 +86,7 @@ def test_broken_folders_are_refused(folders, tmp_path, capsys):
     assert not out.parent.exists()
 
 
-def test_nothing_is_overwritten(folders, tmp_path, capsys):
+def test_existing_files_are_not_overwritten(folders, tmp_path, capsys):
     (tmp_path / "old.pt").touch()
     assert "old.pt exists" in refused(capsys, folders / "mpnet", tmp_path / "old.pt")
     write_tokenizer(tmp_path / "tokenizer", "roberta")
@@ -125,7 +125,7 @@ def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
     assert "encoder.embed_positions.weight differ from the discriminator's" in line
 
 
-def test_a_vocabulary_without_a_role(folders, tmp_path, capsys):
+def test_vocabulary_without_mask_or_padding(folders, tmp_path, capsys):
     """Without <mask> a row is newly initialized, which is reported; without a padding token no batch can be built."""
     for role in ("mask_token", "pad_token"):
         shutil.copytree(folders / "mpnet", tmp_path / role)

@@ -99,7 +99,7 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
     assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
 
 
-def test_what_is_said_on_the_screen(glue, glue_tokenizer, tmp_path, capsys):
+def test_printed_counts_and_notes(glue, glue_tokenizer, tmp_path, capsys):
     prepare.main([str(glue), "qqp", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     printed = capsys.readouterr().err
     assert "QQP train: 3 rows; longest" in printed

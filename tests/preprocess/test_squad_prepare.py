@@ -243,7 +243,7 @@ def test_answer_starts_in_bytes_are_refused(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"settings": {}}'])
-def test_a_foreign_manifest_is_refused(tmp_path, content):
+def test_invalid_manifests_are_refused(tmp_path, content):
     with pytest.raises(UserError, match=r"squad\.json is missing"):
         read_manifest(tmp_path)
     (tmp_path / "squad.json").write_text(content)

@@ -74,7 +74,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
                 assert row[2] == INFERENCE[label]
 
 
-def test_the_run_directory_serves_export_and_load(start, data, tmp_path, fake_training):
+def test_run_directory_has_tokenizer_and_labels(start, data, tmp_path, fake_training):
     fake_training.train.start = start / "checkpoint_last.pt"
     run_glue(session(start, tmp_path, num_seeds=1), data, ["MNLI"], None, None, False, False)
     directory = tmp_path / "runs/MNLI/seed1"
