@@ -1,4 +1,4 @@
-"""examples/benchmark/changes.py: what is undone computes the same by other means, and is back afterwards."""
+"""examples/benchmark/changes.py: each change undoes one optimization, keeps the values, and is restored afterwards."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ BATCH = small_batch()["net_input"]
 
 
 def state(model: torch.nn.Module) -> dict[str, bool | float]:
-    """What each change is seen by."""
+    """One property per change."""
     attends = {module.attend for module in model.modules() if isinstance(module, SelfAttention)}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**BATCH)
@@ -37,8 +37,8 @@ def state(model: torch.nn.Module) -> dict[str, bool | float]:
 
 
 @pytest.mark.parametrize("change", changes.CHANGES, ids=lambda change: change.__name__)
-def test_one_thing_is_undone_and_done_again(change) -> None:
-    """The values stay, to rounding of float32; only all positions of the last layer, or all logits, are more work."""
+def test_change_is_undone_and_restored(change) -> None:
+    """Equal values up to float32 rounding; all positions of the last layer, or all logits, are more FLOPs."""
     model = small_amos().eval()
     before, expected = state(model), model(**BATCH).mlm_nll
     with change(model):
@@ -53,7 +53,7 @@ def test_one_thing_is_undone_and_done_again(change) -> None:
         assert differs - {"flops"} == {change.__name__}
 
 
-def test_each_step_undoes_what_its_row_names() -> None:
+def test_steps_without_a_change() -> None:
     seen = []
 
     class Step:

@@ -1,4 +1,4 @@
-"""Exchanges and backward passes of a made-up Chrome trace, whose numbers are known by hand."""
+"""Exchanges and backward passes of a synthetic Chrome trace with values by hand."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ def event(name: str, start: float, end: float, kind: str = "float", shape: tuple
     return {"ph": "X", "name": name, "ts": 1e3 * start, "dur": 1e3 * (end - start), "args": arguments}
 
 
-def made_up_update(start: float) -> list[dict[str, Any]]:
-    """Two micro-batches. The backward pass of the second computes from 40 to 60 and ends at 70, when all sums are there."""
+def synthetic_update(start: float) -> list[dict[str, Any]]:
+    """Two micro-batches. The second backward pass computes from 40 to 60 and ends at 70, when all sums are received."""
     events = [
         event(UPDATE, 0, 100),
         event(BACKWARD, 10, 20),
@@ -34,7 +34,7 @@ def made_up_update(start: float) -> list[dict[str, Any]]:
         event(f"{NODE}: MmBackward0", 41, 50),
         event(f"{NODE}: torch::autograd::AccumulateGrad", 55, 60),
         event(EXCHANGE, 45, 50, "c10::BFloat16", (1000,)),
-        event(EXCHANGE, 48, 56, "c10::BFloat16", (50, 20)),  # beside the first, in another thread
+        event(EXCHANGE, 48, 56, "c10::BFloat16", (50, 20)),  # overlaps with the first, in another thread
         event(EXCHANGE, 58, 69, "c10::BFloat16", (3, 100)),
         event(EXCHANGE, 75, 77, "double", (7,)),
         event(EXCHANGE, 80, 81, "double", (2,)),
@@ -43,8 +43,8 @@ def made_up_update(start: float) -> list[dict[str, Any]]:
 
 
 def test_an_update_by_hand() -> None:
-    # The order of a trace is no order in time.
-    first, second = updates_of([*made_up_update(500), *made_up_update(0)][::-1])
+    # A trace is not sorted by time.
+    first, second = updates_of([*synthetic_update(500), *synthetic_update(0)][::-1])
     assert (first.span.start, second.span.start) == pytest.approx((0, 0.5))
     for update in (first, second):
         backward = [(span.start - update.span.start, span.end - update.span.start) for span in update.backward]
@@ -70,12 +70,12 @@ def test_bytes_by_type_and_shape() -> None:
         bytes_of(event(EXCHANGE, 0, 1, "a new type", (4, 2)))
 
 
-def test_the_middle_update_is_shown() -> None:
+def test_median_update() -> None:
     lengths = [30, 10, 20, 40]
     starts = [1000 * number for number in range(4)]
     events = [
         each if each["name"] != UPDATE else each | {"dur": each["dur"] + 1e3 * length}
         for length, start in zip(lengths, starts, strict=True)
-        for each in made_up_update(start)
+        for each in synthetic_update(start)
     ]
     assert median_update(updates_of(events)).span.seconds == pytest.approx(0.12)

@@ -1,4 +1,4 @@
-"""The peer built of Hugging Face's parts does our work: as many parameters, the same loss, the same gradients."""
+"""The peer of Hugging Face's modules does equal work: the same number of parameters, loss and gradients."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
 
-# One token type, as the library cannot have less; no dropout, so that both sides compute the same.
+# One token type, the minimum of the library; no dropout, so that both sides compute the same values.
 EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]
 # Both run through the layers in float32; sums have another order on the other side.
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -26,9 +26,11 @@ def setup_of(recipe: str, *overrides: str) -> Setup:
 
 def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:
     """Embeddings, one encoder and its heads, under the names of a model that is this encoder."""
-    kept = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", *heads))}
+    shared = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", *heads))}
     prefix = f"{encoder}."
-    return kept | {f"encoder.{name.removeprefix(prefix)}": t for name, t in tensors.items() if name.startswith(prefix)}
+    return shared | {
+        f"encoder.{name.removeprefix(prefix)}": t for name, t in tensors.items() if name.startswith(prefix)
+    }
 
 
 def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:
@@ -61,7 +63,7 @@ def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkey
     peer_loss.backward()
 
     torch.testing.assert_close(peer_loss, loss / sample_size, **CLOSE)
-    # Shared by all of its readers, so it receives every gradient that there is.
+    # The shared embedding receives every gradient.
     theirs = peer.masked_lm.electra.embeddings.word_embeddings.weight.grad
     torch.testing.assert_close(theirs, model.embed_tokens.weight.grad, **CLOSE)
     assert theirs.abs().max() > 100 * CLOSE["atol"]
@@ -90,18 +92,18 @@ def test_attention_is_fused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_samples_follow_the_softmax() -> None:
-    """Frequencies of 20,000 draws within 4 standard errors of the probabilities."""
+    """Frequencies of 20,000 samples within 4 standard errors of the probabilities."""
     peer = build_objective(setup_of("electra_tiny").cfg, 640, 1, naive=False)
     torch.manual_seed(0)
-    logits, draws = torch.randn(1, 6) * 2, 20_000
-    seen = torch.bincount(peer.sample(logits.expand(draws, -1)), minlength=6) / draws
+    logits, count = torch.randn(1, 6) * 2, 20_000
+    seen = torch.bincount(peer.sample(logits.expand(count, -1)), minlength=6) / count
     expected = logits[0].softmax(-1)
-    assert (seen - expected).abs().le(4 * (expected * (1 - expected) / draws).sqrt()).all()
+    assert (seen - expected).abs().le(4 * (expected * (1 - expected) / count).sqrt()).all()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_step_learns_and_clips(precision: str) -> None:
-    """The loss of one repeated batch falls; masters stay float32; a tiny clip norm bounds what AdamW's moments see."""
+def test_steps_reduce_the_loss_and_clip_gradients(precision: str) -> None:
+    """The loss of one repeated batch decreases; masters are float32; a tiny clip norm bounds the gradients of AdamW."""
     setup = setup_of("mlm_tiny", "optimization.clip_norm=0.001", "optimization.lr=[0.01]")
     setup = dataclasses.replace(setup, precision=precision)
     task = build_task(setup.cfg.task, setup.vocabulary_size)

@@ -1,4 +1,4 @@
-"""Who takes part in the contest, what is refused, and which FLOPs a peer's steps are worth."""
+"""Contestants of ``amos bench``: order, compilation, equal text and weights, FLOPs of a peer, errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from amos_fairseq.bench import synthetic_text
-from amos_fairseq.bench.contest import PEERS, Entry, build_entries, comparable
+from amos_fairseq.bench.contest import Entry, build_entries, comparable
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.synthetic_text import make_synthetic_text, random_blocks
@@ -25,15 +25,12 @@ def setup_of(recipe: str, *overrides: str, **settings) -> Setup:
     return prepare(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
 
 
-def test_every_peer_comes_once_in_the_order_asked() -> None:
+def test_every_peer_once_in_the_given_order() -> None:
     setup = setup_of("electra_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     entries, refusals = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
-    assert [(entry.contestant.name, entry.is_ours) for entry in entries] == [
-        ("ours", True),
-        ("reference", False),
-        ("hf", False),
-    ]
+    named = [(entry.contestant.name, entry.is_ours) for entry in entries]
+    assert named == [("ours", True), ("reference", False), ("hf", False)]
     kernels = [entry.contestant.module.cfg.kernels for entry in entries[:2]]
     assert kernels == ["fast", "reference"]
     assert {entry.unequal_work for entry in entries} == {""}
@@ -53,7 +50,7 @@ def compiled_parts(entry: Entry) -> list[bool]:
 
 
 @pytest.mark.usefixtures("any_compiler")
-def test_with_compile_each_comes_once_more_ours_as_it_trains() -> None:
+def test_compile_adds_a_compiled_copy_of_each() -> None:
     setup = setup_of("electra_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     entries, refusals = build_entries(setup, task, ["hf", "reference"], compile=True)
@@ -70,7 +67,7 @@ def test_with_compile_each_comes_once_more_ours_as_it_trains() -> None:
     assert [(entry.contestant.name, entry.compiled) for entry in entries] == [("ours, compiled", True)]
 
 
-def test_where_nothing_can_be_compiled_the_others_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(device: torch.device) -> None:
         raise UserError("no compiler is found")
 
@@ -95,7 +92,7 @@ def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
         assert all(one["net_input"][name].equal(two["net_input"][name]) for name in one["net_input"])
 
 
-def test_made_up_text_is_full_blocks_of_pieces_masked_by_the_task() -> None:
+def test_synthetic_text_is_full_blocks_masked_by_the_task() -> None:
     setup = setup_of("mlm_tiny", "task.tokens_per_sample=40", "task.mask_prob=0.2")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, 2)
@@ -106,24 +103,24 @@ def test_made_up_text_is_full_blocks_of_pieces_masked_by_the_task() -> None:
         assert not set(inputs["tokens"][:, 1:].flatten().tolist()) & set(task.special_ids)
     assert len({batch["first_id"] for batch in text.batches}) == len(text.batches)
     pieces = {piece for block in range(200) for piece in random_blocks(task, 200)[block]["tokens"][1:].tolist()}
-    assert len(pieces) == VOCABULARY - len(task.special_ids)  # 7,800 draws leave out a piece with probability 1e-3
+    assert len(pieces) == VOCABULARY - len(task.special_ids)  # 7,800 samples miss a piece with probability 1e-3
 
 
-def test_a_loader_is_measured_by_the_median_batch_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock by which the i-th batch of 2 x 64 tokens takes i seconds; the first is left out: 1 to 16, median 8.5."""
+def test_loader_speed_is_that_of_the_median_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The i-th batch of 2 x 64 tokens takes i seconds of a fake clock; the first is not counted: 1 to 16, median 8.5."""
     setup = setup_of("mlm_tiny", "task.tokens_per_sample=64")
     dataset = random_blocks(build_task(setup.cfg.task, setup.vocabulary_size), 6)
     ticks = iter([second for number in range(17) for second in (0.0, float(number or 100))])
     monkeypatch.setattr(synthetic_text.time, "perf_counter", lambda: next(ticks))
-    read: list[int] = []
-    monkeypatch.setattr(type(dataset), "__getitem__", recording(read, type(dataset).__getitem__))
+    indices: list[int] = []
+    monkeypatch.setattr(type(dataset), "__getitem__", recording(indices, type(dataset).__getitem__))
     assert synthetic_text.loader_speed(dataset, 2) == pytest.approx((128 / 8 + 128 / 9) / 2)
-    assert read == [dataset.ordered_indices()[place % 6] for place in range(34)]
+    assert indices == [dataset.ordered_indices()[number % 6] for number in range(34)]
 
 
-def recording(read: list[int], get: Callable) -> Callable:
+def recording(indices: list[int], get: Callable) -> Callable:
     def get_and_record(dataset: Any, index: int) -> dict[str, Any]:
-        read.append(int(index))
+        indices.append(int(index))
         return get(dataset, index)
 
     return get_and_record
@@ -141,7 +138,7 @@ def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     assert (setup.cfg.model.dropout, setup.cfg.model.embedding_dim) == (0.2, 48)
 
 
-def test_precision_is_the_recipes_own_unless_another_is_asked() -> None:
+def test_default_precision_is_that_of_the_recipe() -> None:
     assert setup_of("mlm_base").precision == "bf16"
     assert setup_of("mlm_tiny").precision == "float32"
     assert setup_of("mlm_base", precision="float32").cfg.common.bf16 is False
@@ -149,33 +146,24 @@ def test_precision_is_the_recipes_own_unless_another_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "words"),
+    ("recipe", "overrides", "message"),
     [
-        (
-            "electra_tiny",
-            ["model.relative_position_scheme=t5"],
-            "model.relative_position_scheme=t5 is not supported by",
-        ),
+        ("electra_tiny", ["model.relative_position_scheme=t5"], "scheme=t5 is not supported by"),
         ("electra_tiny", ["model.generator_temperature=2"], "model.generator_temperature=2.0 is not supported by"),
         ("mlm_tiny", ["model.activation_dropout=0.1"], "model.activation_dropout=0.1 is not supported by"),
         ("amos_tiny", ["model.encoder_layers=3"], "no ELECTRA recipe has an encoder of these sizes"),
     ],
 )
-def test_what_the_library_cannot_do_is_refused(recipe: str, overrides: list[str], words: str) -> None:
+def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: list[str], message: str) -> None:
     setup = setup_of(recipe, *overrides)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         build_entries(setup, task, ["hf"], compile=False)
 
 
-def test_an_unknown_peer_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(UserError, match=f"--peer nobody is unknown: choose among {', '.join(PEERS)}"):
-        build_entries(setup_of("mlm_tiny"), None, ["nobody"], compile=False)
-
-
 @pytest.mark.parametrize("recipe", ["variants/electra_unigram_tiny", "electric_tiny", "teams_tiny"])
-def test_every_objective_makes_steps_that_change_its_weights(recipe: str) -> None:
-    """The first update of the schedule has the learning rate 0, the second has not."""
+def test_steps_change_the_weights_of_every_objective(recipe: str) -> None:
+    """The learning rate is 0 in the first update, and not in the second."""
     setup = setup_of(recipe)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches

@@ -1,4 +1,4 @@
-"""Pieces by themselves: both ways do the work, and the FLOPs of the floor are those that PyTorch counts."""
+"""Single parts of a step: fast and reference implementations run, and the FLOPs equal PyTorch's count."""
 
 import torch
 
@@ -18,22 +18,16 @@ def pieces_of(recipe: str, *overrides: str) -> tuple[Setup, dict[str, Piece]]:
 
 
 def test_flops_are_those_that_pytorch_counts() -> None:
-    """PyTorch has no formula for a fused attention of the CPU; the definition is made of products that it counts."""
+    """PyTorch counts products, but not the fused attention of the CPU."""
     _, pieces = pieces_of("amos_tiny")
     for name in ("attention with a learned bias", "output layer"):
         assert count_matmuls(pieces[name].ways["reference"]) == pieces[name].flops > 0
 
 
-def test_every_piece_of_amos_runs_both_ways() -> None:
+def test_every_piece_of_amos_runs() -> None:
     _, pieces = pieces_of("amos_tiny")
-    names = [
-        "attention with a learned bias",
-        "output layer",
-        "sampling",
-        "output layer, mixture, its gradient",
-        "optimizer",
-    ]
-    assert list(pieces) == names
+    output_layers = ["output layer", "sampling", "output layer, mixture, its gradient"]
+    assert list(pieces) == ["attention with a learned bias", *output_layers, "optimizer"]
     for piece in pieces.values():
         timed = time_piece(piece, torch.device("cpu"), peak=1e6, bandwidth=1e3, progress=lambda text: None, seconds=0.0)
         assert timed.floor == max(piece.flops / 1e6, piece.bytes / 1e3) > 0
@@ -41,13 +35,13 @@ def test_every_piece_of_amos_runs_both_ways() -> None:
         assert min(timed.seconds.values()) > 0
 
 
-def test_only_what_a_recipe_has_is_a_piece() -> None:
+def test_pieces_of_a_recipe() -> None:
     assert list(pieces_of("mlm_tiny")[1]) == ["attention", "output layer", "optimizer"]
     assert list(pieces_of("amos_tiny", "model.mixture=uniform")[1])[-2:] == ["sampling", "optimizer"]
 
 
-def test_samples_are_tokens_both_ways() -> None:
-    """None of the rows that are made up lies beyond the vocabulary's, and different places draw different ones."""
+def test_samples_are_tokens() -> None:
+    """All are rows of the vocabulary, and positions have different ones."""
     _, pieces = pieces_of("electra_tiny")
     (fast,), reference = (pieces["sampling"].ways[way]() for way in WAYS)
     for sampled in (fast, reference):
@@ -56,7 +50,7 @@ def test_samples_are_tokens_both_ways() -> None:
         assert len(sampled.unique()) > 10
 
 
-def test_the_optimizers_step_alike() -> None:
+def test_optimizers_take_equal_steps() -> None:
     """One step from equal weights with equal gradients; the loop decays every weight, so without decay."""
     _, pieces = pieces_of("mlm_tiny", "optimizer.weight_decay=0")
     ours, loop = (pieces["optimizer"].ways[way] for way in WAYS)

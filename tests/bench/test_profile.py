@@ -1,4 +1,4 @@
-"""Shares of a profile: by made-up events whose sums are known, and of a model with one part that outweighs all others."""
+"""Shares of a profile: of synthetic events with known sums, and of a model with one dominant part."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +27,12 @@ def event(name: str, own: float, start: float, parent: Any = None, sequence_nr: 
     )
 
 
-def made_up_step() -> list[Any]:
+def synthetic_step() -> list[Any]:
     """Output layer around attention, a mask without a node, backward in reverse order, optimizer, and a stray operator."""
     output = event(profile.PREFIX + profile.OUTPUT, 0.0, 0)
     attention = event(profile.PREFIX + profile.ATTENTION, 1.0, 1, output)
     softmax = event("softmax", 4.0, 2, attention, sequence_nr=7, on_gpu=30.0)
-    comparison = event("gt", 2.0, 3, attention, sequence_nr=8)  # sees the number of the node that follows it
+    comparison = event("gt", 2.0, 3, attention, sequence_nr=8)  # has the number of the next node
     product = event("mm", 3.0, 4, output, sequence_nr=8, on_gpu=10.0)
     mm_node = event(f"{profile.BACKWARD_NODE}: MmBackward0", 0.0, 5, sequence_nr=8)
     softmax_node = event(f"{profile.BACKWARD_NODE}: SoftmaxBackward0", 0.0, 6, sequence_nr=7)
@@ -42,22 +42,22 @@ def made_up_step() -> list[Any]:
     optimizer = event("optimizer", 0.0, 8)
     update = event("_fused_adamw_", 2.5, 9, optimizer)
     backward = [mm_node, grad_mm, softmax_node, grad_softmax, accumulation]
-    # The order of the list is no order in time.
+    # The list is not sorted by time.
     return [*backward, product, comparison, softmax, attention, output, update, optimizer]
 
 
-def test_operators_belong_where_their_node_was_made() -> None:
-    shares = profile.shares(made_up_step(), on_gpu=False)
+def test_backward_operators_belong_to_their_forward_part() -> None:
+    shares = profile.shares(synthetic_step(), on_gpu=False)
     assert {part: share * 25 for part, share in shares.items() if share} == pytest.approx(
         {profile.ATTENTION: 1 + 4 + 2 + 6, profile.OUTPUT: 3 + 5, profile.OPTIMIZER: 2.5, profile.OTHER: 1.5}
     )
     assert list(shares) == list(profile.PARTS)
 
 
-def test_on_a_gpu_the_time_is_that_of_the_kernels_and_counts_once() -> None:
+def test_time_on_a_gpu_is_that_of_the_kernels() -> None:
     kernel = event("a kernel", 0.0, 2.5, on_gpu=30.0)
     kernel.device_type = DeviceType.CUDA
-    shares = profile.shares([*made_up_step(), kernel], on_gpu=True)
+    shares = profile.shares([*synthetic_step(), kernel], on_gpu=True)
     assert {part: share for part, share in shares.items() if share} == pytest.approx(
         {profile.ATTENTION: 0.7, profile.OUTPUT: 0.3}
     )
@@ -70,7 +70,7 @@ def test_on_a_gpu_the_time_is_that_of_the_kernels_and_counts_once() -> None:
         (profile.OUTPUT, ["model.encoder_layers=1", "model.generator_depths='1'", "task.mask_prob=0.9"]),
     ],
 )
-def test_the_part_with_the_most_products_takes_the_most_time(part: str, settings: list[str]) -> None:
+def test_part_with_the_most_flops_takes_the_most_time(part: str, settings: list[str]) -> None:
     """Each has more than 90 % of the FLOPs, forward and backward; the rest are small operations."""
     vocabulary = 600 if part == profile.FFN else 20_000
     setup = prepare(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
@@ -84,11 +84,8 @@ def test_the_part_with_the_most_products_takes_the_most_time(part: str, settings
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_compiled_layers_and_those_that_are_computed_again_mark_every_part(
-    recomputes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every range that a layer opens is closed, also where PyTorch would leave a layer before its end, which it computes
-    only for what its backward pass reads; compiled code would open none."""
+def test_compiled_and_recomputed_layers_mark_every_part(recomputes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every range is closed, also where PyTorch stops a recomputed layer early; compiled code would open none."""
     events: list[tuple[str, str]] = []
 
     class Range:

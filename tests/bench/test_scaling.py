@@ -1,9 +1,10 @@
-"""The arithmetic of examples/benchmark/scaling.py against numbers by hand."""
+"""The arithmetic of examples/benchmark/scaling.py against values by hand."""
 
 import re
 import sys
 
 import pytest
+from failures import error_line
 from tiny_runs import ROOT
 
 from amos_fairseq.composition import RECIPES
@@ -27,20 +28,20 @@ MIB = 2**20
         (8, 8, 64e6, 0.56e-3 + 14e6 / 21.25e9 + 98e-6),
     ],
 )
-def test_a_sum_over_gpus_takes_what_its_rings_take(num_nodes, gpus_per_node, size, seconds) -> None:
+def test_seconds_of_an_all_reduce(num_nodes, gpus_per_node, size, seconds) -> None:
     assert scaling.Cluster(num_nodes, gpus_per_node).all_reduce_seconds(size) == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     ("seconds", "waiting"),
     [
-        # Gradients of the three buckets are there after 2.5, 5 and 10 s.
-        ([1, 1, 4], 4),  # through at 3.5, 6, 14
-        ([3, 3, 0.5], 0.5),  # through at 5.5, 8.5, 10.5
+        # Gradients of the three buckets are complete after 2.5, 5 and 10 s.
+        ([1, 1, 4], 4),  # finished at 3.5, 6, 14
+        ([3, 3, 0.5], 0.5),  # finished at 5.5, 8.5, 10.5
         ([6, 6, 4], 8.5),  # each waits for the one before: 8.5, 14.5, 18.5
     ],
 )
-def test_what_the_backward_pass_does_not_hide(seconds: list[float], waiting: float) -> None:
+def test_waiting_after_the_backward_pass(seconds: list[float], waiting: float) -> None:
     assert scaling.waiting_seconds(10, [25, 25, 50], seconds) == pytest.approx(waiting)
 
 
@@ -50,10 +51,9 @@ def test_an_update_by_hand() -> None:
     assert work.buckets() == [25 * MIB, 25 * MIB, 25 * MIB + 10]
     compute = 32 * 512 * 1e9 / 124.8e12
     cluster = scaling.Cluster(1, 8)
-    for update_freq, travelling in ((1, 25 * MIB), (4, 50 * MIB)):  # sums are in float32
-        each = 14 * (
-            travelling / 8 / 200e9 + 2e-6
-        )  # 0.26 ms or twice that, far less than the 29 ms in which a bucket fills
+    for update_freq, sent in ((1, 25 * MIB), (4, 50 * MIB)):  # sums are in float32
+        # 0.26 ms or twice that, far less than the 29 ms in which a bucket fills.
+        each = 14 * (sent / 8 / 200e9 + 2e-6)
         update = scaling.plan_update(work, cluster, 32, update_freq)
         assert update.compute == pytest.approx(update_freq * compute)
         assert update.exchange == pytest.approx(3 * each, rel=1e-6)
@@ -63,7 +63,7 @@ def test_an_update_by_hand() -> None:
         assert update.efficiency == pytest.approx(1 / (1 + lost / (update_freq * compute)), rel=1e-6)
 
 
-def test_one_gpu_loses_nothing() -> None:
+def test_one_gpu_has_no_exchange() -> None:
     update = scaling.plan_update(scaling.Work(512, 1e9, 10**9, 10**8), scaling.Cluster(1, 1), 32, 1)
     assert (update.exchange, update.efficiency) == (0, 1)
 
@@ -79,7 +79,8 @@ def test_sizes_are_those_of_the_model() -> None:
     assert work.tokens_per_sequence == 512
 
 
-def test_the_table_in_the_readme_is_what_the_script_prints(capsys) -> None:
+@pytest.mark.slow
+def test_readme_has_the_printed_table(capsys) -> None:
     scaling.main(["--batch-size", "8", "32", "--update-freq", "1", "4"])
     printed = capsys.readouterr().out
     readme = (ROOT / "examples" / "multi_node" / "README.md").read_text(encoding="utf-8")
@@ -88,8 +89,6 @@ def test_the_table_in_the_readme_is_what_the_script_prints(capsys) -> None:
     assert all(row in readme for row in rows)
 
 
-def test_a_recipe_that_is_not_there_is_one_line(capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        scaling.main(["amos_huge"])
-    assert ended.value.code == 1
-    assert f"error: {RECIPES / 'amos_huge'}.yaml is missing" in capsys.readouterr().err
+def test_missing_recipe_is_one_line(capsys) -> None:
+    line = error_line(capsys, scaling.main, "amos_huge")
+    assert f"error: {RECIPES / 'amos_huge'}.yaml is missing" in line

@@ -1,4 +1,4 @@
-"""Statistics of steps by hand numbers, the order of a contest, and the machine's peaks against their definition."""
+"""Statistics of steps by hand, the order of a contest, and the peaks of a machine against their definition."""
 
 import time
 from types import SimpleNamespace
@@ -38,14 +38,14 @@ def test_contestants_take_turns_on_equal_batches() -> None:
     def contestant(name: str) -> Any:
         return SimpleNamespace(name=name, step=lambda batch: seen.append((name, batch["id"])))
 
-    told: list[str] = []
-    seconds = alternate([contestant("A"), contestant("B")], [{"id": 0}, {"id": 1}], 3, CPU, told.append)
+    reported: list[str] = []
+    seconds = alternate([contestant("A"), contestant("B")], [{"id": 0}, {"id": 1}], 3, CPU, reported.append)
     assert seen == [("A", 0), ("B", 0), ("A", 1), ("B", 1), ("A", 0), ("B", 0)]
     assert [len(own) for own in seconds] == [3, 3]
-    assert told == ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
+    assert reported == ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
 
 
-def test_a_step_is_timed_whole() -> None:
+def test_seconds_include_the_whole_step() -> None:
     """A step that sleeps for 20 ms takes at least as long, the empty one beside it less."""
     sleeper = SimpleNamespace(name="sleeper", step=lambda batch: time.sleep(0.02))
     idler = SimpleNamespace(name="idler", step=lambda batch: None)
@@ -54,10 +54,8 @@ def test_a_step_is_timed_whole() -> None:
 
 
 @pytest.mark.parametrize(("budget", "repetitions"), [(0.0, 3), (7.0, 4)])
-def test_the_best_of_as_many_repetitions_as_fit(
-    budget: float, repetitions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """3 + 1 + 2 seconds of the least three, one more up to 7 and beyond; and a first call that nobody times."""
+def test_best_of_the_repetitions_in_a_budget(budget: float, repetitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least three, of 3 + 1 + 2 seconds; a fourth exceeds 7 seconds; and a first call that is not timed."""
     calls, seconds = [], iter([3.0, 1.0, 2.0, 5.0, 0.5])
 
     def timed(call: Any, device: torch.device) -> float:
@@ -70,7 +68,7 @@ def test_the_best_of_as_many_repetitions_as_fit(
 
 
 class Clock:
-    """A clock that only calls move: ``clock.takes(seconds)`` in place of work."""
+    """A clock that only ``clock.takes(seconds)`` advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.synchronizations = 0.0, 0
@@ -84,20 +82,20 @@ class Clock:
         self.synchronizations += 1
 
 
-def test_a_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of 1 s, but one of 0.01 s and one of 100 s among the six that count: both change the result by nothing."""
+def test_sustained_time_is_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of 1 s, except one of 0.01 s and one of 100 s among the six that count, which do not change the result."""
     clock, calls = Clock(monkeypatch), []
-    strange = {7: 0.01, 8: 100.0}
+    outliers = {7: 0.01, 8: 100.0}
 
     def call() -> None:
         calls.append(1)
-        clock.takes(strange.get(len(calls), 1.0))
+        clock.takes(outliers.get(len(calls), 1.0))
 
     assert sustained_seconds(call, CPU, budget=10.0, min_bursts=6) == 1.0
     assert len(calls) > 8
 
 
-def test_the_first_half_of_a_sustained_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_half_of_a_sustained_time_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that needs 0.5 s a call until 6 s of a budget of 10 s are over, and then 1 s, at its power limit.
 
     By hand: an uncounted call, 12 of 0.5 s (those from 5 s on count: two) and 4 of 1 s: the median of six is 1.
@@ -135,7 +133,7 @@ def test_short_calls_are_timed_in_bursts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert clock.synchronizations < len(calls) / 10
 
 
-def test_a_budget_that_is_too_small_still_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_budget_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seconds = Clock(monkeypatch), iter([9.0, 3.0, 1.0, 2.0])
     assert sustained_seconds(lambda: clock.takes(next(seconds)), CPU, budget=0.0) == 2.0
 
@@ -162,14 +160,14 @@ def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyP
     assert {source.nbytes for source in copies} == {800}
 
 
-def test_matrices_are_random_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean 0 and standard deviation 1, each within 5 of its own standard errors (1 in 1.7 million draws is outside)."""
+def test_matrices_are_random_normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean 0 and standard deviation 1, each within 5 of its own standard errors (probability 6e-7 to be outside)."""
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(machine, "sustained_seconds", lambda call, device, budget: 1.0)
     monkeypatch.setattr(torch, "empty_like", lambda matrix: seen.append(matrix) or torch.zeros_like(matrix))
     machine.matmul_seconds(256, CPU, torch.float32)
-    (numbers,) = seen
-    assert abs(numbers.mean()) < 5 / 256
-    assert abs(numbers.std() - 1) < 5 / (2**0.5 * 256)
+    (matrix,) = seen
+    assert abs(matrix.mean()) < 5 / 256
+    assert abs(matrix.std() - 1) < 5 / (2**0.5 * 256)
     machine.memory_bandwidth(CPU, size=2**16)
-    assert seen[1].unique().numel() == 2**13  # 2**13 random numbers of 64 bits, none of them twice
+    assert seen[1].unique().numel() == 2**13  # 2**13 different random values of 64 bits

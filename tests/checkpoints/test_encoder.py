@@ -1,4 +1,4 @@
-"""``amos_fairseq.load``: batches, pairs, streams, pooling and dtype, against one text at a time."""
+"""``amos_fairseq.load``: batches, pairs, streams, pooling and dtype against one text at a time; truncation and errors."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 from saved_models import write_checkpoint, write_save_dir
 
 import amos_fairseq
-from amos_fairseq.checkpoints.encoder import Encoder, Features
+from amos_fairseq.checkpoints.encoder import Encoder, Features, truncated_lengths
 from amos_fairseq.errors import UserError
 
 TEXTS = [
@@ -29,10 +29,10 @@ def save_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     tokenizer = write_save_dir(directory)
     state = torch.load(directory / "checkpoint_last.pt", weights_only=True)
-    kept = {
+    weights = {
         name: tensor for name, tensor in state["model"].items() if name.startswith(("embed_tokens", "discriminator"))
     }
-    encoder = {name.replace("discriminator.", "encoder."): tensor for name, tensor in kept.items()}
+    encoder = {name.replace("discriminator.", "encoder."): tensor for name, tensor in weights.items()}
     head = {
         "dense.weight": torch.randn(16, 16), "dense.bias": torch.randn(16),
         "output.weight": torch.randn(3, 16), "output.bias": torch.randn(3),
@@ -53,12 +53,12 @@ def encoder(save_dir):
 
 
 def symbols(encoder: Encoder, row: torch.Tensor) -> str:
-    """Tokens as text; the word mark of the tokenizer is a low line here."""
+    """Tokens as text, the tokenizer's word mark as an underscore."""
     return " ".join(encoder.loaded.dictionary[token] for token in row.tolist()).replace("\u2581", "_")
 
 
 def test_batched_texts_equal_single_texts(encoder):
-    """Three batches of like lengths, in the given order again; padding holds zeros."""
+    """Three batches by length, returned in the given order; padding is zero."""
     every = encoder(TEXTS)
     alone = [encoder([text]) for text in TEXTS]
     lengths = [one.tokens.size(1) for one in alone]
@@ -86,13 +86,13 @@ def test_batches_are_of_like_length_and_never_larger(encoder, monkeypatch):
     assert seen == [(3, lengths[0]), (3, lengths[3]), (1, lengths[6])]
 
 
-def test_a_generator_of_texts_and_a_single_one(encoder):
+def test_texts_from_a_generator_and_a_single_text(encoder):
     torch.testing.assert_close(encoder(text for text in TEXTS).states, encoder(TEXTS).states, rtol=0, atol=0)
     assert torch.equal(encoder("the end").tokens, encoder(["the end"]).tokens)
 
 
 def test_stream_reads_no_text_ahead(encoder):
-    """From an endless corpus: in order, batch by batch, nothing read ahead."""
+    """From an endless corpus: in order, batch by batch."""
     taken = itertools.count()
     endless = (TEXTS[next(taken) % len(TEXTS)] for _ in itertools.count())
     stream = encoder.stream(endless)
@@ -125,7 +125,7 @@ def test_features_of_a_fine_tuned_checkpoint_are_those_of_its_encoder(save_dir, 
 
 
 def test_token_types_of_a_pair(save_dir):
-    """As fine-tuning does it, by separators; the lines of one text are one sequence, as before another model's tokenizer."""
+    """By separators, as in fine-tuning; the lines of one text are one sequence."""
     typed = amos_fairseq.load(save_dir / "typed.pt")
     pair = typed([("the dog", "the fox"), ("a fox", "over the lazy dog")])
     torch.testing.assert_close(
@@ -182,6 +182,57 @@ def test_gradients_only_while_training(save_dir):
     assert encoder.model.embed_tokens.weight.grad.abs().sum() > 0
 
 
-def test_encoder_moved_by_to_still_encodes(save_dir):
-    encoder = amos_fairseq.load(save_dir, device="cpu").to(torch.float64)
-    assert encoder("the end").states.dtype == torch.float64
+def test_length_limit(encoder):
+    """80 tokens: refused, or truncated to the first tokens and ``</s>``."""
+    long, short = "the end " * 60, "the lazy dog"
+    whole = encoder.loaded.tokens(long)
+    eos = encoder.loaded.dictionary.eos()
+    with pytest.raises(UserError, match=rf"text 2 has {len(whole)} tokens, the encoder takes 80: .*truncate=True"):
+        encoder([short, long])
+    single = encoder([long], truncate=True).tokens[0]
+    assert single.tolist() == [*whole[:79].tolist(), eos]
+    assert torch.equal(encoder([short], truncate=True).tokens, encoder([short]).tokens)
+    pair = encoder([(short, long)], truncate=True).tokens[0].tolist()
+    first = encoder.loaded.tokens(short).tolist()
+    assert len(pair) == 80
+    assert pair == [*first, *whole[1 : 80 - len(first)].tolist(), eos]
+    assert len(next(encoder.stream([(long, long)], truncate=True)).tokens[0]) == 80
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "expected"),
+    [([3, 4], 10, [3, 4]), ([3, 4], 6, [3, 3]), ([3, 4], 5, [3, 2]), ([9, 2], 6, [4, 2]), ([1, 9], 2, [1, 1]), ([8], 5, [5])],
+)  # fmt: skip
+def test_longer_text_is_truncated_first(lengths, limit, expected):
+    """As ``longest_first`` of Hugging Face: one token at a time, of equals from the second."""
+    assert truncated_lengths(lengths, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "there is no text to encode"),
+        (["the end", " \n"], "text 2: the text is empty"),
+        (["the end", ("the end", "")], "text 2: the text is empty"),
+        ([7], "text 1: expected a string or a pair of strings, got 7"),
+        ([("a", "b", "c")], "text 1: expected a string or a pair"),
+    ],
+)
+def test_invalid_texts_are_refused(encoder, texts, message):
+    with pytest.raises(UserError, match=message):
+        encoder(texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "cuda:99"}, "device cuda:99 cannot be used"),
+        ({"device": "abacus"}, "device abacus cannot be used"),
+        ({"dtype": torch.int64}, r"dtype torch\.int64 is not supported"),
+        ({"batch_size": 0}, "batch_size 0 is too small"),
+    ],
+)
+def test_unusable_settings_are_refused(save_dir, arguments, message):
+    with pytest.raises(UserError, match=message) as raised:
+        amos_fairseq.load(save_dir, **arguments)
+    assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""``amos bench`` from end to end in this process: what it prints and keeps, and how it refuses."""
+"""``amos bench`` from end to end in this process: its page, its JSON file, and errors."""
 
 import json
 import math
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from failures import error_line
 
 from amos_fairseq.bench import machine
+from amos_fairseq.bench.contest import PEERS
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.step_profile import PARTS
 from amos_fairseq.cli.main import main
@@ -35,6 +37,7 @@ def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     return json.loads(values.read_text()), page.read_text()
 
 
+@pytest.mark.slow
 def test_page_and_json_report_all_measurements(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     found, page = bench(tmp_path / "results", "electra_tiny", "--peer", "hf", "hf_naive", "reference")
     printed = capsys.readouterr().out
@@ -62,13 +65,13 @@ def test_page_and_json_report_all_measurements(tmp_path: Path, capsys: pytest.Ca
     assert found["config"]["model"]["kernels"] == "fast"
     assert found["config"]["dataset"]["batch_size"] == 2
     assert found["versions"]["torch"] == torch.__version__
-    assert (found["pieces"], found["not_compiled"]) == ([], {})
-    for shown in (*names, *PARTS, "matrix peak", "encoder_layers: 2"):
+    assert (found["pieces"], found["not_compiled"], found["data"]["reads_corpus"]) == ([], {}, False)
+    for shown in (*names, *PARTS, "matrix peak", "encoder_layers: 2", "reading the corpus not counted"):
         assert shown in page
 
 
 def check_row(row: dict[str, Any], peak: float) -> None:
-    """Two steps of 128 tokens; weights, gradients and two moments are four numbers of 4 bytes a parameter."""
+    """Two steps of 128 tokens; weights, gradients and two moments are four values of 4 bytes per parameter."""
     speed = row["tokens_per_second"]
     assert speed["min"] == pytest.approx(128 / max(row["seconds"]))
     assert speed["max"] == pytest.approx(128 / min(row["seconds"]))
@@ -80,15 +83,16 @@ def check_row(row: dict[str, Any], peak: float) -> None:
 
 
 def test_bf16_keeps_float32_masters(tmp_path: Path) -> None:
-    """Weights 2 bytes; masters, their gradients and two moments 4: 18 bytes a parameter; the model keeps no gradient."""
+    """Weights 2 bytes; masters, their gradients and two moments 4: 18 bytes per parameter; the model keeps no gradient."""
     found, _ = bench(tmp_path, "mlm_tiny", "--precision", "bf16")
     (row,) = found["contestants"]
     assert found["work"]["precision"] == "bf16"
     assert 18 * row["parameters"] <= row["held_bytes"] <= 18 * row["parameters"] * 1.02
 
 
+@pytest.mark.slow
 def test_loader_is_measured_on_a_given_corpus(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Reading is in it then, and the page says so; one loader process is enough for a step of many layers."""
+    """The time of reading is then included, and the page says so; one loader process is enough for a step of many layers."""
     settings = ["--steps", "1", "--warmup", "0", "--device", "cpu"]
     main(["bench", "mlm_tiny", *settings, "--out", str(tmp_path / "read"), "--set", f"task.data={binarized_corpus}"])
     (page,), (values,) = (list((tmp_path / "read").glob(f"*.{kind}")) for kind in ("md", "json"))
@@ -97,22 +101,10 @@ def test_loader_is_measured_on_a_given_corpus(binarized_corpus: Path, tmp_path: 
     assert "one loader process reads and masks" in page.read_text()
     ours = json.loads(values.read_text())["contestants"][0]["tokens_per_second"]["median"]
     assert data["loader_processes"] == max(1, math.ceil(ours / data["tokens_per_second"]))
-    found, page = bench(tmp_path / "made_up", "mlm_tiny")
-    assert not found["data"]["reads_corpus"]
-    assert "reading the corpus not counted" in page
 
 
-def test_unequal_work_of_a_peer_is_reported(tmp_path: Path) -> None:
-    found, page = bench(tmp_path, "amos_tiny", "--peer", "hf")
-    ours, peer = found["contestants"]
-    assert ours["unequal_work"] == ""
-    assert "ELECTRA instead of amos" in peer["unequal_work"]
-    assert peer["unequal_work"] in page
-    assert peer["flops_per_token"] < ours["flops_per_token"]
-
-
-def test_models_that_cannot_be_compiled_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours is refused when it is built, a peer when it is compiled: at its first step."""
+def test_unequal_peer_and_models_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours fails when it is built, a peer when it is compiled, at its first step."""
 
     def refuse(device: torch.device) -> None:
         raise UserError("nothing compiles here")
@@ -125,8 +117,12 @@ def test_models_that_cannot_be_compiled_are_excluded(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(compilation, "require_compiler", refuse)
     monkeypatch.setattr(torch.nn.Module, "compile", compile_later)
-    found, page = bench(tmp_path, "mlm_tiny", "--compile", "--peer", "hf")
-    assert [row["name"] for row in found["contestants"]] == ["ours", "hf"]
+    found, page = bench(tmp_path, "amos_tiny", "--compile", "--peer", "hf")
+    ours, peer = found["contestants"]
+    assert (ours["name"], peer["name"], ours["unequal_work"]) == ("ours", "hf", "")
+    assert "ELECTRA instead of amos" in peer["unequal_work"]
+    assert peer["unequal_work"] in page
+    assert peer["flops_per_token"] < ours["flops_per_token"]
     assert found["not_compiled"] == {"ours, compiled": "nothing compiles here", "hf, compiled": "no compiler"}
     assert "`ours, compiled` is not in the contest: nothing compiles here" in page
     assert "`hf, compiled` is not in the contest: no compiler" in page
@@ -151,32 +147,22 @@ def test_nothing_is_written_without_out(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        (["amos_nope"], "amos_nope.yaml is missing"),
         (["mlm_tiny", "--steps", "0"], "--steps 0 must be at least 1"),
         (["mlm_tiny", "--threads", "0"], "--threads 0 must be at least 1"),
         (["mlm_tiny", "--set", "optimization.update_freq=[2]"], "a step is one micro-batch"),
         (["mlm_tiny", "--set", "common.amp=true"], "give --precision float32, bf16 or fp16"),
         (["mlm_tiny", "--precision", "fp16", "--device", "cpu"], "--fp16 needs a GPU"),
-        (["mlm_tiny", "--peer", "nobody"], "--peer nobody is unknown"),
-        (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
-        (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
+        (["mlm_tiny", "--peer", "nobody"], f"--peer nobody is unknown: choose among {', '.join(PEERS)}"),
         (["mlm_tiny", "--out", "/dev/null/results"], "--out /dev/null/results cannot be made"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", *arguments])
-    captured = capsys.readouterr()
-    assert (ended.value.code, captured.out) == (1, "")
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("amos_fairseq: error: ")
-    assert words in captured.err
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    assert message in error_line(capsys, main, "bench", *arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_missing_gpu_is_refused(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "mlm_tiny", "--device", "cuda"])
-    assert "--device cuda: PyTorch finds no GPU here" in capsys.readouterr().err
+    line = error_line(capsys, main, "bench", "mlm_tiny", "--device", "cuda")
+    assert "--device cuda: PyTorch finds no GPU here" in line

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from failures import error_line
 from saved_models import TEXT, write_run, write_save_dir
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -58,15 +59,15 @@ def test_values_equal_those_of_the_forward_pass(pretrained):
             assert probabilities == sorted(probabilities, reverse=True)
             if output.mlm_correct[depth, 0, index]:
                 assert predictions[0].piece == token.original
-    # The discriminator again, on its own, from what the page says that it read.
-    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
+    # The discriminator alone, with the input that the page shows.
+    inputs = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     with torch.no_grad():
-        judged = model.detection_head(model.extract_features(read)).sigmoid()[0].tolist()
-    assert [token.positive_probability for token in inspection.tokens] == pytest.approx(judged, rel=1e-4)
+        detected = model.detection_head(model.extract_features(inputs)).sigmoid()[0].tolist()
+    assert [token.positive_probability for token in inspection.tokens] == pytest.approx(detected, rel=1e-4)
 
 
 def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
-    """Biases make special tokens and vocabulary padding the most probable; the others are predicted, with small shares."""
+    """Biases make special tokens and padding rows the most probable; others are predicted with small probabilities."""
     dictionary, model = pretrained.dictionary, pretrained.model
     specials = [dictionary.index(symbol) for symbol in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
     padding = list(range(len(dictionary), model.embed_tokens.num_embeddings))
@@ -78,13 +79,13 @@ def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
     for masked in inspection.masked:
         for depth, predictions in enumerate(masked.predictions):
             assert sorted(prediction.piece for prediction in predictions) == words
-            assert sum(prediction.probability for prediction in predictions) < 1e-6, "the softmax is that of all rows"
+            assert sum(prediction.probability for prediction in predictions) < 1e-6, "the softmax is over all rows"
             original = inspection.tokens[masked.position].original
             share = next(prediction.probability for prediction in predictions if prediction.piece == original)
             assert share == masked.original_probabilities[depth]
 
 
-def test_largest_seed_is_taken(pretrained):
+def test_largest_seed(pretrained):
     assert inspect_text(pretrained, TEXT, LARGEST_SEED, 0.2, 1).masked
 
 
@@ -111,23 +112,20 @@ def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
         if name.startswith(("embed_tokens.", "discriminator."))
     }
     torch.save(state, save_dir / "fine_tuned.pt")
-    with pytest.raises(SystemExit, match="1"):
-        main(["inspect", str(save_dir / "fine_tuned.pt"), "--text", "the end"])
-    assert capsys.readouterr().err.endswith(
-        "holds a model without a generator: inspect needs a checkpoint of pretraining\n"
-    )
+    line = error_line(capsys, main, "inspect", save_dir / "fine_tuned.pt", "--text", "the end")
+    assert line.endswith("holds a model without a generator: inspect needs a checkpoint of pretraining")
 
 
 def test_electra_predicts_from_its_single_depth(tmp_path):
-    """Its generator once more by hand: the softmax of the head's output times the token embeddings."""
+    """Its generator by hand: the softmax of the head's output times the token embeddings."""
     write_run(tmp_path, "electra", encoder_layers=2)
     pretrained = load_checkpoint(tmp_path)
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
     assert inspection.depth_names == ["2"]
     model, tokens = pretrained.model, pretrained.tokens(TEXT)
-    read = mask_block(pretrained, tokens, seed=3, mask_prob=0.2)["net_input"]["masked_tokens"]
+    masked_tokens = mask_block(pretrained, tokens, seed=3, mask_prob=0.2)["net_input"]["masked_tokens"]
     with torch.no_grad():
-        states = model.generator(model.embed_tokens(read))[-1]
+        states = model.generator(model.embed_tokens(masked_tokens))[-1]
         logits = model.mlm_head(states) @ model.embed_tokens.weight.T + model.mlm_head.bias
     probabilities = logits[0].softmax(-1)
     for masked in inspection.masked:
@@ -140,28 +138,26 @@ def test_electra_predicts_from_its_single_depth(tmp_path):
 
 
 def test_sampled_mixture_is_that_of_the_forward_pass(tmp_path):
-    """Weights are 0 and 1: the input token was sampled from the depth with weight 1."""
+    """Weights are 0 and 1: the token was sampled from the depth with weight 1."""
     write_run(tmp_path, "amos", encoder_layers=2, mixture="random_layer")
     pretrained = load_checkpoint(tmp_path)
     inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.3, top=1)
     batch = mask_block(pretrained, pretrained.tokens(TEXT), seed=3, mask_prob=0.3)["net_input"]
     torch.manual_seed(3)
     with torch.no_grad():
-        drawn = pretrained.model(**batch).mixture_weights[0].tolist()
-    assert [masked.mixture_weights for masked in inspection.masked] == drawn
+        weights = pretrained.model(**batch).mixture_weights[0].tolist()
+    assert [masked.mixture_weights for masked in inspection.masked] == weights
 
 
 def test_longer_text_is_truncated_with_a_notice(pretrained):
     inspection = inspect_text(pretrained, TEXT * 3, seed=1, mask_prob=0.15, top=1)
     assert len(inspection.tokens) == 80
     left_out = len(pretrained.tokens(TEXT * 3)) - 80
-    assert (
-        inspection.summary()[-1]
-        == f"the last {left_out} tokens of the text are left out: they exceed the model's maximum input"
-    )
+    expected = f"the last {left_out} tokens of the text are left out: they exceed the model's maximum input"
+    assert inspection.summary()[-1] == expected
 
 
-def test_surfaces_join_to_the_text(pretrained):
+def test_joined_surfaces_are_the_text(pretrained):
     pieces = [pretrained.dictionary[i] for i in pretrained.tokens(TEXT).tolist()]
     special = [piece in ("<s>", "</s>") for piece in pieces]
     assert "".join(surfaces(pretrained.tokenizer, pieces, special)) == TEXT.replace("\n", "")
@@ -216,10 +212,10 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
         assert f"[{token.original}>{token.input}]{100 * token.positive_probability:.0f}" in out
     assert "7 updates; seed 1, mask probability 0.15" in out
     assert out.endswith(f"page: {page}\n")
-    assert "\x1b" not in out, "no escape sequences where nobody sees colours"
+    assert "\x1b" not in out, "no escape sequences without a terminal"
 
 
-def test_file_is_read_like_text(save_dir, tmp_path, capsys):
+def test_text_of_a_file(save_dir, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     main(["inspect", str(save_dir), "--text", TEXT, "--html", str(tmp_path / "a.html")])
     main(["inspect", str(save_dir), "--file", str(tmp_path / "text.txt"), "--html", str(tmp_path / "b.html")])
@@ -248,11 +244,5 @@ def test_mistakes_are_one_line(save_dir, monkeypatch, capsys, arguments, message
     (save_dir / "cut.pt").write_bytes((save_dir / "checkpoint_last.pt").read_bytes()[:5000])
     torch.save({"weights": torch.zeros(2)}, save_dir / "other.pt")
     (save_dir / "latin1.txt").write_bytes("é".encode("latin-1").join([b"a", b"b"]))
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    error = capsys.readouterr().err
-    assert exit_info.value.code == 1
-    assert error.count("\n") == 1
-    assert error.startswith("amos_fairseq: error: ")
-    assert message in error
+    assert message in error_line(capsys, main, *arguments)
     assert not list(save_dir.glob("*.html"))

@@ -1,4 +1,4 @@
-"""``amos inspect`` of objectives beside AMOS and ELECTRA: each shows what it has, with the numbers of its own outputs."""
+"""``amos inspect`` of the other objectives: each shows its own values, computed again from the model."""
 
 import re
 
@@ -44,10 +44,9 @@ def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
     out, page = printed(tmp_path, capsys, monkeypatch)
     assert "depth 2" in out
     page = page.partition("<body>")[2]
-    for said in (out, page):
-        assert not re.search(
-            r"discriminator|sampled|replaced|weight \d|log p|selection", said.partition("Every token")[2]
-        )
+    for shown in (out, page):
+        tokens_shown = shown.partition("Every token")[2]
+        assert not re.search(r"discriminator|sampled|replaced|weight \d|log p|selection", tokens_shown)
     assert "discriminator" not in out + page
     assert "<h2>Every token masked</h2>" in page
 
@@ -58,27 +57,26 @@ def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_pa
     pretrained = load_checkpoint(write_run(tmp_path, "electric", electric_variant=variant))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
     model, dictionary = pretrained.model, pretrained.dictionary
-    drawn = {masked.position for masked in inspection.masked}
-    assert {place for place, token in enumerate(inspection.tokens) if token.is_positive} == drawn
+    selected = {masked.position for masked in inspection.masked}
+    assert {position for position, token in enumerate(inspection.tokens) if token.is_positive} == selected
     read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     logits = model.detection_head(model.discriminator(model.embed_tokens(read))[-1])[0]
-    asked = {place for place, token in enumerate(read[0].tolist()) if token not in model.vocabulary.special}
-    alarms = sum(inspection.tokens[place].flagged for place in asked - drawn)
-    assert f"{alarms} false alarms on {len(asked - drawn)} original tokens" in inspection.summary()[1]
-    for place, token in enumerate(inspection.tokens):
-        if place not in asked:  # special or unknown: no loss is about them, what the networks say of them means nothing
+    scored = {position for position, token in enumerate(read[0].tolist()) if token not in model.vocabulary.special}
+    alarms = sum(inspection.tokens[position].flagged for position in scored - selected)
+    assert f"{alarms} false alarms on {len(scored - selected)} original tokens" in inspection.summary()[1]
+    for position, token in enumerate(inspection.tokens):
+        if position not in scored:  # special or unknown: no loss is computed there
             assert (token.log_prob, token.positive_probability) == (None, None)
         elif variant == "electric":
-            assert token.log_prob == pytest.approx(-logits[place].item(), rel=1e-4, abs=1e-5)
+            assert token.log_prob == pytest.approx(-logits[position].item(), rel=1e-4, abs=1e-5)
         else:  # the classifier's own probability
-            assert token.positive_probability == pytest.approx(logits[place].sigmoid().item(), rel=1e-3, abs=1e-6)
+            assert token.positive_probability == pytest.approx(logits[position].sigmoid().item(), rel=1e-3, abs=1e-6)
 
     out, page = printed(tmp_path, capsys, monkeypatch)
     assert "Tokens selected for noise" in out
     assert "P(noise)" in page
-    assert "masked" not in page.replace("class=", "").partition("<h1>")[2].replace('"token masked', "").replace(
-        '"masked', ""
-    )
+    text = page.partition("<h1>")[2].replace("class=", "").replace('"token masked', "").replace('"masked', "")
+    assert "masked" not in text
     first = inspection.masked[0]
     log_prob = f"{inspection.tokens[first.position].log_prob:.2f}"
     assert log_prob in out
@@ -103,7 +101,7 @@ def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
 
 @torch.no_grad()
 def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
-    """Selection once more from what the page says: the softmax of the scores of exactly these candidates."""
+    """Selection computed again from the page: the softmax of the scores of exactly these candidates."""
     pretrained = load_checkpoint(write_run(tmp_path, "teams"))
     inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
     model, dictionary = pretrained.model, pretrained.dictionary
@@ -138,19 +136,19 @@ def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
     shares = (head.mlm_head(states) @ model.embed_tokens.weight.T + head.mlm_head.bias).softmax(-1)
     copies = head.copy_layer(states).sigmoid()[:, 0]
     for masked in inspection.masked:
-        place, token = masked.position, inspection.tokens[masked.position]
-        share = shares[place, dictionary.index(token.original)]
-        expected = copies[place] * (not token.replaced) + (1 - copies[place]) * share
+        position, token = masked.position, inspection.tokens[masked.position]
+        share = shares[position, dictionary.index(token.original)]
+        expected = copies[position] * (not token.replaced) + (1 - copies[position]) * share
         assert masked.discriminator_probability == pytest.approx(expected.item(), rel=1e-3)
-        assert masked.copy_probability == pytest.approx(copies[place].item(), rel=1e-3)
+        assert masked.copy_probability == pytest.approx(copies[position].item(), rel=1e-3)
     out, page = printed(tmp_path, capsys, monkeypatch)
-    for said in (out, page):
-        assert f"p(original) {inspection.masked[0].discriminator_probability:.3f}" in said
-        assert "discriminator" not in said
+    for shown in (out, page):
+        assert f"p(original) {inspection.masked[0].discriminator_probability:.3f}" in shown
+        assert "discriminator" not in shown
 
 
 def test_masks_are_those_of_training_without_its_treatment(tmp_path):
-    """The run replaced some masked tokens by others; here all read <mask>, so that predictions are comparable."""
+    """Training replaces some masked tokens by others; here all are <mask>, so that predictions are comparable."""
     pretrained = load_checkpoint(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
     batch = mask_block(pretrained, pretrained.tokens(TEXT), SEED, 0.9)["net_input"]
     read = batch["masked_tokens"].gather(1, batch["masked_positions"])

@@ -1,16 +1,20 @@
-"""``amos plot`` against the records it was given: what it reads, what it draws, what it refuses."""
+"""``amos plot`` of training curves and of fine-tuning scores against the given records, and errors."""
 
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from failures import error_line
+from matplotlib.figure import Figure
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
 from amos_fairseq.plotting import curves as plotting
+from amos_fairseq.plotting.scores import read_results, scores_figure
 
 
 def record(split, update, depths=(1, 2), **values):
@@ -30,9 +34,10 @@ def save_dir(tmp_path):
     return directory
 
 
-def drawn(runs, key):
-    """The panel of `key` drawn by the command's own function: its axes."""
-    panel = next(panel for panel in plotting.PANELS if panel.key == key)
+def plotted(runs, key):
+    """The axes of the panel of ``key``, plotted by the command's own function."""
+    panels = [*plotting.PANELS, *plotting.SCORE_PANELS, *plotting.OBJECTIVE_PANELS]
+    panel = next(panel for panel in panels if panel.key == key)
     _, ax = plt.subplots()
     plotting.draw_panel(ax, panel, runs)
     plt.close()
@@ -49,23 +54,23 @@ def test_curves_hold_the_records(save_dir):
 
 
 def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
-    lines = drawn(plotting.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
+    lines = plotted(plotting.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[10, 20, 30], [30], [10, 20, 30], [30]]
     assert [line.get_linestyle() for line in lines] == ["-", "None", "-", "None"]
     colours = [line.get_color() for line in lines]
     assert colours[0] == colours[1] != colours[2] == colours[3]
 
 
-def test_mixture_entropy_is_not_taken_for_a_depth(save_dir):
+def test_mixture_entropy_is_not_a_depth(save_dir):
     runs = plotting.read_runs([str(save_dir)])
-    assert [text.get_text() for text in drawn(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
+    assert [text.get_text() for text in plotted(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
 
 
-def test_depths_keep_their_colour_in_every_run_and_runs_their_line(save_dir, tmp_path):
+def test_colours_are_of_depths_and_line_styles_of_runs(save_dir, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps(record("train", u, depths=(2, 10))) + "\n" for u in (10, 20)))
     runs = plotting.read_runs([str(save_dir), str(other)])
-    ax = drawn(runs, "mixture_")
+    ax = plotted(runs, "mixture_")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["depth 1", "depth 2", "depth 10"]
     of_depth_2 = [line for line in ax.get_lines() if line.get_ydata()[0] == 0.2 and len(line.get_xdata()) > 1]
     assert len(of_depth_2) == 2
@@ -79,28 +84,36 @@ def test_runs_are_named_by_what_differs(tmp_path):
     assert plotting.run_names(files[1:]) == ["run", "c.jsonl"]
 
 
-def test_command_writes_figures_and_prints_their_paths(save_dir, tmp_path, capsys):
+@pytest.fixture
+def empty_figures(monkeypatch):
+    """Write empty files instead of figures."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **settings: Path(file).touch())
+
+
+@pytest.mark.usefixtures("empty_figures")
+def test_command_prints_the_paths_of_its_figures(save_dir, tmp_path, capsys):
     out = tmp_path / "pictures"
     assert main(["plot", str(save_dir), "--out", str(out)]) == 0
     names = ["overview", *(panel.file_name for panel in plotting.PANELS)]
     assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert capsys.readouterr().out.split() == [str(out / f"{name}.{kind}") for name in names for kind in ("png", "svg")]
-    height, width, _ = plt.imread(out / "overview.png").shape
-    assert width > 1500
-    assert height > 700
-    assert ElementTree.parse(out / "overview.svg").getroot().tag.endswith("svg")
 
 
-def test_values_that_no_run_logged_are_left_out_with_a_notice(tmp_path, capsys):
+def test_figures_and_notices_of_missing_values(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"split": "valid", "update": 5, "rtd_auc": 0.7}\n')
     assert main(["plot", str(log), "--out", str(tmp_path)]) == 0
     assert "MLM loss per generator depth: left out, no run logged mlm_loss\n" in capsys.readouterr().out
     assert not (tmp_path / "mlm_loss.png").exists()
     assert (tmp_path / "auc.png").exists()
+    height, width, _ = plt.imread(tmp_path / "overview.png").shape
+    assert width > 700
+    assert height > 500
+    assert ElementTree.parse(tmp_path / "overview.svg").getroot().tag.endswith("svg")
 
 
-def test_fine_tuning_runs_show_their_loss_and_the_scores_that_they_logged(tmp_path, capsys):
+@pytest.mark.usefixtures("empty_figures")
+def test_panels_of_a_fine_tuning_run(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
     log.write_text(
         '{"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9}\n'
@@ -110,14 +123,13 @@ def test_fine_tuning_runs_show_their_loss_and_the_scores_that_they_logged(tmp_pa
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "loss", "spearman", "learning_rate", "throughput"}
     assert "left out" not in capsys.readouterr().out
-    panel = next(panel for panel in plotting.SCORE_PANELS if panel.key == "spearman")
-    ax = plt.figure().add_subplot()
-    plotting.draw_panel(ax, panel, plotting.read_runs([str(log)]))
-    assert [list(line.get_ydata()) for line in ax.get_lines()] == [[58.4]]
+    lines = plotted(plotting.read_runs([str(log)]), "spearman").get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[58.4]]
 
 
-def test_values_of_one_objective_are_drawn_only_for_its_runs(save_dir, tmp_path, capsys):
-    """TEAMS beside AMOS: the curve of the selection is that of the run which has one, and no other run misses it."""
+@pytest.mark.usefixtures("empty_figures")
+def test_panels_of_one_objective_have_only_its_runs(save_dir, tmp_path, capsys):
+    """TEAMS beside AMOS: only one run has the curve of the selection, and it is not reported as missing."""
     other = tmp_path / "teams.jsonl"
     other.write_text(
         "".join(json.dumps(record("train", u, depths=(3,), mws_loss=u / 10, mws_acc=0.5)) + "\n" for u in (10, 20))
@@ -126,18 +138,15 @@ def test_values_of_one_objective_are_drawn_only_for_its_runs(save_dir, tmp_path,
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "selection_loss", "selection_accuracy", *(p.file_name for p in plotting.PANELS)}
     assert "left out" not in capsys.readouterr().out
-    panel = next(panel for panel in plotting.OBJECTIVE_PANELS if panel.key == "mws_loss")
-    ax = plt.figure().add_subplot()
-    plotting.draw_panel(ax, panel, plotting.read_runs([str(save_dir), str(other)]))
-    (line,) = ax.get_lines()
+    (line,) = plotted(plotting.read_runs([str(save_dir), str(other)]), "mws_loss").get_lines()
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([10, 20], [1.0, 2.0])
 
 
-def test_every_key_that_a_criterion_logs_beside_the_shared_ones_has_a_panel():
+def test_every_key_of_a_criterion_has_a_panel():
     """Keys as the criterions name them for the log."""
-    drawn = {panel.key for panel in plotting.OBJECTIVE_PANELS}
-    assert set(ElectraCriterion.COUNTED_BY) - {"replaced"} <= drawn
-    assert {"mws_loss", "mws_acc"} <= drawn
+    plotted_keys = {panel.key for panel in plotting.OBJECTIVE_PANELS}
+    assert set(ElectraCriterion.COUNTED_BY) - {"replaced"} <= plotted_keys
+    assert {"mws_loss", "mws_acc"} <= plotted_keys
 
 
 def test_same_log_gives_the_same_picture_bytes(tmp_path):
@@ -148,7 +157,7 @@ def test_same_log_gives_the_same_picture_bytes(tmp_path):
     assert (tmp_path / "first" / "auc.svg").read_bytes() == (tmp_path / "second" / "auc.svg").read_bytes()
 
 
-def test_truncated_last_line_is_left_out_with_a_notice(save_dir, capsys):
+def test_truncated_last_line_is_skipped_with_a_notice(save_dir, capsys):
     log = save_dir / "metrics.jsonl"
     complete = str(plotting.read_curves(str(log)))
     with log.open("a") as file:
@@ -176,22 +185,66 @@ def test_bad_logs_are_refused(tmp_path, content, message):
 
 def test_log_without_a_value_to_draw_is_one_line(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"split": "train", "update": 5, "loss": 0.7, "mixture_entropy": 1.0}\n')
-    with pytest.raises(SystemExit) as exit_info:
-        main(["plot", str(tmp_path), "--out", str(tmp_path / "pictures")])
-    assert exit_info.value.code == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert (
-        f"{tmp_path.name}: no value to draw, records hold none of mlm_loss_N, mixture_N, rtd_recall, rtd_auc" in error
-    )
+    line = error_line(capsys, main, "plot", tmp_path, "--out", tmp_path / "pictures")
+    assert f"{tmp_path.name}: no value to draw, records hold none of mlm_loss_N, mixture_N, rtd_recall, rtd_auc" in line
     assert not (tmp_path / "pictures").exists()
 
 
 def test_directory_that_cannot_be_made_is_one_line(save_dir, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as exit_info:
-        main(["plot", str(save_dir), "--out", str(tmp_path / "file" / "out")])
-    assert exit_info.value.code == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "figures cannot be written (Not a directory); choose another directory with --out" in error
+    line = error_line(capsys, main, "plot", save_dir, "--out", tmp_path / "file" / "out")
+    assert "figures cannot be written (Not a directory); choose another directory with --out" in line
+
+
+def write_results(directory, name="glue.json", **scores):
+    """``scores``: task -> the accuracies of its seeds."""
+    directory.mkdir(exist_ok=True)
+    runs = [
+        {"task": task, "point": "", "seed": seed, "main_score": "accuracy", "scores": {"accuracy": value, "f1": 0.0}}
+        for task, values in scores.items()
+        for seed, value in enumerate(values, start=1)
+    ]
+    (directory / name).write_text(json.dumps({"benchmark": "glue", "runs": runs}), encoding="utf-8")
+    return str(directory / name)
+
+
+def test_markers_of_seeds_and_bars_of_medians(tmp_path):
+    files = [
+        write_results(tmp_path / "ours", RTE=[50.0, 60.0, 52.0], CoLA=[10.0]),
+        write_results(tmp_path / "base", RTE=[48.0]),
+    ]
+    figure = scores_figure(read_results(files))
+    ax = figure.axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["RTE", "CoLA"]
+    assert [sorted(line.get_ydata()) for line in ax.get_lines()] == [[50.0, 52.0, 60.0], [10.0], [48.0]]
+    bars = [collection.get_segments()[0][:, 1].tolist() for collection in ax.collections]
+    assert bars == [[52.0, 52.0], [10.0, 10.0], [48.0, 48.0]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " base"]
+
+
+def test_command_writes_figures_of_scores(tmp_path, capsys):
+    file = write_results(tmp_path / "ours", RTE=[50.0])
+    assert main(["plot", file, "--out", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"scores.png", "scores.svg"}
+    assert str(tmp_path / "out" / "scores.png") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no results to plot (No such file or directory)"),
+        ("[1]", "holds no results"),
+        ('{"runs": [{"task": "RTE"}]}', "holds no results"),
+        ('{"runs": []}', "holds no finished run yet"),
+    ],
+)
+def test_invalid_results_are_one_line(tmp_path, capsys, content, message):
+    file = tmp_path / "glue.json"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    assert message in error_line(capsys, main, "plot", file, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_curves_and_scores_in_one_command_are_refused(tmp_path, capsys):
+    assert "not both" in error_line(capsys, main, "plot", write_results(tmp_path, RTE=[50.0]), tmp_path)

@@ -1,4 +1,4 @@
-"""``amos score`` on untrained models: content of its files, continuation after a stop, error messages."""
+"""``amos score`` on untrained models: its files, continuation after a stop, a full disk, memory, and errors."""
 
 import json
 import math
@@ -7,10 +7,15 @@ import shutil
 
 import pytest
 import torch
+from failures import error_line, full_disk
 from saved_models import write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
+from amos_fairseq.scoring.jobs import score_file
+from amos_fairseq.scoring.pseudo_likelihood import LineScorer, windows
+from amos_fairseq.scoring.token_scorers import MaskedScorer
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
 TOO_LONG = 5
@@ -34,7 +39,7 @@ def table(output: str) -> list[list[str]]:
     return rows
 
 
-def test_a_row_for_each_line_in_its_order(run, text, capsys):
+def test_one_row_per_line_in_order(run, text, capsys):
     assert main(["score", str(run), str(text), "--batch-tokens", "64"]) == 0
     captured = capsys.readouterr()
     rows = table(captured.out)
@@ -59,8 +64,8 @@ def test_a_row_for_each_line_in_its_order(run, text, capsys):
     assert f"unknown to the vocabulary: {rows[3][3]}\n" in captured.err
 
 
-def test_numbers_are_those_of_the_model(run, text, capsys):
-    """One line by hand: the loss of the model's own forward pass, one masked position after the other."""
+def test_scores_are_those_of_the_model(run, text, capsys):
+    """One line against the loss of the model's own forward pass, with one masked position at a time."""
     main(["score", str(run), str(text)])
     values = [float(value) for value in table(capsys.readouterr().out)[2][5].split()]
     loaded = load_checkpoint(run)
@@ -102,7 +107,7 @@ def test_electra_takes_a_formula(tmp_path, text, capsys):
 
 
 def test_reranking_with_known_answer(run, tmp_path, capsys):
-    """Scores that put each crossing of f + lambda PLL where it is wanted, from PLLs of the command itself."""
+    """Scores with given crossings of f + lambda PLL, computed from PLLs of the command itself."""
     texts = ["the quick fox", "a dog", "over the end"]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     main(["score", str(run), str(tmp_path / "texts.txt")])
@@ -178,13 +183,7 @@ def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, messag
         state = torch.load(directory / "nan" / "checkpoint_last.pt", weights_only=True)
         state["model"]["mlm_head.bias"].fill_(math.nan)
         torch.save(state, directory / "nan" / "checkpoint_last.pt")
-    with pytest.raises(SystemExit) as exit_info:
-        main(["score", *arguments])
-    error = capsys.readouterr().err
-    assert exit_info.value.code == 1
-    assert error.count("\n") == 1
-    assert error.startswith("amos_fairseq: error: ")
-    assert re.search(message, error)
+    assert re.search(message, error_line(capsys, main, "score", *arguments))
     assert [path.name for path in directory.iterdir() if path.name.startswith("scores")] == []
 
 
@@ -200,8 +199,88 @@ def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, messag
         ["run", "text.txt", "--lambda", "1"],
     ],
 )
-def test_flags_that_do_not_go_together_exit_with_2(arguments, capsys):
+def test_incompatible_flags_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["score", *arguments])
     assert exit_info.value.code == 2
     assert capsys.readouterr().err.startswith("usage: amos score")
+
+
+@pytest.fixture
+def long_text(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("the quick brown fox\na lazy dog\n" * 20, encoding="utf-8")
+    return file
+
+
+def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypatch):
+    """Stopped after the second window, with its last row cut in two: the result is that of one run."""
+    command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out"]
+    main([*command, str(tmp_path / "whole.tsv")])
+    calls, log_probs = [], MaskedScorer.log_probs
+
+    def interrupted(self, sequences):
+        calls.append(len(sequences))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return log_probs(self, sequences)
+
+    monkeypatch.setattr(MaskedScorer, "log_probs", interrupted)
+    assert main([*command, str(tmp_path / "scores.tsv")]) == 130
+    assert not (tmp_path / "scores.tsv").exists()
+    unfinished = tmp_path / "scores.tsv.unfinished"
+    assert len(unfinished.read_text(encoding="utf-8").splitlines()) == 1 + sum(calls[:2])
+    unfinished.write_bytes(unfinished.read_bytes()[:-9])
+    monkeypatch.setattr(
+        MaskedScorer, "log_probs", lambda self, given: calls.append(len(given)) or log_probs(self, given)
+    )
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "scores.tsv")]) == 0
+    assert f"{sum(calls[:2]) - 1} of 40 lines are already scored" in capsys.readouterr().err
+    assert sum(calls[3:]) == 40 - (sum(calls[:2]) - 1), "only the cut line is scored again"
+    assert not unfinished.exists()
+    whole, continued = ((tmp_path / name).read_text(encoding="utf-8") for name in ("whole.tsv", "scores.tsv"))
+    for a, b in zip(table(whole), table(continued), strict=True):
+        assert (a[0], a[2:5]) == (b[0], b[2:5])
+        assert float(a[1]) == pytest.approx(float(b[1]), abs=1e-3)  # other windows, other batches
+
+
+def test_rows_of_another_text_are_not_continued(run, long_text, tmp_path, capsys, monkeypatch):
+    out, text = tmp_path / "scores.tsv", tmp_path / "short.txt"
+    text.write_text("the end\na fox\n", encoding="utf-8")
+    monkeypatch.setattr("amos_fairseq.scoring.jobs.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    main(["score", str(run), str(long_text), "--out", str(out)])
+    monkeypatch.undo()
+    main(["score", str(run), str(text), "--out", str(out)])
+    assert "was of another text, checkpoint or format: starting from line 1" in capsys.readouterr().err
+    assert len(table(out.read_text(encoding="utf-8"))) == 2
+
+
+def test_no_more_lines_are_read_than_a_window_needs(run):
+    """At most 32 batches or 4,096 lines, so that memory does not grow with the file."""
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield "the quick brown fox"
+
+    scorer = LineScorer(load_checkpoint(run), tokens_per_batch=64)
+    first = next(scorer.score_windows(endless()))
+    passes = len(first[0].line.pieces)
+    assert len(first) == math.ceil(32 * 64 / (passes * (passes + 2)))
+    assert taken <= len(first) + 256
+    assert len(next(windows(iter(lambda: first[0].line, None), cost=lambda line: 0, limit=10))) == 4096
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
+    out = tmp_path / "scores.tsv"
+    out.write_text("old", encoding="utf-8")
+    scorer = LineScorer(load_checkpoint(run), tokens_per_batch=4096)
+    assert scorer.loaded.tokenizer.sha256  # computed now, because it writes files
+    with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv.unfinished cannot be written \(File too large\)"):
+        score_file(scorer, long_text, "tsv", out)
+    assert out.read_text(encoding="utf-8") == "old"
+    score_file(scorer, long_text, "tsv", out)  # the same call continues
+    assert len(table(out.read_text(encoding="utf-8"))) == 40

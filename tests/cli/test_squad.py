@@ -1,11 +1,11 @@
-"""``amos squad`` without training: scores of prediction files, its settings, its refusals."""
+"""``amos squad`` without training: scores of prediction files, settings, errors."""
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
-from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint, without_impossible, write_json
+from failures import error_line
+from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, without_impossible, write_json
 
 from amos_fairseq.cli import squad
 from amos_fairseq.cli.main import build_parser, main
@@ -14,22 +14,16 @@ from amos_fairseq.finetuning.squad.benchmark import Squad, SquadSettings
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def squad_data(tmp_path_factory) -> Path:
     """``data`` (2.0), ``squad.json``, and a SAVE_DIR ``start`` of a model that reads 64 tokens."""
     directory = tmp_path_factory.mktemp("squad")
-    data = prepare_squad(directory, made_up_squad())
+    data = prepare_squad(directory, make_squad())
     untrained_checkpoint(directory / "start", data)
     return directory
 
 
 def refused(capsys, *arguments: object) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in ("squad", *arguments)])
-    lines = capsys.readouterr().err.rstrip("\n").split("\n")
-    assert stop.value.code == 1
-    assert lines[-1].startswith("amos_fairseq: error: ")
-    return lines[-1]
+    return error_line(capsys, main, "squad", *arguments, reports_progress=True)
 
 
 def settings_of(max_positions: int, *flags: str) -> SquadSettings:
@@ -37,13 +31,13 @@ def settings_of(max_positions: int, *flags: str) -> SquadSettings:
     return squad.read_settings(parsed, max_positions)
 
 
-def test_scores_of_a_prediction_file(place, tmp_path, capsys):
-    """30 answerable and 10 unanswerable questions by hand: 29 right answers, one wrong, no "none" predicted."""
-    data = made_up_squad()
+def test_scores_of_a_prediction_file(squad_data, tmp_path, capsys):
+    """30 answerable and 10 unanswerable questions: 29 right answers, one wrong, an answer to each of the 10."""
+    data = make_squad()
     asked = [q for paragraph in data["data"][0]["paragraphs"] for q in paragraph["qas"]]
     predictions = {q["id"]: q["answers"][0]["text"].upper() if q["answers"] else "x" for q in asked}
     predictions[asked[0]["id"]] = "nothing of it"
-    files = [write_json(tmp_path / "predictions.json", predictions), place / "squad.json"]
+    files = [write_json(tmp_path / "predictions.json", predictions), squad_data / "squad.json"]
     main(["squad", "--evaluate", *map(str, files)])
     scores = json.loads(capsys.readouterr().out)
     assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"]) == (72.5, pytest.approx(2900 / 30), 0)
@@ -57,23 +51,23 @@ def test_scores_of_a_prediction_file(place, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["exact"] == 97.5
 
 
-def test_questions_without_a_prediction_are_counted(place, tmp_path, capsys):
+def test_questions_without_a_prediction_are_counted(squad_data, tmp_path, capsys):
     predictions = write_json(tmp_path / "predictions.json", {"p0q0": "x", "p0q3": ""})
-    main(["squad", "--evaluate", str(predictions), str(place / "squad.json")])
+    main(["squad", "--evaluate", str(predictions), str(squad_data / "squad.json")])
     printed = capsys.readouterr()
     assert json.loads(printed.out)["total"] == 2
     assert "38 of 40 questions have no prediction" in printed.err
 
 
-def test_files_of_another_kind_are_refused(place, tmp_path, capsys):
-    data, listed = place / "squad.json", write_json(tmp_path / "list.json", ["x"])
+def test_files_of_another_kind_are_refused(squad_data, tmp_path, capsys):
+    data, listed = squad_data / "squad.json", write_json(tmp_path / "list.json", ["x"])
     good = write_json(tmp_path / "good.json", {"p0q0": "x"})
     assert "holds no predictions" in refused(capsys, "--evaluate", data, data)
     assert "absent.json: no such file" in refused(capsys, "--evaluate", tmp_path / "absent.json", data)
     assert "does not have SQuAD's layout" in refused(capsys, "--evaluate", good, good)
     assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", listed)
     undefined = tmp_path / "undefined.json"
-    undefined.write_text('{"p0q0": NaN}')  # Python reads it; no threshold can be compared with it
+    undefined.write_text('{"p0q0": NaN}')  # valid for Python, but not comparable
     assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", undefined)
     assert "--null-threshold needs --null-odds" in refused(capsys, "--evaluate", good, data, "--null-threshold", 1)
 
@@ -95,14 +89,14 @@ def test_lengths_follow_the_maximum_input_of_the_encoder():
     assert settings_of(64, "--tokens-per-window", "60", "--doc-stride", "9").windows == (60, 9, 30)
 
 
-def test_the_head_is_that_of_the_paper():
+def test_default_head_is_that_of_the_recipe():
     assert settings_of(512, "--recipe", "electra").span_head == "joint"
     assert settings_of(512, "--recipe", "teams").span_head == "independent"
     assert settings_of(512, "--recipe", "electra", "--span-head", "independent").span_head == "independent"
 
 
-def test_impossible_settings_are_refused(place, tmp_path, capsys):
-    given = ["--checkpoint", place / "start", "--data", place / "data", "--out", tmp_path / "out", "--cpu"]
+def test_impossible_settings_are_refused(squad_data, tmp_path, capsys):
+    given = ["--checkpoint", squad_data / "start", "--data", squad_data / "data", "--out", tmp_path / "out", "--cpu"]
     line = refused(capsys, *given, "--tokens-per-window", 65)
     assert "--tokens-per-window 65 is more than the 64 tokens of the encoder's maximum input" in line
     assert "--n-best 0" in refused(capsys, *given, "--n-best", 0)
@@ -112,38 +106,39 @@ def test_impossible_settings_are_refused(place, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_data_of_another_tokenizer_are_refused(place, tmp_path, capsys):
-    other = prepare_squad(tmp_path / "other", made_up_squad(seed=5))
-    line = refused(capsys, "--checkpoint", place / "start", "--data", other, "--out", tmp_path / "out", "--cpu")
+def test_data_of_another_tokenizer_are_refused(squad_data, tmp_path, capsys):
+    other = prepare_squad(tmp_path / "other", make_squad(seed=5))
+    line = refused(capsys, "--checkpoint", squad_data / "start", "--data", other, "--out", tmp_path / "out", "--cpu")
     assert "the data do not fit the checkpoint" in line
 
 
-def test_benchmark_settings_for_the_runner(place, tmp_path):
-    """Rows are the windows of training; data that are not the official ones are said to be."""
-    start = read_pretrained_checkpoint(place / "start")
-    benchmark = Squad(place / "data", start, settings_of(64), validates=False)
+def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
+    """Rows are the windows of training; unofficial data have a note."""
+    start = read_pretrained_checkpoint(squad_data / "start")
+    benchmark = Squad(squad_data / "data", start, settings_of(64), validates=False)
     task = benchmark.tasks["SQuAD2.0"]
     assert (task.main_score, task.num_examples > 40) == ("f1", True)
     assert len(task.notes) == 2
     assert "has 40 questions, the official one 130,319" in task.notes[0]
     assert "--disable-validation" in benchmark.train_flags(task.name)
-    other = Squad(place / "data", start, settings_of(64, "--doc-stride", "8"), validates=True)
+    other = Squad(squad_data / "data", start, settings_of(64, "--doc-stride", "8"), validates=True)
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
     assert "--disable-validation" not in other.train_flags(task.name)
 
 
 def test_version_one_and_sampled_questions_are_named(tmp_path):
-    data = prepare_squad(tmp_path, without_impossible(made_up_squad()), "--max-train-questions", "10")
+    data = prepare_squad(tmp_path, without_impossible(make_squad()), "--max-train-questions", "10")
     start = read_pretrained_checkpoint(untrained_checkpoint(tmp_path / "start", data))
     benchmark = Squad(data, start, settings_of(64), validates=False)
     assert list(benchmark.tasks) == ["SQuAD1.1"]
     assert any("trained on 10 of 30 questions" in note for note in benchmark.tasks["SQuAD1.1"].notes)
 
 
-def test_help_states_every_default():
-    parser = argparse.ArgumentParser()
-    squad.add_parser(parser.add_subparsers())
-    text = parser._subparsers._group_actions[0].choices["squad"].format_help()
+@pytest.mark.parametrize("subcommand", ["glue", "squad"])
+def test_help_states_every_default(subcommand, capsys):
+    with pytest.raises(SystemExit):
+        main([subcommand, "--help"])
+    text = capsys.readouterr().out
     assert "(default: None)" not in text
     assert "(default: ==SUPPRESS==)" not in text

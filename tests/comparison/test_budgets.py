@@ -1,4 +1,4 @@
-"""Equal budgets: how many updates they are, and where checkpoints stay."""
+"""Equal budgets: their numbers of updates, and the checkpoints at their shares."""
 
 import budgets
 import entries
@@ -8,12 +8,12 @@ from budgets import Budget
 from amos_fairseq.errors import UserError
 
 
-def test_the_shares_of_the_thesis_are_whole_updates():
+def test_shares_of_the_thesis_are_whole_updates():
     """Table 5.3's 6.25 to 50 % of ELECTRA-Small's 1M updates."""
     assert [budgets.update_at(1_000_000, share) for share in budgets.SHARES] == [62500, 125000, 250000, 500000, 1000000]
 
 
-def test_the_schedule_has_a_checkpoint_at_every_share():
+def test_schedule_has_a_checkpoint_at_every_share():
     settings = budgets.schedule_settings(2400, 0.04167)
     assert settings == {
         "optimization.max_update": 2400,
@@ -27,9 +27,9 @@ def test_the_schedule_has_a_checkpoint_at_every_share():
     assert budgets.schedule_settings(16, 0.01)["lr_scheduler.warmup_updates"] == 1
 
 
-def test_a_budget_of_flops_or_minutes_becomes_updates():
+def test_updates_of_a_budget():
     def never() -> float:
-        raise AssertionError("nothing is timed for a budget that is not of time")
+        raise AssertionError("only a budget of minutes needs a timing")
 
     assert Budget("flops", 6e12).updates(2e9, never) == 3000
     assert Budget("updates", 3200).updates(2e9, never) == 3200
@@ -45,14 +45,14 @@ def test_a_budget_of_flops_or_minutes_becomes_updates():
         (240, 60, 224),  # at 240, 25 % would be the end of the first epoch; 224 and 256 are as near
     ],
 )
-def test_the_nearest_number_without_a_checkpoint_at_the_end_of_an_epoch(wanted, per_epoch, expected):
+def test_nearest_number_of_updates_without_a_share_at_the_end_of_an_epoch(wanted, per_epoch, expected):
     assert budgets.divisible_updates(Budget("flops", 1.0), "mlm", wanted, per_epoch) == expected
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2):
         assert (expected * share) % per_epoch != 0
 
 
 @pytest.mark.parametrize(
-    ("budget", "wanted", "per_epoch", "words"),
+    ("budget", "wanted", "per_epoch", "message"),
     [
         (Budget("updates", 1000), 1000, 5000, "--budget-updates 1,000 cannot be divided into sixteenths"),
         (Budget("updates", 240), 240, 60, "give 224"),
@@ -60,20 +60,20 @@ def test_the_nearest_number_without_a_checkpoint_at_the_end_of_an_epoch(wanted, 
         (Budget("flops", 1e9), 160, 2, "an epoch of this text is 2 updates"),
     ],
 )
-def test_budgets_that_cannot_be_divided(budget, wanted, per_epoch, words):
-    with pytest.raises(UserError, match=words.replace("+", r"\+")):
+def test_indivisible_budgets_are_refused(budget, wanted, per_epoch, message):
+    with pytest.raises(UserError, match=message.replace("+", r"\+")):
         budgets.divisible_updates(budget, "mlm", wanted, per_epoch)
 
 
-def test_shares_are_sorted_and_known():
+def test_parsed_shares():
     assert budgets.parse_shares("1,0.25,0.250") == [0.25, 1.0]
     for wrong in ("0.3", "half", ""):
         with pytest.raises(UserError, match=r"give shares of the budget out of 0\.0625,0\.125,0\.25,0\.5,1"):
             budgets.parse_shares(wrong)
 
 
-def test_updates_of_an_epoch_are_those_that_the_trainer_would_make(comparison_data):
-    """Counted here by going through the epoch: 79 blocks in batches of 6, two of them an update."""
+def test_updates_per_epoch_are_those_of_the_iterator(comparison_data):
+    """Counted by iterating over the epoch: 79 blocks in batches of 6, two batches per update."""
     preset = entries.read_preset("tiny", {"dataset.batch_size": 6, "optimization.update_freq": [2]})
     (entry,) = entries.read_entries(entries.CONFIGS / "entries.yaml", "tiny", ["mlm"])
     cfg = entries.compose_entry(entry, {"task.data": str(comparison_data[0]), **preset.settings})

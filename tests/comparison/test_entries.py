@@ -1,4 +1,4 @@
-"""Entries and presets: what is composed is what is said, and nothing but the objective differs."""
+"""Entries and presets: composed configurations have the given settings and differ in the objective only."""
 
 import entries
 import pytest
@@ -32,7 +32,7 @@ def test_all_entries_share_everything_but_the_objective(size: str):
     assert len({cfg.optimization.max_update for cfg in configs.values()}) == 1
 
 
-def test_settings_reach_the_configuration_whatever_they_hold():
+def test_settings_with_special_characters():
     cfg = composed("tiny", "mlm", **{"task.data": 'a "b", c=d\\e', "optimization.lr": [0.5, 1e-7], "common.bf16": True})
     assert cfg.task.data == 'a "b", c=d\\e'
     assert list(cfg.optimization.lr) == [0.5, 1e-7]
@@ -48,14 +48,14 @@ def test_set_is_read_as_yaml(text, expected):
     assert entries.parse_setting(text) == (text.partition("=")[0], expected)
 
 
-def test_one_setting_that_differs_is_refused_by_its_name():
+def test_different_setting_is_refused_by_name():
     configs = {"mlm": composed("tiny", "mlm"), "amos": composed("tiny", "amos", **{"model.dropout": 0.2})}
     with pytest.raises(UserError, match=r"model.dropout is 0.0 for mlm and 0.2 for amos: .*--set model.dropout=VALUE"):
         entries.check_shared(configs)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ("- mlm", "is not a mapping"),
         ("{", "is not valid YAML"),
@@ -67,13 +67,13 @@ def test_one_setting_that_differs_is_refused_by_its_name():
         (None, "cannot be read"),
     ],
 )
-def test_a_list_of_entries_that_cannot_be_used(tmp_path, content, words):
+def test_invalid_lists_of_entries_are_refused(tmp_path, content, message):
     file = tmp_path / "own.yaml"
     if content is not None:
         file.write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as error:
         entries.read_entries(file, "tiny", ["x"] if content and content.startswith("y") else None)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert str(file) in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""A piece of work ends in time, with its processes' state saved."""
+"""``--piece-minutes``: a part of the work ends in time, with the state of its processes saved."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from runs import limited_runner
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.training import RunFailed
 
-# Trains until it is told to stop, then saves and asks to be started again, as a training of ours does.
+# Runs until SIGTERM, then saves and exits with 75, as a training of this package.
 PROGRAM = """
 import pathlib, signal, sys, time
 def save(number, frame):
@@ -26,21 +26,21 @@ def run(runner, directory, program):
     runner.run("a run", [sys.executable, "-c", program], directory, {}, 10, lambda updates: updates)
 
 
-def test_a_piece_ends_by_its_clock_with_the_state_saved(tmp_path):
+def test_piece_ends_in_time_with_the_state_saved(tmp_path):
     with limited_runner(2.0 / 60) as runner:
         begin = time.monotonic()
         with pytest.raises(Stopped):
             run(runner, tmp_path, PROGRAM.format(tmp_path))
         assert 1.5 < time.monotonic() - begin < 30
         assert (tmp_path / "saved").read_text() == "state"
-        # What would come next does not begin.
+        # The next process is not started.
         with pytest.raises(Stopped):
             run(runner, tmp_path / "next", PROGRAM.format(tmp_path))
     assert not (tmp_path / "next").exists()
     assert runner.exit_code == 75
 
 
-def test_interrupted_by_ctrl_c_it_is_not_to_be_started_again(tmp_path):
+def test_ctrl_c_exits_with_130(tmp_path):
     with limited_runner(0) as runner:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(Stopped):
@@ -48,13 +48,13 @@ def test_interrupted_by_ctrl_c_it_is_not_to_be_started_again(tmp_path):
     assert runner.exit_code == 130
 
 
-def test_a_failed_process_is_named_by_its_last_line(tmp_path):
+def test_error_of_a_failed_process_is_its_last_line(tmp_path):
     with limited_runner(0) as runner, pytest.raises(RunFailed, match="amos has no such thing"):
         run(runner, tmp_path, "import sys; sys.exit('amos_fairseq: error: amos has no such thing')")
     assert not runner.stop.is_set()
 
 
-def test_handlers_are_those_of_the_program_again():
+def test_signal_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
     with limited_runner(1):
         assert signal.getsignal(signal.SIGTERM) != before

@@ -1,4 +1,4 @@
-"""Scores of seeds, the papers' findings beside ours, the tables and curves made of them: numbers checked by hand."""
+"""Scores over seeds, findings of the papers beside ours, tables and curves, against values by hand."""
 
 import comparison_report
 import pytest
@@ -22,7 +22,7 @@ def results(**scores: list[float]) -> list[Result]:
     return [result(task, seed, value) for task, values in scores.items() for seed, value in enumerate(values, start=1)]
 
 
-def test_average_is_of_medians_and_its_deviation_of_the_seeds_averages():
+def test_average_of_medians_and_deviation_over_seeds():
     found = scores_of(results(RTE=[50.0, 56.0, 53.0], MRPC=[70.0, 60.0, 80.0]))
     assert {task: own["median"] for task, own in found["tasks"].items()} == {"RTE": 53.0, "MRPC": 70.0}
     assert found["tasks"]["RTE"]["deviation"] == pytest.approx(3.0)
@@ -32,7 +32,7 @@ def test_average_is_of_medians_and_its_deviation_of_the_seeds_averages():
     assert found["average"]["count"] == 3
 
 
-def test_seeds_that_a_task_lacks_are_no_part_of_the_deviation():
+def test_deviation_without_seeds_that_a_task_lacks():
     found = scores_of(results(RTE=[50.0, 56.0, 90.0], MRPC=[70.0, 60.0]))
     assert found["average"]["value"] == pytest.approx((56.0 + 65.0) / 2)
     assert found["average"]["count"] == 2
@@ -40,7 +40,7 @@ def test_seeds_that_a_task_lacks_are_no_part_of_the_deviation():
     assert scores_of([]) is None
 
 
-def test_a_fine_tuning_is_finished_when_all_that_is_asked_for_has_a_result(tmp_path):
+def test_fine_tuning_is_finished_with_all_results(tmp_path):
     runs = FineTuning("x", tmp_path / "c.pt", tmp_path, tmp_path / "out", ("RTE", "MRPC"), 2, ())
     for found in results(RTE=[50.0, 51.0, 99.0], MRPC=[70.0], CoLA=[1.0]):
         write_result_in(tmp_path / "out", found)
@@ -56,7 +56,7 @@ def write_result_in(out, found: Result) -> None:
 
 
 def entry(label: str, *averages: tuple[float, float | None]) -> dict:
-    """An entry whose last points have these averages and deviations, each twice as dear as the one before."""
+    """An entry whose last points have these averages and deviations, each of twice the cost of the one before."""
     points = {}
     for number, (value, deviation) in enumerate(averages):
         share = 2.0 ** (number + 1 - len(averages))
@@ -81,7 +81,7 @@ def content() -> dict:
     return {"setup": setup, "entries": entries, "findings": found, "notes": ["a note"]}
 
 
-def test_findings_stand_beside_ours_where_both_sides_were_compared(content):
+def test_findings_of_compared_pairs(content):
     found = {(one["better"], one["worse"]): one for one in content["findings"]}
     assert set(found) == {("electra", "mlm"), ("amos", "electra"), ("amos", "mlm")}
     # 3.0 points, spread sqrt(1.5^2 + 2^2) = 2.5; -5.0 and sqrt(1 + 4); -2.0 and sqrt(1 + 2.25) = 1.8.
@@ -91,7 +91,7 @@ def test_findings_stand_beside_ours_where_both_sides_were_compared(content):
     assert verdicts == ["agrees", "disagrees", "disagrees"]
 
 
-def test_a_difference_within_the_spread_says_nothing_and_one_seed_has_none():
+def test_difference_within_the_spread_and_without_one():
     findings = [{"better": "a", "worse": "b"}]
     close = {"a": entry("A", (60.0, 3.0)), "b": entry("B", (56.1, 2.5))}
     assert compare_findings(findings, close)[0]["ours"] == "within the spread"
@@ -103,7 +103,7 @@ def test_a_difference_within_the_spread_says_nothing_and_one_seed_has_none():
     assert compare_findings(findings, single) == []
 
 
-def test_the_table_has_the_best_first_and_the_unfinished_last(content):
+def test_table_is_sorted_with_unfinished_entries_last(content):
     assert ordering(content["entries"]) == ["electra", "mlm", "amos"]
     table = comparison_report.scores_table(content)
     assert [row[0] for row in table.rows] == ["ELECTRA", "MLM (BERT)", "AMOS", "TEAMS (3 updates so far)"]
@@ -122,7 +122,7 @@ def test_the_table_has_the_best_first_and_the_unfinished_last(content):
     assert "| +3.0 ± 2.5 | agrees |" in lines[2]
 
 
-def test_curves_are_score_against_cost_and_unfinished_points_are_left_out(content, tmp_path):
+def test_curves_of_score_and_cost_without_unfinished_points(content, tmp_path):
     content["entries"]["amos"]["points"]["0.5"]["complete"] = False
     assert comparison_report.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
     assert comparison_report.curve(content["entries"]["amos"], "hours") == [(4.0, 58.0, 1.0)]
@@ -142,8 +142,8 @@ def test_curves_are_score_against_cost_and_unfinished_points_are_left_out(conten
     assert comparison_report.draw_all(nothing, paper, tmp_path / "absent") == []
 
 
-def test_averages_of_the_paper_are_those_of_its_other_table():
-    """AMOS Table 1 stands in the package already, for `amos glue --paper`."""
+def test_findings_agree_with_the_table_of_the_package():
+    """AMOS Table 1 is part of the package, for ``amos glue --paper``."""
     averages = {paper["name"].split()[0]: paper["average"] for paper in paper_results()}
     findings = {(one["better"], one["worse"]): one for one in read_yaml(CONFIGS / "paper.yaml")["findings"]}
     assert findings["amos", "electra"]["points"] == pytest.approx(averages["AMOS"] - averages["ELECTRA"])

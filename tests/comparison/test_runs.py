@@ -1,4 +1,4 @@
-"""One entry's pretraining as the comparison sees it: what is finished, what stays on the disk, what is refused."""
+"""Pretraining of one entry: progress, stored checkpoints, other settings, and time per update."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def save(run: Pretraining, name: str, updates: int, seconds: float = 0.0, **chan
     torch.save(state, run.save_dir / name)
 
 
-def test_checkpoints_of_the_shares_are_found_and_the_others_go(pretraining):
+def test_checkpoints_of_other_updates_than_the_shares_are_removed(pretraining):
     assert (pretraining.num_updates, pretraining.finished, pretraining.checkpoint(1.0)) == (0, False, None)
     for updates in range(2, 17, 2):
         save(pretraining, f"checkpoint_{1 if updates < 10 else 2}_{updates}.pt", updates, seconds=updates * 180.0)
@@ -45,14 +45,10 @@ def test_checkpoints_of_the_shares_are_found_and_the_others_go(pretraining):
     save(pretraining, "checkpoint_best.pt", 16)
     pretraining.prune()
     names = {"checkpoint_1_2.pt", "checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_2_16.pt"}
-    assert {path.name for path in pretraining.save_dir.iterdir()} == names | {
-        "checkpoint_last.pt",
-        "checkpoint_best.pt",
-    }
-    assert [pretraining.checkpoint(share).name for share in (0.0625, 0.5)] == [
-        "checkpoint_1_2.pt",
-        "checkpoint_2_16.pt",
-    ]
+    names |= {"checkpoint_last.pt", "checkpoint_best.pt"}
+    assert {path.name for path in pretraining.save_dir.iterdir()} == names
+    found = [pretraining.checkpoint(share).name for share in (0.0625, 0.5)]
+    assert found == ["checkpoint_1_2.pt", "checkpoint_2_16.pt"]
     assert pretraining.hours(0.5) == pytest.approx(0.8)
     assert not pretraining.finished
     assert pretraining.checkpoint(1.0) is None
@@ -61,7 +57,7 @@ def test_checkpoints_of_the_shares_are_found_and_the_others_go(pretraining):
     assert pretraining.checkpoint(1.0).name == "checkpoint_last.pt"
 
 
-def test_a_run_of_other_settings_is_refused(pretraining):
+def test_run_of_other_settings_is_refused(pretraining):
     pretraining.check()
     save(pretraining, "checkpoint_last.pt", 8)
     pretraining.check()
@@ -77,8 +73,8 @@ def test_a_run_of_other_settings_is_refused(pretraining):
         other.check()
 
 
-def test_the_command_composes_to_what_was_checked(pretraining):
-    """Its own overrides, read back by Hydra, add nothing but the place of the files and the device."""
+def test_command_composes_to_the_checked_configuration(pretraining):
+    """Its overrides, parsed by Hydra, add only paths and the device."""
     command = hydra_command(pretraining.entry, pretraining.settings, pretraining.save_dir, "cpu")
     overrides = command[command.index("--config-name") + 2 :]
     cfg = compose_recipe("amos_tiny", overrides)
@@ -89,7 +85,7 @@ def test_the_command_composes_to_what_was_checked(pretraining):
 
 
 class TimedRunner:
-    """Stands for a training whose first interval was slow to start."""
+    """Write the metrics of a training whose first interval is slow."""
 
     def run(self, label, command, directory, variables, total, progress) -> None:
         directory.mkdir(parents=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from failures import full_disk
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
-from full_disk import full_disk
 from omegaconf import OmegaConf
 
 from amos_fairseq import files

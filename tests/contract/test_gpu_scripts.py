@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from forked_command import fork_server
-from made_up_glue import write_glue, write_text
+from synthetic_glue import write_glue, write_pretraining_data
 from tiny_runs import ROOT, environment
 
 SCRIPTS = ROOT / "examples" / "benchmark" / "gpu"
@@ -88,7 +88,7 @@ def test_3_kernels(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_4_train(tmp_path: Path) -> None:
     data, glue = tmp_path / "text", tmp_path / "glue"
-    write_text(data)
+    write_pretraining_data(data)
     write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
     result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC")
     page = passed(result, tmp_path, "4_train")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import Dictionary, TokenBlockDataset, indexed_dataset
-from made_up_corpus import make_task, write_corpus, write_split
 from small_models import small_electra
+from synthetic_corpus import make_task, write_corpus, write_split
 
 from amos_fairseq.data import corpus as corpus_module
 from amos_fairseq.data.corpus import MappedBlocks, read_blocks

@@ -14,7 +14,7 @@ from block_datasets import (
     random_lines,
     rows_by_id,
 )
-from made_up_corpus import make_task, write_corpus
+from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.data.masked_blocks import TREATMENTS, num_masked_positions, treat_masked
 from amos_fairseq.errors import UserError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
-from made_up_squad import made_up_squad, prepare_squad
+from synthetic_squad import make_squad, prepare_squad
 
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, context_ranges, window_of_most_context
 from amos_fairseq.errors import UserError
@@ -53,7 +53,7 @@ def test_windows_by_hand():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    squad = made_up_squad(facts=8)
+    squad = make_squad(facts=8)
     # One answer that is not where the file says: its question cannot be trained on.
     squad["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "red", "answer_start": 0}]
     return prepare_squad(tmp_path_factory.mktemp("squad"), squad)

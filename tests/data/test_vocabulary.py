@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made_up_corpus import make_task, write_corpus
+from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.errors import UserError

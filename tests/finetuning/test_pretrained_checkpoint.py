@@ -1,4 +1,4 @@
-"""Every objective as what fine-tuning starts from: the flags that are read from a checkpoint build the encoder it keeps."""
+"""Fine-tuning of every objective: the flags that are read from a checkpoint build its encoder."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +20,12 @@ TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_lo
 RUNS = {
     "mlm": ("mlm", {}),
     "mlm with t5": ("mlm", {"relative_position_scheme": "t5", "embedding_dim": 0}),
-    "mlm in another way of computing": ("mlm", {"compile": True, "activation_checkpointing": True}),
+    "mlm, compiled and checkpointed": ("mlm", {"compile": True, "activation_checkpointing": True}),
     "teams": ("teams", {}),
-    "teams, detection kept": ("teams", {"representation": "rtd"}),
-    "teams, a layer more": ("teams", {"task_heads": "extra_layer"}),
-    "teams, a layer more, detection kept": ("teams", {"task_heads": "extra_layer", "representation": "rtd"}),
-    "teams, detection alone": ("teams", {"mws_loss_weight": 0.0, "representation": "rtd"}),
+    "teams, rtd branch": ("teams", {"representation": "rtd"}),
+    "teams, extra layer": ("teams", {"task_heads": "extra_layer"}),
+    "teams, extra layer, rtd branch": ("teams", {"task_heads": "extra_layer", "representation": "rtd"}),
+    "teams, rtd alone": ("teams", {"mws_loss_weight": 0.0, "representation": "rtd"}),
     "electric": ("electric", {}),
     "electra_tt": ("electric", {"electric_variant": "electra_tt"}),
     "electra that shares nothing": ("electra", {"share_weights": "none"}),
@@ -49,29 +49,29 @@ def fine_tuned(start: PretrainedCheckpoint, pretrained) -> FineTunedModel:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", RUNS)
-def test_flags_and_weights_give_the_encoder_that_the_run_keeps(name: str, tmp_path: Path) -> None:
+def test_flags_and_weights_give_the_encoder_of_the_run(name: str, tmp_path: Path) -> None:
     """Bit for bit the states of the pretraining model's own encoder; those of `amos_fairseq.load` too."""
     objective, settings = RUNS[name]
     run = write_run(tmp_path, objective, **settings)
     pretrained = load_checkpoint(run)
     model = fine_tuned(read_pretrained_checkpoint(run), pretrained)
     tokens = pretrained.tokens(TEXT)[None]
-    kept = pretrained.model.extract_features(tokens)
+    expected = pretrained.model.extract_features(tokens)
     assert isinstance(model, FineTunedModel)
-    assert torch.equal(model.extract_features(tokens), kept)
+    assert torch.equal(model.extract_features(tokens), expected)
     features = amos_fairseq.load(run)(TEXT)
     assert torch.equal(features.tokens, tokens)
-    assert torch.equal(features.states, kept)
+    assert torch.equal(features.states, expected)
 
 
-def test_how_pretraining_computed_is_not_handed_on(tmp_path: Path) -> None:
+def test_settings_of_computation_are_not_inherited(tmp_path: Path) -> None:
     computing = {"compile": True, "activation_checkpointing": True, "kernels": "reference"}
     start = read_pretrained_checkpoint(write_run(tmp_path, "mlm", **computing))
     assert start.model["max_positions"] > 0
     assert not start.model.keys() & computing.keys()
 
 
-def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
+def test_cloze_model_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path, "electric", **TWO_TOWER)
     with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
         read_pretrained_checkpoint(run)
@@ -79,8 +79,15 @@ def test_a_cloze_model_has_nothing_to_fine_tune(tmp_path: Path) -> None:
         amos_fairseq.load(run)
 
 
-def test_a_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
+def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
     model = {"relative_position_scheme": "--user-dir=/elsewhere", "max_positions": 80}
     pretrained = PretrainedCheckpoint(Path("x.pt"), "", "amos", model, {}, 7)
     flags = ["--relative-position-scheme=--user-dir=/elsewhere", "--max-positions=80"]
     assert pretrained.model_flags() == ["--arch", "amos", *flags]
+
+
+def test_a_checkpoint_of_another_package_is_refused(tmp_path: Path) -> None:
+    state = {"cfg": {"model": {"_name": "roberta"}}, "optimizer_history": [{"num_updates": 1}], "model": {}}
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(UserError, match="architecture is 'roberta', which is not one of this package"):
+        read_pretrained_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""Recipes against the numbers that the papers print, and the arithmetic of their schedules against hand numbers."""
+"""Recipes against the values that the papers print, and schedules against values by hand."""
 
 import pytest
 
@@ -34,21 +34,21 @@ def test_amos_has_the_released_settings(task, lr, epochs, batch_size, warmup):
 def test_amos_grid_spans_the_ranges_of_appendix_b():
     recipe = load_recipe("amos_grid", "base")
     for task in GLUE:
-        points = recipe.trials_of(task)
-        assert len(set(points)) == len(points) == 4 * 5 * 2 * 2
-        assert {p.epochs for p in points} == {2, 3, 5, 10}
-        assert {p.lr for p in points} == {1e-5, 2e-5, 3e-5, 4e-5, 5e-5}
-        assert {p.batch_size for p in points} == {16, 32}
-        assert {p.warmup for p in points} == {0.06, 0.1}
+        trials = recipe.trials_of(task)
+        assert len(set(trials)) == len(trials) == 4 * 5 * 2 * 2
+        assert {t.epochs for t in trials} == {2, 3, 5, 10}
+        assert {t.lr for t in trials} == {1e-5, 2e-5, 3e-5, 4e-5, 5e-5}
+        assert {t.batch_size for t in trials} == {16, 32}
+        assert {t.warmup for t in trials} == {0.06, 0.1}
     squad = recipe.trials_of("SQuAD")
     assert len(squad) == 2 * 4 * 2 * 2
-    assert {p.epochs for p in squad} == {2, 3}
-    assert min(p.lr for p in squad) == 2e-5
+    assert {t.epochs for t in squad} == {2, 3}
+    assert min(t.lr for t in squad) == 2e-5
 
 
 @pytest.mark.parametrize("name", ["electra", "electric", "mlm"])
 @pytest.mark.parametrize(("size", "lr", "decay"), [("small", 3e-4, 0.8), ("base", 1e-4, 0.8), ("large", 5e-5, 0.9)])
-def test_those_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
+def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
     recipe = load_recipe(name, size)
     for task in (*GLUE, "SQuAD"):
         settings = only(recipe, task)
@@ -100,14 +100,14 @@ def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
     assert flags[flags.index("--clip-norm") + 1] == "0.0"
 
 
-def test_command_line_replaces_a_recipe_and_shrinks_a_grid():
+def test_command_line_replaces_settings_of_a_recipe_and_a_grid():
     assert only(load_recipe("electra", "base", {"lr": 1e-3, "epochs": 1}), "RTE").lr == 1e-3
-    points = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).trials_of("CoLA")
-    assert len(points) == 4 * 2
-    assert {(p.lr, p.batch_size) for p in points} == {(1e-3, 8)}
+    trials = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).trials_of("CoLA")
+    assert len(trials) == 4 * 2
+    assert {(t.lr, t.batch_size) for t in trials} == {(1e-3, 8)}
 
 
-def test_a_users_file_is_a_recipe(tmp_path):
+def test_recipe_from_a_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "defaults: {epochs: 2, batch_size: 8, warmup: 1/4, lr: 2e-5}\n"
@@ -115,14 +115,14 @@ def test_a_users_file_is_a_recipe(tmp_path):
         "tasks: {CoLA: {dropout: 0.2}, RTE: {lr: 1e-3, dropout: 0}}\n"
     )
     recipe = load_recipe(str(file), "small")
-    # A default gives way to the grid, what a task says does not.
-    assert [(p.lr, p.dropout, p.warmup) for p in recipe.trials_of("CoLA")] == [(1e-5, 0.2, 0.25), (3e-5, 0.2, 0.25)]
-    assert [(p.lr, p.dropout) for p in recipe.trials_of("RTE")] == [(1e-3, 0.0)]
+    # The grid replaces a default, but not a setting of a task.
+    assert [(t.lr, t.dropout, t.warmup) for t in recipe.trials_of("CoLA")] == [(1e-5, 0.2, 0.25), (3e-5, 0.2, 0.25)]
+    assert [(t.lr, t.dropout) for t in recipe.trials_of("RTE")] == [(1e-3, 0.0)]
     with pytest.raises(UserError, match=r"no settings for QNLI.*CoLA, RTE"):
         recipe.trials_of("QNLI")
 
 
-def test_a_section_replaces_that_of_the_recipe_it_extends(tmp_path):
+def test_extended_recipe(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: teams\ntasks: {CoLA: {epochs: 7}}\n")
     recipe, teams = load_recipe(str(file), "base"), load_recipe("teams", "base")
@@ -156,7 +156,7 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
         ("tasks: {CoLA: {", "cannot be read"),
     ],
 )
-def test_mistakes_in_a_recipe_are_named(content, message, tmp_path):
+def test_errors_of_a_recipe(content, message, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     with pytest.raises(UserError, match=message) as caught:

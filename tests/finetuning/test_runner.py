@@ -1,5 +1,6 @@
-"""The plan of runs and the runner, with a training that is made up: what is repeated, kept, refused, reported."""
+"""The plan of runs and the runner with a fake training: what is repeated, stored, refused and reported."""
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -46,7 +47,7 @@ class Toy:
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """Replaces the process: every call is noted and leaves checkpoints as training would."""
+    """Record the calls of training, and write checkpoints instead of starting a process."""
     calls = []
 
     def train(command, directory, variables, stop, report):
@@ -73,12 +74,12 @@ def make(out, benchmark, **options):
 SCORES = {"seed1": 60.0, "seed2": 80.0, "seed3": 70.0, "seed4": 75.0}
 
 
-def test_every_run_once_and_the_best_runs_weights_alone_are_kept(tmp_path, trainings):
+def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, trainings):
     assert make(tmp_path, Toy(SCORES)).execute(plan(tmp_path)) == []
     assert trainings == ["seed1", "seed2", "seed3"]
-    kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
-    assert kept == ["runs/Toy/seed2/checkpoint_best.pt"]
-    state = torch.load(tmp_path / kept[0], weights_only=True)
+    checkpoints = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
+    assert checkpoints == ["runs/Toy/seed2/checkpoint_best.pt"]
+    state = torch.load(tmp_path / checkpoints[0], weights_only=True)
     assert state["last_optimizer_state"] is None
     assert torch.equal(state["model"]["w"], torch.ones(2))
     stored = json.loads((tmp_path / "runs/Toy/seed2/result.json").read_text())
@@ -99,14 +100,14 @@ def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, traini
     assert len(read_results(tmp_path)) == 4
 
 
-def test_a_run_without_result_is_made_again(tmp_path, trainings):
+def test_run_without_result_is_repeated(tmp_path, trainings):
     make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
     (tmp_path / "runs" / "Toy" / "seed1" / "result.json").unlink()
     make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
     assert trainings[3:] == ["seed1"]
 
 
-def test_whole_checkpoints_stay_where_they_are_asked_for(tmp_path, trainings):
+def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
     make(tmp_path, Toy(SCORES), keep_checkpoints=True).execute(plan(tmp_path))
     assert len(list(tmp_path.rglob("*.pt"))) == 6
     state = torch.load(tmp_path / "runs/Toy/seed1/checkpoint_last.pt", weights_only=True)
@@ -116,43 +117,40 @@ def test_whole_checkpoints_stay_where_they_are_asked_for(tmp_path, trainings):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"hyperparameters": Hyperparameters(lr=2e-3, epochs=2, batch_size=16, warmup=0.1)},
-            r"settings lr 0.001, not 0.002",
-        ),
+        ({"hyperparameters": dataclasses.replace(HYPERPARAMETERS, lr=2e-3)}, r"settings lr 0.001, not 0.002"),
         ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256 cccccccccccc\.\.\., not eeee"),
         ({"origin": ORIGIN | {"precision": "fp16"}}, "precision fp32, not fp16"),
     ],
 )
-def test_a_directory_of_another_run_is_refused_before_anything_starts(tmp_path, trainings, changed, message):
+def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):
     make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(2,)))
     with pytest.raises(UserError, match=message):
         make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, **changed))
     assert trainings == ["seed2"]
 
 
-def test_one_failed_run_is_reported_and_the_others_go_on(tmp_path, trainings, monkeypatch):
+def test_failed_run_is_reported_and_the_others_continue(tmp_path, trainings, monkeypatch):
     good = runner_module.train
 
     def train(command, directory, *others):
         if directory.name == "seed2":
-            raise RunFailed("it exploded")
+            raise RunFailed("it failed")
         good(command, directory, *others)
 
     monkeypatch.setattr(runner_module, "train", train)
     (failure,) = make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
-    assert (failure.run.seed, failure.reason) == (2, "it exploded")
+    assert (failure.run.seed, failure.reason) == (2, "it failed")
     assert failure.log == tmp_path / "runs/Toy/seed2/train.log"
     assert [result.seed for result in read_results(tmp_path)] == [1, 3]
 
 
-def test_a_bug_in_one_evaluation_is_a_failure_with_its_traceback_in_the_log(tmp_path, trainings):
+def test_exception_of_an_evaluation_is_a_failure_with_a_traceback_in_the_log(tmp_path, trainings):
     (failure,) = make(tmp_path, Toy({"seed1": 1.0, "seed3": 1.0})).execute(plan(tmp_path))
     assert failure.reason == "KeyError: 'seed2'"
     assert "Traceback" in failure.log.read_text()
 
 
-def test_stopping_leaves_what_is_finished_and_the_rest_for_later(tmp_path, trainings):
+def test_stopped_runner_continues_later(tmp_path, trainings):
     benchmark = Toy(SCORES)
     runner = make(tmp_path, benchmark)
 
@@ -170,7 +168,7 @@ def test_stopping_leaves_what_is_finished_and_the_rest_for_later(tmp_path, train
     assert trainings == ["seed1", "seed2", "seed2", "seed3"]
 
 
-def test_as_many_runs_at_a_time_as_devices_each_on_its_own(tmp_path, trainings, monkeypatch):
+def test_one_run_per_device_at_a_time(tmp_path, trainings, monkeypatch):
     together, devices = threading.Barrier(2, timeout=20), []
     good = runner_module.train
 
@@ -178,23 +176,20 @@ def test_as_many_runs_at_a_time_as_devices_each_on_its_own(tmp_path, trainings, 
         together.wait()  # breaks unless another run is here at the same time
         good(command, directory, *others)
 
-    class Noting(Toy):
+    class Recording(Toy):
         def evaluate(self, task, checkpoint, directory, device, stop):
             devices.append(device)
             return super().evaluate(task, checkpoint, directory, device, stop)
 
     monkeypatch.setattr(runner_module, "train", train)
     monkeypatch.setattr(runner_module, "environment", lambda device, number: {})
-    runner = Runner(Noting(SCORES), START, tmp_path, ("cuda:0", "cuda:1"))
+    runner = Runner(Recording(SCORES), START, tmp_path, ("cuda:0", "cuda:1"))
     assert runner.execute(plan(tmp_path, seeds=(1, 2, 3, 4))) == []
     assert sorted(devices) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
 def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
-    more = (
-        Hyperparameters(lr=2e-3, epochs=2, batch_size=16, warmup=0.1),
-        Hyperparameters(lr=1e-3, epochs=3, batch_size=16, warmup=0.1),
-    )
+    more = dataclasses.replace(HYPERPARAMETERS, lr=2e-3), dataclasses.replace(HYPERPARAMETERS, epochs=3)
     runs = plan(tmp_path, seeds=(1,), more=more)
     assert [run.trial for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
     assert len({run.directory for run in runs}) == 3
@@ -209,12 +204,10 @@ def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
         claim_output_directory(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
     with pytest.raises(UserError, match=r"another overrides lr None, not 0\.1"):
         claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
-    claim_output_directory(
-        tmp_path / "out", "squad", {"recipe": "electra"}
-    )  # results of another benchmark are in the same directory
+    claim_output_directory(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark in the same directory
 
 
-def test_a_damaged_result_is_named(tmp_path, trainings):
+def test_damaged_results_are_refused(tmp_path, trainings):
     make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(1,)))
     file = tmp_path / "runs/Toy/seed1/result.json"
     file.write_text("{")

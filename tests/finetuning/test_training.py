@@ -1,4 +1,4 @@
-"""The process of a training, with a shell in the place of fairseq-train: its end, its reason, its lock, its progress."""
+"""The process of a training, with short programs instead of fairseq-train: exit code, error, lock, progress."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def run(command, directory, stop=None, reports=None):
     )
 
 
-def test_output_is_appended_to_the_log_and_progress_is_told(tmp_path):
+def test_output_is_appended_to_the_log_and_progress_is_reported(tmp_path):
     (tmp_path / "train.log").write_text("earlier\n")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 12}) + "\n")
     reports = []
@@ -30,7 +30,7 @@ def test_output_is_appended_to_the_log_and_progress_is_told(tmp_path):
     assert set(reports) == {12}
 
 
-def test_the_reason_is_the_line_of_this_attempt(tmp_path):
+def test_error_is_the_last_line_of_this_attempt(tmp_path):
     (tmp_path / "train.log").write_text("amos_fairseq: error: of an earlier attempt\n")
     with pytest.raises(RunFailed, match=r"^ZeroDivisionError: division by zero$"):
         run(python("1 / 0"), tmp_path)
@@ -57,9 +57,9 @@ def test_stopping_sends_sigterm_and_waits(tmp_path):
     assert (tmp_path / "train.log").read_text() == "ready\nsaved\n"
 
 
-def test_two_trainings_do_not_meet_in_one_directory(tmp_path):
-    """As when the command was killed, its training lives on, and the command is given again."""
-    first = threading.Thread(target=run, args=(python("import time; print(1, flush=True); time.sleep(3)"), tmp_path))
+def test_second_training_in_one_directory_is_refused(tmp_path):
+    """As when the command was killed and repeated while its training still runs."""
+    first = threading.Thread(target=run, args=(python("import time; print(1, flush=True); time.sleep(1)"), tmp_path))
     first.start()
     while not (tmp_path / "train.log").exists() or not (tmp_path / "train.log").read_text():
         pass
@@ -70,7 +70,7 @@ def test_two_trainings_do_not_meet_in_one_directory(tmp_path):
     assert (tmp_path / "train.log").read_text() == "1\n3\n"
 
 
-def test_each_run_sees_its_own_gpu_and_no_launcher(monkeypatch):
+def test_run_has_its_own_gpu_and_no_launcher(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     monkeypatch.setenv("WORLD_SIZE", "8")
     variables = environment("cuda:1", 2)
@@ -78,8 +78,8 @@ def test_each_run_sees_its_own_gpu_and_no_launcher(monkeypatch):
     assert "WORLD_SIZE" not in variables
 
 
-def test_a_run_on_the_cpu_sees_no_gpu(monkeypatch):
-    """fairseq takes the number of visible GPUs for that of the ranks, and refuses it beside ``--cpu``."""
+def test_run_on_the_cpu_has_no_gpu(monkeypatch):
+    """fairseq uses the number of visible GPUs as the number of ranks, and refuses it with ``--cpu``."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert environment("cpu", 1)["CUDA_VISIBLE_DEVICES"] == ""
 

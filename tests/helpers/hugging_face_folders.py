@@ -1,4 +1,8 @@
-"""Tiny models of every family with their tokenizers, in folders as Hugging Face's libraries write them."""
+"""Folders of Hugging Face: tiny models of every family as the libraries write them, and folders of ``amos export``.
+
+Tolerance of comparisons: float32 on both sides, the same formulas in another order; 1e-5 of the largest output is about
+fifty roundings.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +11,10 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
-from torch import nn
+from torch import Tensor, nn
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.cli.main import main
 
 LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't it?" for i in range(40)]
 # In the order of the ids in the families' own vocabularies.
@@ -16,6 +23,8 @@ _ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": 
 SPECIAL_TOKENS = {"bert": _BRACKETS, "electra": _BRACKETS, "mpnet": _ANGLES, "roberta": _ANGLES}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 POSITIONS = 40
+TOLERANCE = 1e-5
+LONGEST = 150  # tokens of the longest row in padded_tokens
 
 
 def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
@@ -38,6 +47,18 @@ def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
     names = {f"{role}_token": token for role, token in special.items()}
     folder.mkdir(parents=True)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return tokenizer
+
+
+def train_wordpiece(folder: Path, lines: list[str]) -> tokenizers.Tokenizer:
+    """WordPiece of BERT's kind, trained on ``lines``: a bare ``folder/tokenizer.json``."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer
 
 
@@ -77,3 +98,30 @@ def write_electra(folder: Path, embedding_size: int = 8) -> tuple[nn.Module, nn.
     generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
     generator.save_pretrained(folder / "generator")
     return discriminator, generator
+
+
+def export(run: Path, out: Path, *flags: str, check: bool = False) -> None:
+    """Run ``amos export``; without its own comparison unless asked for, because tests compare independently."""
+    assert main(["export", str(run), str(out), *flags, *([] if check else ["--no-check"])]) == 0
+
+
+def padded_tokens(pretrained: LoadedCheckpoint) -> Tensor:
+    """Random tokens in our ids, right-padded, of lengths 1 to the maximum."""
+    lengths = (1, 2, 3, 7, 40, 127, 128, 129, LONGEST - 1, LONGEST)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.full((len(lengths), LONGEST), pretrained.dictionary.pad())
+    for row, length in enumerate(lengths):
+        tokens[row, :length] = torch.randint(3, len(pretrained.dictionary), (length,), generator=generator)
+    return tokens
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.abs().max() > 0.1, "the outputs are not all near 0"
+    assert (ours - theirs).abs().max() < TOLERANCE * ours.abs().max()
+
+
+@torch.no_grad()
+def outputs(folder: Path, auto_class: str, tokens: Tensor, pad: int = 1, **settings) -> transformers.utils.ModelOutput:
+    model = getattr(transformers, auto_class).from_pretrained(folder, **settings).eval()
+    return model(input_ids=tokens, attention_mask=tokens.ne(pad).long())

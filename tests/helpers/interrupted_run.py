@@ -1,4 +1,4 @@
-"""Training runs in the background that a test can interrupt, and the comparison of what two runs left behind."""
+"""Training runs in the background that a test can interrupt, and the comparison of the files of two runs."""
 
 import json
 import os
@@ -15,11 +15,11 @@ import torch
 from forked_command import ForkedProcess, fork_server
 from tiny_runs import ROOT, TINY_RUN, environment
 
-# The made-up corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that is
-# late by a second still meets it alive. One loader process is fairseq's default.
+# The synthetic corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that
+# signals it a second late still finds it running. One loader process is fairseq's default.
 LAST_UPDATE = 38
 RUN = [*TINY_RUN, "--num-workers", "1", "--save-interval-updates", "5", "--max-update", str(LAST_UPDATE)]
-# What depends on the clock. fairseq keeps meters of it in the checkpoint as well.
+# Keys that depend on the clock; fairseq stores meters of them in the checkpoint as well.
 CLOCK = {"wps", "ups", "wall", "train_wall", "tokens_per_second", "gb_free"}
 
 
@@ -75,7 +75,7 @@ _uninterrupted: dict[tuple[str, ...], Path] = {}
 
 
 def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Path:
-    """SAVE_DIR of a run that was left alone; each is made once for all tests and is not to be changed."""
+    """Return the SAVE_DIR of a run that was not interrupted; each is made once for all tests, which must not change it."""
     if flags not in _uninterrupted:
         save_dir = tmp_path_factory.mktemp("uninterrupted")
         run = BackgroundRun(flags_command(data, save_dir, *flags), save_dir.with_suffix(".log"))
@@ -98,19 +98,19 @@ def updates_per_epoch(save_dir: Path) -> int:
 
 
 def files(save_dir: Path) -> dict[str, tuple[bytes, int]]:
-    """Content and time of change of every file."""
+    """Content and modification time of every file."""
     paths = [path for path in sorted(save_dir.rglob("*")) if path.is_file()]
     return {str(path.relative_to(save_dir)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
 def records(save_dir: Path) -> list[dict[str, Any]]:
-    """All lines of metrics.jsonl, without what the clock gives."""
+    """All lines of metrics.jsonl, without the keys that depend on the clock."""
     lines = (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{key: value for key, value in json.loads(line).items() if key not in CLOCK} for line in lines]
 
 
 def assert_same_bits(found: Any, expected: Any, where: str) -> None:
-    """Equal structure, types and bits; tensors of the same number format."""
+    """Equal structure, types and bits; tensors of the same dtype."""
     assert type(found) is type(expected), where
     if torch.is_tensor(expected):
         assert found.dtype == expected.dtype, where
@@ -128,7 +128,7 @@ def assert_same_bits(found: Any, expected: Any, where: str) -> None:
 
 
 def assert_same_run(save_dir: Path, reference: Path) -> None:
-    """Parameters, optimizer, place in the data and logged numbers, bit for bit."""
+    """Parameters, optimizer state, position in the data and logged values, bit for bit."""
     found, expected = checkpoint(save_dir), checkpoint(reference)
     for part in ("model", "last_optimizer_state", "task_state"):
         assert_same_bits(found[part], expected[part], part)

@@ -145,7 +145,9 @@ def pretrained(
     dictionary = small_dictionary(num_tokens)
     task = SimpleNamespace(source_dictionary=dictionary, masked_share=mask_prob)
     model = build_randomized(model_class, config, task).eval()
-    return LoadedCheckpoint(Path("tiny.pt"), model, dictionary, WordTokenizer(), {"mask_prob": mask_prob}, UPDATES, criterion)
+    return LoadedCheckpoint(
+        Path("tiny.pt"), model, dictionary, WordTokenizer(), {"mask_prob": mask_prob}, UPDATES, criterion
+    )
 
 
 def sequences(dictionary: Dictionary, lengths: tuple[int, ...], num_tokens: int, seed: int = 0) -> list[torch.Tensor]:

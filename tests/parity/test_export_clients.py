@@ -52,8 +52,8 @@ def test_fill_mask(folders):
     mask = 1 + len(before)
     logits = model.predict_logits(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1))[0][-1, 0, 0]
     best = logits[: len(dictionary)].softmax(-1).topk(5)
-    assert [guess["token"] for guess in found] == best.indices.tolist()
-    assert [guess["score"] for guess in found] == pytest.approx(best.values.tolist(), rel=TOLERANCE)
+    assert [prediction["token"] for prediction in found] == best.indices.tolist()
+    assert [prediction["score"] for prediction in found] == pytest.approx(best.values.tolist(), rel=TOLERANCE)
 
 
 def test_token_classification(folders):
@@ -69,8 +69,8 @@ def test_token_classification(folders):
     replaced = [token["score"] if token["entity"] == "replaced" else 1 - token["score"] for token in found]
     assert replaced == pytest.approx(ours, abs=TOLERANCE)
     assert {token["entity"] for token in found} == {"original", "replaced"}
-    words = [text[token["start"] : token["end"]].strip() for token in found]
-    assert "".join(words) == text.replace(" ", "")
+    surfaces = [text[token["start"] : token["end"]].strip() for token in found]
+    assert "".join(surfaces) == text.replace(" ", "")
 
 
 def test_text_classification(folders):
@@ -113,14 +113,13 @@ def test_sentence_transformers_pooling_is_ours(folders, spelled_out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["encoder", "classifier"])
-def test_onnx(folders, name, tmp_path):
+def test_onnx(folders, tmp_path):
     """Exported with one batch, run with others: another number of texts, shorter and longer ones, padding."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    auto_class = transformers.AutoModel if name == "encoder" else transformers.AutoModelForSequenceClassification
-    model = auto_class.from_pretrained(folders / name).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / name)
+    auto_class = transformers.AutoModelForSequenceClassification
+    model = auto_class.from_pretrained(folders / "classifier", output_hidden_states=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "classifier")
     example = tokenizer(TEXTS[:2], padding=True, return_tensors="pt")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=150)
     torch.onnx.export(
@@ -136,7 +135,9 @@ def test_onnx(folders, name, tmp_path):
     for texts in (TEXTS, TEXTS[1:2], [TEXTS[2] * 3]):
         inputs = tokenizer(texts, padding=True, return_tensors="pt")
         with torch.no_grad():
-            expected = model(**inputs)[0].numpy()
-        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
-        real = inputs["attention_mask"].bool().numpy() if name == "encoder" else slice(None)
-        numpy.testing.assert_allclose(found[real], expected[real], atol=TOLERANCE, rtol=TOLERANCE)
+            expected = model(**inputs)
+        logits, *states = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        numpy.testing.assert_allclose(logits, expected.logits.numpy(), atol=TOLERANCE, rtol=TOLERANCE)
+        real = inputs["attention_mask"].bool().numpy()
+        last = expected.hidden_states[-1].numpy()
+        numpy.testing.assert_allclose(states[-1][real], last[real], atol=TOLERANCE, rtol=TOLERANCE)

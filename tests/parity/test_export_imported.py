@@ -1,7 +1,4 @@
-"""Export of imported models: Hugging Face's models bit for bit, the released AMOS positions and tokenizer with their code.
-
-Tolerance of states: float32, the same formulas in another order; 1e-5 of the largest value is some fifty roundings.
-"""
+"""Export of imported models: Hugging Face's models bit for bit, the released AMOS positions and tokenizer with their code."""
 
 import json
 import subprocess
@@ -13,7 +10,7 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from hugging_face_folders import write_electra, write_model
+from hugging_face_folders import TOLERANCE, write_electra, write_model
 from safetensors.torch import load_file
 from saved_models import write_run
 
@@ -21,7 +18,6 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
-TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
 # Quotation marks, and punctuation that the released tokenizer splits off.
 RELEASED_TEXTS = [
@@ -36,6 +32,9 @@ FAMILIES = {
     "bert": ("BertModel", [], "AutoModel"),
     "roberta": ("RobertaModel", ["--as", "roberta"], "AutoModel"),
     "electra": ("ElectraForPreTraining", ["--part", "discriminator"], "AutoModelForPreTraining"),
+    "mpnet mlm": ("MPNetForMaskedLM", [], "AutoModel"),
+    "bert mlm": ("BertForMaskedLM", [], "AutoModel"),
+    "roberta mlm": ("RobertaForMaskedLM", ["--as", "roberta"], "AutoModel"),
 }
 
 
@@ -46,40 +45,41 @@ def offline(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def modules_cache(tmp_path_factory) -> Iterator[Path]:
-    """A directory to which transformers copies the code of folders, instead of the user's own cache."""
+    """Make transformers copy the code of folders to this directory instead of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        place = tmp_path_factory.mktemp("modules")
-        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(place))
-        patch.setenv("HF_MODULES_CACHE", str(place))
+        cache = tmp_path_factory.mktemp("modules")
+        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
+        patch.setenv("HF_MODULES_CACHE", str(cache))
         patch.setattr(sys, "path", [*sys.path])
-        yield place
+        yield cache
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
-def test_round_trip_is_the_identity(family, tmp_path):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_round_trip_is_the_identity(name, tmp_path):
     """Folder, our checkpoint, folder: equal weights, ids and outputs, except rows of the vocabulary without a token."""
-    class_name, flags, auto_class = FAMILIES[family]
+    family, (class_name, flags, auto_class) = name.split()[0], FAMILIES[name]
     if family == "electra":
         write_electra(tmp_path)
         (tmp_path / "discriminator").rename(tmp_path / "before")
     else:
         write_model(tmp_path / "before", family, class_name)
-    arch = "electra_tiny" if family == "electra" else "amos_tiny"
+    arch = "electra_tiny" if family == "electra" else "mlm_tiny" if name.endswith("mlm") else "amos_tiny"
     main(["import", str(tmp_path / "before"), str(tmp_path / "ours.pt"), "--arch", arch])
     main(["export", str(tmp_path / "ours.pt"), str(tmp_path / "after"), *flags])
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
-    assert {name for name in before if "pooler" not in name} == {name for name in after if "pooler" not in name}
-    for name, tensor in after.items():
-        if "pooler" in name:
-            continue  # ours has none
-        original = before[name]
-        if name.endswith("word_embeddings.weight"):
-            assert len(original) == len(tensor) + 3
-            original = original[: len(tensor)]
-        if name.endswith("position_embeddings.weight") and family in ("mpnet", "roberta"):
+    assert json.loads((tmp_path / "after" / "config.json").read_text())["architectures"] == [class_name]
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("before", "after"))
+    num_tokens = json.loads((tmp_path / "after" / "config.json").read_text())["vocab_size"]
+    before, after = ({k: v for k, v in weights.items() if "pooler" not in k} for weights in (before, after))
+    assert before.keys() == after.keys()
+    for key, tensor in after.items():
+        original = before[key]
+        if "word_embeddings" in key or key in ("lm_head.bias", "cls.predictions.bias"):
+            assert len(original) == num_tokens + 3
+            original, tensor = original[:num_tokens], tensor[:num_tokens]
+        if "position_embeddings" in key and family in ("mpnet", "roberta"):
             original, tensor = original[2:], tensor[2:]  # the first two belong to no position
-        assert torch.equal(original, tensor), name
+        assert torch.equal(original, tensor), key
     tokenizers = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("before", "after")]
     models = [getattr(transformers, auto_class).from_pretrained(tmp_path / name).eval() for name in ("before", "after")]
     inputs = tokenizers[1](TEXTS, padding=True, return_tensors="pt")
@@ -101,9 +101,7 @@ def released(tmp_path_factory) -> Path:
         bos_id=-1, eos_id=-1, pad_id=-1,
     )  # fmt: skip
     processor = sentencepiece.SentencePieceProcessor(model_file=str(root / "sp.model"))
-    pieces = [
-        processor.id_to_piece(index) for index in range(len(processor) - 1, 0, -1)
-    ]  # not in the order of the model
+    pieces = [processor.id_to_piece(i) for i in range(len(processor) - 1, 0, -1)]  # not in the order of the model
     tokenizer = MicrosoftAmosTokenizer((root / "sp.model").read_bytes(), pieces)
     write_run(root / "run", tokenizer=tokenizer, relative_position_scheme="amos", relative_position_buckets=64)
     for part in ("encoder", "generator", "discriminator"):
@@ -172,8 +170,8 @@ def test_heads_on_released_positions(released, part, auto_class):
     pretrained = load_checkpoint(released / "run")
     auto = getattr(transformers, auto_class)
     theirs = auto.from_pretrained(released / part, trust_remote_code=True).eval()
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(4, len(pretrained.dictionary), (2, 150), generator=draw)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(4, len(pretrained.dictionary), (2, 150), generator=generator)
     tokens[1, 60:] = 1
     real, model = tokens.ne(1), pretrained.model
     logits = theirs(input_ids=tokens, attention_mask=real.long()).logits[real]
@@ -181,6 +179,6 @@ def test_heads_on_released_positions(released, part, auto_class):
         ours, logits = model.detection_head(model.extract_features(tokens))[real], logits[:, 1] - logits[:, 0]
     else:
         everywhere = torch.arange(150).expand_as(tokens)
-        proposed = model.predict_logits(tokens, tokens, everywhere, real.float())[0][-1]
-        ours = proposed[real][:, : len(pretrained.dictionary)]
+        predicted = model.predict_logits(tokens, tokens, everywhere, real.float())[0][-1]
+        ours = predicted[real][:, : len(pretrained.dictionary)]
     assert (ours - logits).abs().max() < TOLERANCE * ours.abs().max()

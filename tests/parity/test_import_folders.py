@@ -1,10 +1,5 @@
-"""Hugging Face folders against the checkpoints that `amos import` writes from them.
+"""Hugging Face folders against the checkpoints that ``amos import`` writes from them, also through ``amos_fairseq.load``."""
 
-Tolerance of states: both compute in float32 with the same formulas in another order; 1e-5 of the largest value is some
-fifty roundings.
-"""
-
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +8,19 @@ import pytest
 import torch
 import transformers
 from fairseq.models import build_model
-from hugging_face_folders import POSITIONS, write_electra, write_model
+from hugging_face_folders import POSITIONS, SPECIAL_TOKENS, TOLERANCE, write_electra, write_model
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 
+import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.hugging_face.weights import ENCODER, PRETRAINING, to_hugging_face, to_hugging_face_rows
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.hugging_face_tokenizer import row_map
 
-TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", "fox"]
+PAIRS = [("fox", "it jumps"), ("the lazy dogs", "fox"), ("number 7", "doesn't it jump? " * 9), ("it", "it")]
 # Family, class in the folder, class of the bare encoder.
 CLASSES = {
     "mpnet": ("MPNetForMaskedLM", "MPNetModel"),
@@ -52,12 +48,12 @@ def folders(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoints(folders) -> dict[str, Path]:
     """Each family imported once: ELECTRA with its generator, the others with a newly initialized one."""
-    places = {}
+    files = {}
     for family in CLASSES:
-        places[family] = folders / f"{family}_imported" / "model.pt"
+        files[family] = folders / f"{family}_imported" / "model.pt"
         generator = ["--generator", folders / "generator", "--arch", "electra_tiny"]
-        run_import(folders / family, places[family], *(generator if family == "electra" else ["--arch", "amos_tiny"]))
-    return places
+        run_import(folders / family, files[family], *(generator if family == "electra" else ["--arch", "amos_tiny"]))
+    return files
 
 
 def fine_tuned(checkpoint: Path) -> torch.nn.Module:
@@ -116,32 +112,36 @@ def test_states_of_pairs_agree(family, folders, checkpoints):
     assert (ours[real] - without_types[real]).abs().max() > 0.1  # otherwise this test would not depend on the types
 
 
-@pytest.mark.parametrize("family", CLASSES)
-def test_round_trip_is_the_identity_on_imported_weights(family, folders, checkpoints):
-    state, tokenizer = (
-        read_state(checkpoints[family])["model"],
-        load_tokenizer(checkpoints[family].parent / "tokenizer"),
+def paired_tokenizer(folder: Path, family: str) -> transformers.PreTrainedTokenizerFast:
+    """The folder's tokenizer, with a template that writes pairs as ``<s> A </s> B </s>`` with types 0 and 1."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    first, last = SPECIAL_TOKENS[family]["cls"], SPECIAL_TOKENS[family]["sep"]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in (first, last)],
     )
-    ids = row_map(tokenizer)
-    theirs = load_file(folders / family / "model.safetensors")
-    num_rows = json.loads((folders / family / "config.json").read_text())["vocab_size"]
-    weights = {
-        name.replace("discriminator.", "encoder."): tensor for name, tensor in state.items() if "generator" not in name
-    }
-    weights["embed_tokens.weight"] = to_hugging_face_rows(state["embed_tokens.weight"][: len(ids)], ids, num_rows)
-    back = to_hugging_face(family, PRETRAINING if family == "electra" else ENCODER, weights)
-    prefix = "" if family == "electra" else f"{family}."
-    compared = 0
-    for name, tensor in back.items():
-        expected = theirs[prefix + name]
-        if "word_embeddings" in name:  # rows without a token are left out
-            tensor, expected = tensor[:-3], expected[:-3]
-        if "position_embeddings" in name and family in ("mpnet", "roberta"):
-            tensor, expected = tensor[2:], expected[2:]
-        assert torch.equal(tensor, expected), name
-        compared += 1
-    heads = ("cls.", "lm_head.", f"{family}.pooler.")
-    assert compared == len([name for name in theirs if not name.startswith(heads)])
+    return tokenizer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_loaded_features_of_pairs_equal_those_of_transformers(family, folders, checkpoints):
+    """From text to pooled vectors, in batches; the longest pair is truncated to 40 positions on both sides."""
+    theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
+    batch = paired_tokenizer(folders / family, family)(
+        PAIRS, return_tensors="pt", padding=True, truncation=True, max_length=POSITIONS,
+        return_token_type_ids=family == "bert",
+    )  # fmt: skip
+    assert batch["input_ids"].size(1) == POSITIONS
+    expected = theirs(**batch).last_hidden_state
+    features = amos_fairseq.load(checkpoints[family], batch_size=2)(PAIRS, truncate=True)
+    mask = batch["attention_mask"].bool()
+    assert torch.equal(features.mask, mask)
+    tolerance = TOLERANCE * expected.abs().max().item()
+    torch.testing.assert_close(features.states[mask], expected[mask], atol=tolerance, rtol=0)
+    mean = (expected * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(features.pooled(), mean, atol=tolerance, rtol=0)
 
 
 @torch.no_grad()
@@ -163,29 +163,25 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
 
 def test_report_lists_newly_initialized_weights_and_unexpected_keys(folders, tmp_path, capsys):
     run_import(folders / "bert", tmp_path / "a.pt", "--arch", "amos_tiny")
-    said = capsys.readouterr().out
-    assert "initialized randomly (--seed 1): detection_head, generators, mixture, mlm_heads" in said
+    printed = capsys.readouterr().out
+    assert "initialized randomly (--seed 1): detection_head, generators, mixture, mlm_heads" in printed
     for name in ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias"):
-        assert name in said
-    assert "3 rows of the vocabulary have no token" in said
-    assert "--token-types 2" in said
-    assert "--layer-norm-eps 1e-12" in said
-    assert "--relative-position-scheme none" in said
+        assert name in printed
+    assert "3 rows of the vocabulary have no token" in printed
+    assert "--token-types 2" in printed
+    assert "--layer-norm-eps 1e-12" in printed
+    assert "--relative-position-scheme none" in printed
 
 
-def test_seed_determines_newly_initialized_weights(folders, tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        run_import(folders / "mpnet", tmp_path / name / "model.pt", "--arch", "amos_tiny", "--seed", str(seed))
-    a, b, c = (read_state(tmp_path / name / "model.pt")["model"] for name in "abc")
+def test_seed_determines_newly_initialized_weights(folders, checkpoints, tmp_path):
+    """The seed is 1 by default. ``embed_tokens`` differs in the rows beyond the dictionary."""
+    for seed in (1, 2):
+        run_import(folders / "mpnet", tmp_path / str(seed) / "model.pt", "--arch", "amos_tiny", "--seed", str(seed))
+    files = checkpoints["mpnet"], *(tmp_path / seed / "model.pt" for seed in "12")
+    a, b, c = (read_state(file)["model"] for file in files)
     assert all(torch.equal(a[name], b[name]) for name in a)
     differing = {name.split(".")[0] for name in a if not torch.equal(a[name], c[name])}
-    assert differing == {
-        "detection_head",
-        "generators",
-        "mlm_heads",
-        "mixture",
-        "embed_tokens",
-    }  # rows beyond the dictionary
+    assert differing == {"detection_head", "generators", "mlm_heads", "mixture", "embed_tokens"}
 
 
 def test_detection_classifier_is_imported_into_amos(tmp_path):

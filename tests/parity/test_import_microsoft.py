@@ -1,6 +1,6 @@
-"""The AMOS authors' checkpoint: a file with its names and its tokenizer, built here, through `amos import --from`.
+"""The AMOS authors' checkpoint: a file with its names and its tokenizer, written here, through ``amos import --from``.
 
-The released file itself is not at hand. The encoder is compared with a second computation, written from the names alone.
+The released file itself is not available. The encoder is compared with a second computation, written from the names.
 """
 
 import argparse
@@ -43,10 +43,10 @@ def vocabulary(tmp_path_factory) -> Path:
 
 def released_weights(num_tokens: int) -> dict[str, Tensor]:
     """Random values under the release's names."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw) * 0.3
+        return torch.randn(*shape, generator=generator) * 0.3
 
     weights = {}
     embedding = random(num_tokens, WIDTH)
@@ -134,7 +134,7 @@ def signed_bucket(distance: int) -> int:
 
 
 @torch.no_grad()
-def test_both_encoders_and_both_heads_match_the_second_computation(released, imported):
+def test_encoders_and_heads_equal_the_second_computation(released, imported):
     """150 tokens, beyond the largest distance. Tolerance 1e-5 of the largest value: the same float32 formulas in another
     order, some fifty roundings."""
     weights = read_release(released)["model"]
@@ -211,9 +211,9 @@ def test_file_without_generator_is_reported(released, vocabulary, tmp_path, caps
     torch.save({"args": None, "model": weights}, tmp_path / "model.pt")
     command = ["import", "--from", "microsoft-amos", str(tmp_path / "model.pt"), "--tokenizer", str(vocabulary)]
     main([*command, str(tmp_path / "out" / "model.pt")])
-    said = capsys.readouterr().out
-    assert "initialized randomly (--seed 1): generators, mixture, mlm_heads" in said
-    assert "left out, no counterpart in this model: classification_heads.x.dense.weight" in said
+    printed = capsys.readouterr().out
+    assert "initialized randomly (--seed 1): generators, mixture, mlm_heads" in printed
+    assert "left out, no counterpart in this model: classification_heads.x.dense.weight" in printed
 
 
 class Malicious:

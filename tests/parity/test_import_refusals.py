@@ -1,11 +1,11 @@
-"""Inputs that `amos import` refuses, in one line and with nothing written; and incomplete inputs that it accepts."""
+"""Inputs that ``amos import`` refuses, in one line and with nothing written; and incomplete inputs that it accepts."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from full_disk import full_disk
+from failures import error_line, full_disk
 from hugging_face_folders import write_electra, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 
@@ -16,6 +16,10 @@ from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT, row_map
 
 def run_import(*arguments: str | Path) -> int:
     return main(["import", *map(str, arguments)])
+
+
+def refused(capsys, *arguments: str | Path) -> str:
+    return error_line(capsys, main, "import", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +59,22 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
         ("roberta", {"pad_token_id": 0}, "pad_token_id is 0"),
     ],
 )
-def test_unsupported_models_are_refused_in_one_line(family, settings, message, folders, tmp_path, capsys):
+def test_unsupported_models_are_refused(family, settings, message, folders, tmp_path, capsys):
     folder = changed(folders / family, tmp_path / "in", **settings)
-    with pytest.raises(SystemExit) as stopped:
-        run_import(folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
-    assert stopped.value.code == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert message in line
+    assert message in refused(capsys, folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
     assert not (tmp_path / "out").exists()
-
-
-def refused(capsys, *arguments: str | Path) -> str:
-    with pytest.raises(SystemExit):
-        run_import(*arguments)
-    return capsys.readouterr().err
 
 
 def test_broken_folders_are_refused(folders, tmp_path, capsys):
     out = tmp_path / "out" / "model.pt"
     assert "is not a directory" in refused(capsys, tmp_path / "nowhere", out)
-    for missing, said in (
+    for missing, message in (
         ("config.json", "config.json is missing"),
         ("model.safetensors", "neither model.safetensors"),
     ):
         shutil.copytree(folders / "mpnet", tmp_path / missing)
         (tmp_path / missing / missing).unlink()
-        assert said in refused(capsys, tmp_path / missing, out)
+        assert message in refused(capsys, tmp_path / missing, out)
     shutil.copytree(folders / "mpnet", tmp_path / "cut")
     content = (tmp_path / "cut" / "model.safetensors").read_bytes()
     (tmp_path / "cut" / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -92,7 +86,7 @@ def test_broken_folders_are_refused(folders, tmp_path, capsys):
     assert not out.parent.exists()
 
 
-def test_nothing_is_overwritten(folders, tmp_path, capsys):
+def test_existing_files_are_not_overwritten(folders, tmp_path, capsys):
     (tmp_path / "old.pt").touch()
     assert "old.pt exists" in refused(capsys, folders / "mpnet", tmp_path / "old.pt")
     write_tokenizer(tmp_path / "tokenizer", "roberta")
@@ -107,12 +101,11 @@ def test_nothing_is_overwritten(folders, tmp_path, capsys):
 
 @pytest.mark.parametrize("limit", [100, 20_000])
 def test_a_full_disk_leaves_nothing(limit, folders, tmp_path, capsys):
-    """While the tokenizer is written, and while the checkpoint is."""
+    """While the tokenizer is written, and while the checkpoint is written."""
     (tmp_path / "out").mkdir()
     with full_disk(limit):
-        said = refused(capsys, folders / "bert", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
-    assert "model.pt cannot be written (File too large): make room" in said
-    assert said.count("\n") == 1
+        line = refused(capsys, folders / "bert", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert "model.pt cannot be written (File too large): make room" in line
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -128,11 +121,11 @@ def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
     weights = load_file(tmp_path / "other" / "model.safetensors")
     weights["electra.embeddings.position_embeddings.weight"] += 1
     save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
-    said = refused(capsys, folders / "electra", tmp_path / "a.pt", *electra, tmp_path / "other")
-    assert "encoder.embed_positions.weight differ from the discriminator's" in said
+    line = refused(capsys, folders / "electra", tmp_path / "a.pt", *electra, tmp_path / "other")
+    assert "encoder.embed_positions.weight differ from the discriminator's" in line
 
 
-def test_a_vocabulary_without_a_role(folders, tmp_path, capsys):
+def test_vocabulary_without_mask_or_padding(folders, tmp_path, capsys):
     """Without <mask> a row is newly initialized, which is reported; without a padding token no batch can be built."""
     for role in ("mask_token", "pad_token"):
         shutil.copytree(folders / "mpnet", tmp_path / role)

@@ -1,8 +1,9 @@
 """Inputs and corpora that the tests of prepare.sh share."""
 
 import pytest
-from glue_files import write_files, write_tokenizer
-from pretraining_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
+from failures import error_line
+from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
+from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
 from preprocess.glue import prepare as prepare_glue
 from preprocess.pretraining import prepare
@@ -20,7 +21,7 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(inputs, tmp_path_factory):
-    """As ``corpus``, of one kind, for tests of what does not depend on the tokenizer."""
+    """A finished corpus of several shards and the flags that made it, for tests that do not depend on the tokenizer."""
     out = tmp_path_factory.mktemp("reference") / "corpus"
     prepare.main([*inputs, *FLAGS, "--out", str(out), "--workers", "1"])
     return out, [*inputs, *FLAGS]
@@ -28,36 +29,25 @@ def reference(inputs, tmp_path_factory):
 
 @pytest.fixture
 def refused(capsys):
-    """Run a command that must fail; returns its one line."""
-
-    def run(*arguments: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            prepare.main(list(map(str, arguments)))
-        lines = capsys.readouterr().err.rstrip("\n").split("\n")
-        assert stop.value.code == 1
-        assert sum("error" in line for line in lines) == 1, lines
-        assert lines[-1].startswith("amos_fairseq: error: ")
-        return lines[-1]
-
-    return run
+    """Run prepare.sh's program with arguments that it must refuse; return its error line."""
+    return lambda *arguments: error_line(capsys, prepare.main, *arguments, reports_progress=True)
 
 
 @pytest.fixture(scope="session")
 def glue(tmp_path_factory):
-    """A directory with all hand-made GLUE files."""
-    return write_files(tmp_path_factory.mktemp("glue"))
+    """A directory with all raw GLUE files."""
+    return write_raw_glue(tmp_path_factory.mktemp("glue"))
 
 
 @pytest.fixture(scope="session")
 def glue_tokenizer(tmp_path_factory):
-    """A tokenizer directory that fits their letters."""
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer")
+    """A tokenizer with a piece for each of their letters."""
+    return write_glue_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer")
 
 
 @pytest.fixture(scope="session")
 def prepared_glue(glue, glue_tokenizer, tmp_path_factory):
-    """What prepare.sh makes of all of them; tests leave it as it is."""
+    """The output of prepare.sh for all of them; tests must not change it."""
     out = tmp_path_factory.mktemp("prepared") / "out"
     prepare_glue.main([str(glue), "ALL", str(glue_tokenizer), str(out), "--workers", "2"])
     return out

@@ -1,14 +1,18 @@
-"""download.sh's program against a local server with made-up archives: whole, cut short, renewed, hostile."""
+"""download.sh against a local server of synthetic archives: complete, cut short, changed, malicious."""
 
+import contextlib
 import hashlib
+import http.server
 import io
 import stat
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from glue_files import FILES, MRPC_HEADER
-from glue_server import make_archive, serve
+from failures import error_line
+from synthetic_glue import FILES, MRPC_HEADER
 
 from preprocess.glue import download, official_files
 from preprocess.glue.official_files import REMOTE_FILES, RemoteFile
@@ -22,9 +26,71 @@ MRPC_TEST = f"\ufeff{MRPC_HEADER}\n1\t51\t52\tG\tH\n0\t61\t62\tI\tJ\n"
 RTE_PATH = f"/{REMOTE_FILES['RTE'][0].path}"
 
 
+def make_archive(entries: dict[str, str]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in entries.items():
+            archive.writestr(name, text.encode("utf-8"))
+    return stream.getvalue()
+
+
+class Server:
+    """``files`` by path; ``failures``: what happens to the first requests (a status, or "cut": half of the content).
+
+    ``requests``: path and ``Range`` header of each request so far. Ranges are honoured unless ``ranges`` is false.
+    """
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.failures: list[object] = []
+        self.requests: list[tuple[str, str | None]] = []
+        self.ranges = True
+        self.url = ""
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        wanted = handler.headers.get("Range")
+        self.requests.append((handler.path, wanted))
+        failure = self.failures.pop(0) if self.failures else None
+        content = self.files.get(handler.path)
+        if isinstance(failure, int) or content is None:
+            handler.send_error(failure if isinstance(failure, int) else 404)
+            return
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.ranges else 0
+        if start and start >= len(content):
+            handler.send_error(416)
+            return
+        handler.send_response(206 if start else 200)
+        handler.send_header("Content-Length", str(len(content) - start))
+        handler.end_headers()
+        body = content[start:]
+        handler.wfile.write(body[: len(body) // 2] if failure == "cut" else body)
+
+
+@contextlib.contextmanager
+def serve(files: dict[str, bytes]) -> Iterator[Server]:
+    server = Server(files)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.answer(self)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        server.url = f"http://127.0.0.1:{listening.server_address[1]}"
+        thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """Seconds that would have been waited between tries; and no proxy between here and this machine."""
+    """Record the seconds between tries instead of waiting; no proxy for the local server."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     seconds = []
     monkeypatch.setattr(official_files, "sleep", seconds.append)
@@ -33,7 +99,7 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def server(monkeypatch):
-    """All tasks, with the table of published files made to fit what is served."""
+    """A server of all tasks, and a table of published files with their sizes and sums."""
     contents = {}
     for name, task in TASKS.items():
         if name in ("MRPC", "AX"):
@@ -62,17 +128,14 @@ def run(server, out: Path, *arguments: str) -> None:
     download.main([str(out), "--base-url", f"{server.url}/", *map(str, arguments)])
 
 
-def refused(capsys, server, out: Path, *arguments: str) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        run(server, out, *arguments)
-    assert stop.value.code == 1
-    line = capsys.readouterr().err.rstrip("\n").split("\n")[-1]
-    assert line.startswith("amos_fairseq: error: ")
-    return line
+def refused(capsys, server, out: Path, *arguments: object) -> str:
+    def main(given: list[str]) -> None:
+        run(server, out, *given)
+
+    return error_line(capsys, main, *arguments, reports_progress=True)
 
 
-def test_all_tasks_are_laid_out(server, tmp_path, capsys):
+def test_all_tasks_are_written(server, tmp_path, capsys):
     out = tmp_path / "glue"
     run(server, out)
     expected = {places[0] for task in TASKS.values() for places in task.files.values()} | {"RTE/readme.txt"}
@@ -93,7 +156,7 @@ def test_published_table_is_complete():
 
 
 def test_mrpc_is_split_by_the_list(server, tmp_path):
-    """The pair of the list is the development set; broken lines stay, for prepare.sh to count; no byte-order mark."""
+    """The pairs of the list are the development set; broken lines remain for prepare.sh to count; no byte-order mark."""
     run(server, tmp_path / "glue", "MRPC")
     read = {name: (tmp_path / "glue" / "MRPC" / f"{name}.tsv").read_text() for name in ("train", "dev", "test")}
     assert read == {
@@ -122,7 +185,7 @@ def test_mrpc_refuses_another_file(tmp_path):
         build_mrpc(tmp_path / "train", tmp_path / "test", tmp_path / "ids", tmp_path)
 
 
-def test_connection_that_breaks_is_taken_up_again(server, tmp_path, waits):
+def test_broken_connection_is_resumed(server, tmp_path, waits):
     content = server.files[RTE_PATH]
     server.failures = [503, "cut", "cut", 429]
     run(server, tmp_path / "glue", "RTE")
@@ -134,24 +197,24 @@ def test_connection_that_breaks_is_taken_up_again(server, tmp_path, waits):
     assert (tmp_path / "glue" / "RTE" / "readme.txt").read_text() == "licence"
 
 
-def test_server_without_ranges_sends_all_again(server, tmp_path):
+def test_server_without_ranges_sends_the_whole_file_again(server, tmp_path):
     server.failures, server.ranges = ["cut"], False
     run(server, tmp_path / "glue", "RTE")
     assert (tmp_path / "glue" / "RTE" / "train.tsv").is_file()
     assert len(server.requests) == 2
 
 
-def test_part_of_an_older_version_is_dropped(server, tmp_path):
-    """Also where it is longer than the file that lies there now."""
+def test_part_of_another_version_is_discarded(server, tmp_path):
+    """Also where it is longer than the file on the server."""
     for size in (10, 10**6):
-        room = tmp_path / str(size) / ".download"
-        room.mkdir(parents=True)
-        (room / "RTE.zip.part").write_bytes(b"x" * size)
-        run(server, room.parent, "RTE")
-        assert {path.name for path in room.parent.iterdir()} == {"RTE"}
+        folder = tmp_path / str(size) / ".download"
+        folder.mkdir(parents=True)
+        (folder / "RTE.zip.part").write_bytes(b"x" * size)
+        run(server, folder.parent, "RTE")
+        assert {path.name for path in folder.parent.iterdir()} == {"RTE"}
 
 
-def test_server_that_stays_away(server, tmp_path, capsys):
+def test_unavailable_server(server, tmp_path, capsys):
     server.failures = [503] * 5
     line = refused(capsys, server, tmp_path / "glue", "RTE")
     assert "could not be downloaded in 5 tries (Service Unavailable)" in line
@@ -160,25 +223,25 @@ def test_server_that_stays_away(server, tmp_path, capsys):
     refused(capsys, server, tmp_path / "glue", "RTE")
     assert (tmp_path / "glue" / ".download" / "RTE.zip.part").stat().st_size > len(server.files[RTE_PATH]) * 0.9
     server.requests.clear()
-    run(server, tmp_path / "glue", "RTE")  # a later run goes on
+    run(server, tmp_path / "glue", "RTE")  # a later run continues
     assert server.requests[0][1].startswith("bytes=")
     assert {path.name for path in (tmp_path / "glue").iterdir()} == {"RTE"}
 
 
-def test_nobody_listens(tmp_path, capsys):
+def test_refused_connection(tmp_path, capsys):
     with serve({}) as gone:
         pass
     assert "Connection refused" in refused(capsys, gone, tmp_path / "glue", "RTE")
 
 
 def test_other_content_is_refused_unless_accepted(server, tmp_path, capsys):
-    server.files[RTE_PATH] = make_archive({**RTE, "RTE/readme.txt": "renewed"})
+    server.files[RTE_PATH] = make_archive({**RTE, "RTE/readme.txt": "changed"})
     line = refused(capsys, server, tmp_path / "glue", "RTE")
     assert f"is not the published {REMOTE_FILES['RTE'][0].sha256}" in line
     assert "--accept-other-hashes" in line
     assert not (tmp_path / "glue").exists()
     run(server, tmp_path / "glue", "RTE", "--accept-other-hashes")
-    assert (tmp_path / "glue" / "RTE" / "readme.txt").read_text() == "renewed"
+    assert (tmp_path / "glue" / "RTE" / "readme.txt").read_text() == "changed"
 
 
 def linked() -> bytes:
@@ -192,13 +255,13 @@ def linked() -> bytes:
 
 
 def damaged() -> bytes:
-    """One byte of a compressed text is another: the sum of the archive's own directory is wrong."""
+    """An archive with one wrong byte, which its own checksum shows."""
     content = bytearray(make_archive({**RTE, "RTE/train.tsv": RTE["RTE/train.tsv"] + "x" * 1000}))
     content[60] ^= 0xFF
     return bytes(content)
 
 
-HOSTILE = {
+MALICIOUS = {
     "above": (lambda: make_archive({**RTE, "../evil.txt": "evil"}), "'../evil.txt' leads out of the archive"),
     "inside above": (lambda: make_archive({**RTE, "RTE/../../evil.txt": "evil"}), "leads out of the archive"),
     "absolute": (lambda: make_archive({**RTE, "/evil.txt": "evil"}), "leads out of the archive"),
@@ -215,10 +278,10 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_and_broken_archives(server, tmp_path, capsys, name):
-    """Nothing of them is left, neither in OUT nor beside it, and a later run fetches anew."""
-    make, message = HOSTILE[name]
+@pytest.mark.parametrize("name", MALICIOUS)
+def test_malicious_and_broken_archives(server, tmp_path, capsys, name):
+    """Nothing of them remains, neither in OUT nor beside it, and a later run downloads again."""
+    make, message = MALICIOUS[name]
     good = server.files[RTE_PATH]
     server.files[RTE_PATH] = make()
     assert message in refused(capsys, server, tmp_path / "a" / "glue", "RTE", "--accept-other-hashes")
@@ -233,7 +296,7 @@ def test_too_large_a_file(server, tmp_path, capsys, monkeypatch):
     assert "not an official file" in refused(capsys, server, tmp_path / "glue", "RTE")
 
 
-def test_what_lies_in_out_is_kept(server, tmp_path, capsys):
+def test_other_files_in_out_are_unchanged(server, tmp_path, capsys):
     (tmp_path / "RTE").mkdir()
     (tmp_path / "RTE" / "train.tsv").write_text("mine")
     assert "lacks official files of RTE: remove it" in refused(capsys, server, tmp_path, "RTE")

@@ -1,22 +1,17 @@
-"""prepare.sh's program for GLUE: what stock fairseq reads of its output, finished work left alone, nothing half-done."""
+"""prepare.sh for GLUE: its output as stock fairseq reads it, what a second run repeats, counts and messages."""
 
 import hashlib
 import json
 import lzma
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from glue_files import CLASSES, EXPECTED, FILES, decoded_texts, write_files
+from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from preprocess.glue import prepare
 from preprocess.glue.tasks import TASKS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def task_record(out: Path, task: str) -> dict:
@@ -32,7 +27,7 @@ def stock_task(out: Path, name: str) -> SentencePredictionTask:
 
 @pytest.mark.parametrize("task", EXPECTED)
 def test_stock_task_reads_rows_and_classes(prepared_glue, task):
-    """Texts come back through tokenizer and dictionary; targets are places in the fixed order of the labels."""
+    """Texts decoded by tokenizer and dictionary; targets are indices in the fixed order of the labels."""
     stock = stock_task(prepared_glue, task)
     for split, expected in EXPECTED[task].items():
         stock.load_dataset(split)
@@ -94,9 +89,8 @@ def test_dictionaries_and_tokenizer_are_copies(prepared_glue, glue_tokenizer):
 
 
 def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path):
-    """'@' has no piece and is neighbour to itself only, so each word is the word mark and one unknown piece: 2 pieces.
-    <s>, A of 510 pieces and </s> are 512 tokens, which still fit."""
-    files = write_files(tmp_path / "glue", "SST-2")
+    """'@' has no piece, so each word is two pieces: the word mark and one unknown. 510 pieces with <s> and </s> still fit."""
+    files = write_raw_glue(tmp_path / "glue", "SST-2")
     rows = [" ".join(["@"] * 255), " ".join(["@"] * 256), "The"]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     prepare.main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
@@ -105,16 +99,16 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
     assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
 
 
-def test_what_is_said_on_the_screen(glue, glue_tokenizer, tmp_path, capsys):
+def test_printed_counts_and_notes(glue, glue_tokenizer, tmp_path, capsys):
     prepare.main([str(glue), "qqp", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
-    said = capsys.readouterr().err
-    assert "QQP train: 3 rows; longest" in said
-    assert "QQP train: 3 broken lines of train.tsv skipped (lines 3, 4, 5)" in said
-    assert "the official file has 363846 rows, train.tsv has 3: scores are not comparable" in said
+    printed = capsys.readouterr().err
+    assert "QQP train: 3 rows; longest" in printed
+    assert "QQP train: 3 broken lines of train.tsv skipped (lines 3, 4, 5)" in printed
+    assert "the official file has 363846 rows, train.tsv has 3: scores are not comparable" in printed
 
 
 def test_absent_tasks_and_compressed_files(glue, prepared_glue, glue_tokenizer, tmp_path, capsys):
-    files = write_files(tmp_path / "glue", "RTE", "WNLI")
+    files = write_raw_glue(tmp_path / "glue", "RTE", "WNLI")
     for path in files.glob("RTE/*.tsv"):
         path.with_suffix(".tsv.xz").write_bytes(lzma.compress(path.read_bytes()))
         path.unlink()
@@ -127,8 +121,8 @@ def test_absent_tasks_and_compressed_files(glue, prepared_glue, glue_tokenizer, 
 
 
 def test_training_rows_are_limited(glue_tokenizer, tmp_path):
-    """A seeded choice in the order of the file; another seed chooses others; development rows all stay."""
-    files = write_files(tmp_path / "glue", "SST-2")
+    """A seeded sample in the order of the file; another seed gives another; all development rows remain."""
+    files = write_raw_glue(tmp_path / "glue", "SST-2")
     rows = [f"The sailor {number}" for number in range(200)]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     chosen = {}
@@ -146,8 +140,8 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     assert record["splits"]["valid"]["rows"] == 1
 
 
-def test_finished_tasks_are_left_alone_until_something_changes(glue_tokenizer, tmp_path, capsys):
-    files, out = write_files(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
+def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_path, capsys):
+    files, out = write_raw_glue(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
 
     def redone(*flags: str) -> set:
         before = {task: (out / task).stat().st_ino for task in ("RTE", "WNLI") if (out / task).exists()}
@@ -167,29 +161,3 @@ def test_finished_tasks_are_left_alone_until_something_changes(glue_tokenizer, t
     assert redone() == {"WNLI"}
     assert redone("--max-train-rows", "5") == {"RTE", "WNLI"}
     assert redone("--max-train-rows", "5") == set()
-
-
-def test_script_from_another_directory(glue, glue_tokenizer, tmp_path):
-    """The user stands in a directory with a package of the same name, which must not be taken for ours."""
-    (tmp_path / "preprocess").mkdir()
-    (tmp_path / "preprocess" / "__init__.py").write_text("raise SystemExit('the wrong package')")
-    environment = {
-        **os.environ,
-        "VIRTUAL_ENV": sys.prefix,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    command = ["bash", str(ROOT / "preprocess" / "glue" / "prepare.sh"), str(glue), "WNLI", str(glue_tokenizer), "out"]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "WNLI train: 1 rows" in run.stderr
-    assert run.stdout == ""
-    assert task_record(tmp_path / "out", "WNLI")["splits"]["train"]["rows"] == 1
-
-
-def test_help_tells_the_defaults(capsys):
-    with pytest.raises(SystemExit) as stop:
-        prepare.main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert stop.value.code == 0
-    for phrase in ("--workers", "--max-train-rows", "(default: all)", "(default: 1)", "GLUE_DIR", "STS-B", ".xz"):
-        assert phrase in shown

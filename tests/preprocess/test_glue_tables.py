@@ -1,4 +1,4 @@
-"""Rows out of hand-made TSV files, against lists written by hand and Hugging Face's own reader; every fault named."""
+"""Rows of TSV files against lists written by hand and Hugging Face's own reader; errors with file and line."""
 
 import gzip
 import hashlib
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from glue_files import EXPECTED, FILES, write_files
+from synthetic_glue import EXPECTED, FILES, write_raw_glue
 
 from amos_fairseq.errors import UserError
 from preprocess.glue.tables import find_files, read_table
@@ -78,7 +78,7 @@ def test_columns_are_found_by_name(tmp_path):
     assert read_table(path, TASKS["RTE"], "valid").rows[0].texts == ("a", "b")
 
 
-def test_characters_that_fairseq_would_stumble_over(tmp_path):
+def test_carriage_returns_and_nul_are_replaced(tmp_path):
     """A carriage return ends a line for fairseq; NUL is dropped by one tokenizer and unknown to another."""
     path = tmp_path / "dev.tsv"
     path.write_bytes(b"sentence\tlabel\na\rb\0c\t1\r\n")
@@ -94,38 +94,33 @@ FAULTS = {
     "empty label": (b"sentence\tlabel\ngood\t\n", "line 2: label '' is not one of 0, 1"),
     "empty": (b"", "is empty"),
     "header alone": (b"sentence\tlabel\n", "is empty"),
+    "no header in CoLA": (b"sentence\tlabel\ngood\t1\n", "none of its 2 lines has the 4 tab-separated columns"),
     "commas": (b"sentence\tlabel\ngood,1\nbad,0\n", "none of its 2 lines has the 2 tab-separated columns"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_name_file_and_place(tmp_path, name):
+def test_errors_name_file_and_line(tmp_path, name):
     content, message = FAULTS[name]
+    task = "CoLA" if name == "no header in CoLA" else "SST-2"
     path = tmp_path / "train.tsv"
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
-        read_table(path, TASKS["SST-2"], "train")
+        read_table(path, TASKS[task], "train")
     assert str(path) in str(error.value)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("score", ["5.001", "-0.1", "nan", "inf", "four", ""])
-def test_scores_lie_between_0_and_5(tmp_path, score):
+def test_scores_outside_0_to_5_are_refused(tmp_path, score):
     path = tmp_path / "dev.tsv"
     path.write_text(f"sentence1\tsentence2\tscore\na\tb\t5\na\tb\t{score}\n")
     with pytest.raises(UserError, match=r"line 3: label '.*' is not a number from 0 to 5"):
         read_table(path, TASKS["STS-B"], "valid")
 
 
-def test_cola_without_header_tells_a_wrong_file(tmp_path):
-    path = tmp_path / "train.tsv"
-    path.write_text("sentence\tlabel\ngood\t1\n")
-    with pytest.raises(UserError, match="none of its 2 lines has the 4 tab-separated columns"):
-        read_table(path, TASKS["CoLA"], "train")
-
-
-def test_files_that_are_absent_or_there_twice(tmp_path):
-    write_files(tmp_path, "RTE", "diagnostic")
+def test_missing_and_duplicate_files(tmp_path):
+    write_raw_glue(tmp_path, "RTE", "diagnostic")
     (tmp_path / "RTE" / "dev.tsv").rename(tmp_path / "RTE" / "valid.tsv")
     with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file \(nor as .gz, .xz, .zst\)"):
         find_files(tmp_path, TASKS["RTE"])

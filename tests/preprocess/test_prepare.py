@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 from fairseq.data import Dictionary
-from pretraining_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
-from tiny_wordpiece import train_wordpiece
+from hugging_face_folders import train_wordpiece
+from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.tokenization import load_tokenizer
@@ -72,14 +72,14 @@ def test_corpus_json_counts(corpus, inputs):
 
 
 def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
-    """Also when the text is handed out in other parts."""
+    """Also when the text is split into other ranges."""
     out, flags = corpus
     monkeypatch.setattr(encoding.document_ranges, "__defaults__", (3000,))
     prepare.main([*flags, "--out", str(tmp_path / "again"), "--workers", "2"])
     assert file_bytes(tmp_path / "again") == file_bytes(out)
 
 
-def test_finished_corpus_is_left_alone(corpus, inputs, capsys, refused):
+def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     out, flags = corpus
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     prepare.main([*flags, "--out", str(out)])
@@ -90,7 +90,7 @@ def test_finished_corpus_is_left_alone(corpus, inputs, capsys, refused):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
-def test_one_shard_lies_in_the_directory_itself(inputs, tmp_path, capsys):
+def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, capsys):
     out = tmp_path / "corpus"
     prepare.main([*inputs, "--out", str(out), "--vocab-size", "200", "--workers", "1"])
     names = {path.name for path in out.iterdir()}
@@ -137,8 +137,8 @@ def test_ranges_end_with_documents(corpus, tmp_path, size):
     assert counts.documents == len(DOCUMENTS)
 
 
-def test_paragraphs_of_nothing_leave_no_empty_line(corpus, tmp_path):
-    """An empty line means the end of a document, so a paragraph of invisible characters must vanish."""
+def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
+    """An empty line would end the document."""
     path = tmp_path / "text.txt"
     path.write_text("ba ke\n\u200b\u3000\nli\n\n\u3000\n\nmo\n\n", encoding="utf-8")
     encoding.start_encoding_process(str(corpus[0] / "tokenizer"))
@@ -147,8 +147,8 @@ def test_paragraphs_of_nothing_leave_no_empty_line(corpus, tmp_path):
     assert (counts.documents, counts.paragraphs, counts.lines) == (2, 3, 4)
 
 
-def test_results_do_not_pile_up():
-    """However slowly they are taken, few tasks are ahead, and the order is that of the tasks."""
+def test_few_results_are_computed_ahead():
+    """At most 6 tasks for 3 processes, and the order is that of the tasks."""
     taken = []
 
     class Immediately:

@@ -1,36 +1,19 @@
-"""prepare.sh's program with a full disk and killed at any stage: it goes on, to the bytes of an undisturbed run."""
+"""prepare.sh's program with a full disk or killed at any stage: the next run gives the bytes of an uninterrupted one."""
 
 import itertools
 import os
-import resource
+from contextlib import ExitStack
 
 import pytest
-from pretraining_corpus import FLAGS, file_bytes
+from failures import full_disk
+from synthetic_corpus import FLAGS, file_bytes
 
 from preprocess.pretraining import encoding, prepare, vocabulary
 from preprocess.pretraining.workspace import Workspace
 
 
-def limit_file_size(monkeypatch, module, name: str, size: int) -> None:
-    """From the call of ``module.name`` on no file may grow beyond ``size``: what a full disk looks like."""
-    original = getattr(module, name)
-
-    def limited(*arguments, **keywords):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        return original(*arguments, **keywords)
-
-    monkeypatch.setattr(module, name, limited)
-
-
-@pytest.fixture
-def restore_file_size():
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize(
-    ("module", "name", "kept"),
+    ("module", "name", "parts"),
     [
         (prepare, "split_corpus", None),
         (prepare, "in_own_process", {"text"}),
@@ -40,30 +23,34 @@ def restore_file_size():
         (Workspace, "publish", {"text", "tokenizer", "shard0", "shard1", "shard2"}),
     ],
 )
-def test_full_disk(reference, tmp_path, monkeypatch, refused, restore_file_size, module, name, kept):
-    """One line at every stage, only whole parts stay, and with room again the corpus is that of an easy run."""
-    easy, flags = reference
-    out = tmp_path / "corpus"
-    with monkeypatch.context() as patch:
-        limit_file_size(patch, module, name, 300)
+def test_full_disk(reference, tmp_path, monkeypatch, refused, module, name, parts):
+    """From the call of ``module.name`` on. Only whole parts remain, and the next run gives the corpus."""
+    expected, flags = reference
+    out, original = tmp_path / "corpus", getattr(module, name)
+    with monkeypatch.context() as patch, ExitStack() as disk:
+
+        def fill_disk(*arguments, **keywords):
+            disk.enter_context(full_disk(300))
+            return original(*arguments, **keywords)
+
+        patch.setattr(module, name, fill_disk)
         line = refused(*flags, "--out", out)
-    restore_file_size()
     assert "no space left" in line
     assert "make room" in line
-    if kept is None:
+    if parts is None:
         assert not out.exists()
     else:
         assert {path.name for path in out.iterdir()} == {".prepare"}
-        parts = {path.name for path in (out / ".prepare").iterdir()} - {"identity.json", "lock"}
-        assert kept == parts - {"shard3", "shard4"}
+        found = {path.name for path in (out / ".prepare").iterdir()} - {"identity.json", "lock"}
+        assert parts == found - {"shard3", "shard4"}
     prepare.main([*flags, "--out", str(out), "--workers", "2"])
-    assert file_bytes(out) == file_bytes(easy)
+    assert file_bytes(out) == file_bytes(expected)
 
 
 @pytest.mark.parametrize("moves", [1, 4, 8])
 def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
-    """The last step moves files one by one; wherever it ends, the next run ends it."""
-    easy, flags = reference
+    """The last step moves files one by one; the next run completes it after any of them."""
+    expected, flags = reference
     original, count = os.replace, itertools.count()
 
     def replace(source, target):
@@ -77,11 +64,11 @@ def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
             prepare.main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
     assert not (tmp_path / "corpus" / "corpus.json").exists()
     prepare.main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
-    assert file_bytes(tmp_path / "corpus") == file_bytes(easy)
+    assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
 
 
-def test_finished_shards_are_not_made_again(reference, tmp_path, monkeypatch):
-    easy, flags = reference
+def test_finished_shards_are_not_written_again(reference, tmp_path, monkeypatch):
+    expected, flags = reference
     done = []
     original = prepare.binarize_shard
 
@@ -103,10 +90,10 @@ def test_finished_shards_are_not_made_again(reference, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "split_corpus", None)
     prepare.main(command)
     assert left[0] == "shard2.unfinished"
-    assert file_bytes(tmp_path / "corpus") == file_bytes(easy)
+    assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
 
 
-def test_unfinished_corpus_of_other_settings_is_kept(inputs, tmp_path, monkeypatch, refused):
+def test_unfinished_corpus_of_other_settings_is_refused(inputs, tmp_path, monkeypatch, refused):
     out = tmp_path / "corpus"
     with monkeypatch.context() as patch:
         patch.setattr(encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))

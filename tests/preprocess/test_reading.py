@@ -1,4 +1,4 @@
-"""Documents out of every kind of file, against the list that they were written from; every fault with its place."""
+"""Documents of every kind of file against the list that was written; errors with file and line."""
 
 import gzip
 import hashlib
@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 import zstandard
-from pretraining_corpus import make_documents, write_jsonl, write_text
+from synthetic_corpus import make_documents, write_jsonl, write_text
 
 from amos_fairseq.errors import UserError
 from preprocess.common import reading
@@ -19,7 +19,7 @@ EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") 
 
 
 def two_parts(compress):
-    """Compressed files may be put together with `cat`; the parts are then read one after the other."""
+    """Compressed files may be concatenated with `cat`."""
     return lambda content: compress(content[: len(content) // 3]) + compress(content[len(content) // 3 :])
 
 
@@ -33,7 +33,7 @@ COMPRESS = {
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
-def test_every_kind_gives_the_same_documents(tmp_path, kind, suffix):
+def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
     plain = (write_text if kind == ".txt" else write_jsonl)(tmp_path / f"plain{kind}", DOCUMENTS)
     path = tmp_path / f"corpus{kind}{suffix}"
     path.write_bytes(COMPRESS[suffix](plain.read_bytes()))
@@ -45,8 +45,8 @@ def test_every_kind_gives_the_same_documents(tmp_path, kind, suffix):
 
 
 @pytest.mark.parametrize("name", ["text", "wiki.train.raw", "wiki_00", "text.JSONL.GZ"])
-def test_names(tmp_path, name):
-    """Only the names of JSON lines and of compressed files mean something, in any case."""
+def test_file_names(tmp_path, name):
+    """Only suffixes of JSON lines and of compression have a meaning, in upper or lower case."""
     path = tmp_path / name
     if name == "text.JSONL.GZ":
         path.write_bytes(gzip.compress(write_jsonl(tmp_path / "plain.jsonl", DOCUMENTS).read_bytes()))
@@ -55,22 +55,22 @@ def test_names(tmp_path, name):
     assert list(InputFile(path).documents()) == EXPECTED
 
 
-def test_line_ends_marks_and_blanks(tmp_path):
+def test_line_ends_byte_order_marks_and_blank_lines(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbf\r\n  one \r\n\ttwo\rthree\r\n \t \r\n\n\nfour\n\x0c\nfive  six")
     assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
 
 
 def test_json_text(tmp_path):
-    """Blank lines inside a text end no document; empty texts (redirects of Wikipedia) are none."""
+    """Blank lines inside a text do not end the document; empty texts (redirects of Wikipedia) are skipped."""
     path = tmp_path / "text.jsonl"
     texts = ["one\n\n\ntwo\r\n three ", "", " \n", "four"]
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts) + "\n\n")
     assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n"]
 
 
-def test_nul_characters_are_left_out(tmp_path):
-    """Wherever they stand, as bytes of a text or escaped in JSON; a line of nothing else is a blank one."""
+def test_nul_characters_are_removed(tmp_path):
+    """As bytes of a text or escaped in JSON; a line of nothing else is blank."""
     text, lines = tmp_path / "text.txt", tmp_path / "text.jsonl"
     text.write_bytes(b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n")
     lines.write_text('{"text": "o\\u0000ne two \\u0000\\nthree"}\n{"text": "\\u0000"}\n{"text": "four"}\n')
@@ -100,7 +100,7 @@ def test_names_of_text_are_not_refused(tmp_path, name):
 
 
 def test_memory_is_constant(tmp_path):
-    """10 MB of text, of which a few buffers are held at any time."""
+    """At most six buffers of 10 MB of text."""
     path = tmp_path / "large.txt.gz"
     path.write_bytes(gzip.compress((b"a paragraph of words " * 40 + b"\n\n") * 12_000, compresslevel=1))
     tracemalloc.start()
@@ -138,7 +138,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_files_name_the_place(tmp_path, name):
+def test_errors_name_file_and_line(tmp_path, name):
     content, message = CASES[name]
     path = tmp_path / name
     path.write_bytes(content)
@@ -147,8 +147,8 @@ def test_bad_files_name_the_place(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", [b"x" * 300, b"y" * 90 + b"\n" + b"z" * 90])
-def test_documents_have_a_bound(tmp_path, monkeypatch, content):
-    """A file without blank lines is one document; it must not be taken into memory whole."""
+def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content):
+    """A file without blank lines is one document, which must not be read into memory."""
     monkeypatch.setattr(reading, "LARGEST_DOCUMENT_BYTES", 128)
     path = tmp_path / "text.txt"
     path.write_bytes(b"short\n\n" + content)

@@ -1,11 +1,11 @@
-"""The split of a corpus against naive sorting: every document once, in the right part, whatever its order."""
+"""The split of a corpus against naive sorting: every document once, in the same part for any order of the input."""
 
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from pretraining_corpus import make_documents, write_text
+from synthetic_corpus import make_documents, write_text
 
 from amos_fairseq.errors import UserError
 from preprocess.pretraining.splitting import SmallestHashes, SplitSettings, group_into_shards, split_corpus
@@ -21,7 +21,7 @@ def read_piece(path: Path) -> list:
 
 
 def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
-    """Split documents that lie in several files; returns the split and the documents of each part."""
+    """Split documents of several files; return the split and the documents of each part."""
     size = -(-len(documents) // files)
     paths = [write_text(tmp_path / f"in{i}.txt", documents[i * size : (i + 1) * size]) for i in range(files)]
     directory = tmp_path / "split"
@@ -37,7 +37,7 @@ def text_bytes(documents) -> int:
 
 @pytest.mark.parametrize("budget", [0, 1, 50, 400, 10**6])
 def test_smallest_hashes_against_sorting(budget):
-    """Kept: the longest run of smallest keys, copies together, that fits; what is refused comes out exactly once."""
+    """The largest set of smallest keys that fits, with all copies; each other document is returned exactly once."""
     generator = random.Random(budget)
     offered = [(bytes([generator.randrange(40)]), bytes(generator.randrange(1, 30))) for _ in range(200)]
     choice = SmallestHashes(budget)
@@ -74,8 +74,8 @@ def test_every_document_is_in_one_part(tmp_path, valid_bytes):
     assert sum(record["documents"] for record in split.inputs) == len(DOCUMENTS)
 
 
-def test_choice_follows_from_content_and_seed(tmp_path):
-    """Other order, other files: the same validation documents and sample; another seed: others."""
+def test_split_depends_on_content_and_seed_only(tmp_path):
+    """Another order or other files give the same validation documents and sample; another seed gives others."""
     shuffled = random.Random(2).sample(DOCUMENTS, len(DOCUMENTS))
     parts = {}
     for name, documents, files, seed in (("a", DOCUMENTS, 1, 1), ("b", shuffled, 4, 1), ("c", DOCUMENTS, 1, 2)):
@@ -88,19 +88,17 @@ def test_choice_follows_from_content_and_seed(tmp_path):
     assert parts["a"][1] != parts["c"][1]
 
 
-@pytest.mark.parametrize(("number", "fails"), [(1, True), (2, False)])
-def test_a_text_must_leave_a_validation_document(tmp_path, number, fails):
-    documents = [("one document", "of two lines"), ("another",)][:number] * 2 if fails else [("one",), ("two",)]
-    if fails:  # a copy is no second document
-        with pytest.raises(UserError, match="too small to leave a validation document"):
-            run(tmp_path, documents)
-    else:
-        _, train, valid, _, _ = run(tmp_path, documents)
-        assert len(train) == len(valid) == 1
+def test_a_text_must_leave_a_validation_document(tmp_path):
+    """A copy is not a second document."""
+    with pytest.raises(UserError, match="too small to leave a validation document"):
+        run(tmp_path, [("one document", "of two lines")] * 2)
+    (tmp_path / "two").mkdir()
+    _, train, valid, _, _ = run(tmp_path / "two", [("one",), ("two",)])
+    assert len(train) == len(valid) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shards_are_neighbours_of_nearly_one_size(seed):
+def test_shards_are_consecutive_and_of_similar_size(seed):
     generator = random.Random(seed)
     limit = 160
     sizes = [generator.randint(5, 10) for _ in range(generator.randint(1, 200))]
@@ -112,5 +110,5 @@ def test_shards_are_neighbours_of_nearly_one_size(seed):
     assert len(groups) <= -(-sum(sizes) // limit) + 1
 
 
-def test_a_document_larger_than_a_shard_stays_whole():
+def test_a_document_larger_than_a_shard_is_not_split():
     assert group_into_shards([5, 500, 5], 100) == [[0], [1], [2]]

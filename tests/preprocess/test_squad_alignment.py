@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 import pytest
-from made_up_squad import word
-from tiny_wordpiece import train_wordpiece
+from hugging_face_folders import train_wordpiece
+from synthetic_squad import word
 
 from amos_fairseq.finetuning.squad.official import Answer
 from amos_fairseq.tokenization import load_tokenizer
@@ -13,27 +13,18 @@ from preprocess.pretraining.vocabulary import learn_tokenizer
 from preprocess.squad.encoding import Fit, align_answer
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
-# Answers that lie on borders of words, so for every tokenizer on borders of pieces.
+# Answers between word boundaries, which are boundaries of pieces for every tokenizer.
 EXACT = [
-    "1910s",
-    "Zoë",
-    "ate ½",
-    "ﬁsh",
-    "ﬁsh\u00a0(cafe\u0301-style)",
-    "cafe\u0301",
-    "24\u201310",
-    "End",
-    "In  the 1910s",
-    "中国",
-]
+    "1910s", "Zoë", "ate ½", "ﬁsh", "ﬁsh\u00a0(cafe\u0301-style)", "cafe\u0301", "24\u201310", "End", "In  the 1910s", "中国",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe", "wordpiece"])
 def aligned(request, tmp_path_factory):
     """The context's tokens as (starts, ends)."""
     directory = tmp_path_factory.mktemp(request.param)
-    draw = random.Random(1)
-    words = [" ".join(word(draw) for _ in range(60)) + " 1910s ate style", CONTEXT] * 3
+    generator = random.Random(1)
+    words = [" ".join(word(generator) for _ in range(60)) + " 1910s ate style", CONTEXT] * 3
     if request.param == "wordpiece":
         train_wordpiece(directory / "tokenizer", words)
         tokenizer = load_tokenizer(directory / "tokenizer")
@@ -45,7 +36,7 @@ def aligned(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", EXACT)
-def test_answers_on_word_borders_come_back_whole(aligned, text):
+def test_answers_between_word_boundaries_are_exact(aligned, text):
     starts, ends = aligned
     tokens, fit = align_answer(Answer(text, CONTEXT.index(text)), CONTEXT, starts, ends)
     assert fit is Fit.EXACT
@@ -60,8 +51,8 @@ def test_spaces_around_an_answer_do_not_count(aligned):
     assert (fit, CONTEXT[starts[tokens[0]] : ends[tokens[1]]]) == (Fit.EXACT, "ate ½")
 
 
-def test_by_hand():
-    """Tokens "go" "lfer" "'s", and an empty one between: an answer inside a token takes the least tokens that hold it."""
+def test_written_examples():
+    """Tokens "go" "lfer" "'s" and an empty one: an answer inside a token takes the fewest tokens that contain it."""
     context, starts, ends = "golfer's  !", np.array([0, 2, 8, 6]), np.array([2, 6, 8, 8])
     assert align_answer(Answer("golfer", 0), context, starts, ends) == ((0, 1), Fit.EXACT)
     assert align_answer(Answer("golf", 0), context, starts, ends) == ((0, 1), Fit.WIDER)

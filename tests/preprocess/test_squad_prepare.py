@@ -1,4 +1,4 @@
-"""preprocess/squad/prepare.sh's program, called in this process: what it writes, and what it refuses."""
+"""preprocess/squad/prepare.sh: its files, counts and errors."""
 
 import gzip
 import json
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from failures import error_line
 from fairseq.data import Dictionary
-from made_up_squad import made_up_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
-from tiny_wordpiece import train_wordpiece
+from hugging_face_folders import train_wordpiece
+from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import SquadSplit, read_manifest
@@ -21,7 +22,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization import load_tokenizer
 from preprocess.squad import prepare
 
-SQUAD = made_up_squad()
+SQUAD = make_squad()
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])
@@ -30,18 +31,11 @@ def data(request, tmp_path_factory) -> Path:
 
 
 def refused(capsys, *arguments: object) -> str:
-    """Run the command, which must fail; returns its one line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        prepare.main([str(argument) for argument in arguments])
-    lines = capsys.readouterr().err.rstrip("\n").split("\n")
-    assert stop.value.code == 1
-    assert lines[-1].startswith("amos_fairseq: error: ")
-    return lines[-1]
+    return error_line(capsys, prepare.main, *arguments, reports_progress=True)
 
 
-def test_files_hold_every_question_and_paragraph(data):
-    """Ids are those of the tokenizer and fairseq's dictionary, one text at a time; offsets cut pieces' own text."""
+def test_files_have_every_question_and_paragraph(data):
+    """Ids of the tokenizer and fairseq's dictionary, one text at a time, and the tokenizer's offsets."""
     tokenizer, dictionary = load_tokenizer(data / "tokenizer"), Dictionary.load(str(data / "dict.txt"))
     paragraphs = SQUAD["data"][0]["paragraphs"]
     for name in ("train", "valid"):
@@ -65,7 +59,7 @@ def test_files_hold_every_question_and_paragraph(data):
 
 
 def test_answers_cut_by_their_tokens(data):
-    """But for a full stop that SentencePiece has in one piece with the word before it; no score sees it."""
+    """Except a full stop that SentencePiece joins to the word before it, which no score counts."""
     split = SquadSplit(data, "train")
     for example in split.examples:
         starts, ends = split.offsets(example.context)
@@ -77,7 +71,7 @@ def test_answers_cut_by_their_tokens(data):
         assert (example.target is None) == example.is_impossible
 
 
-def test_no_foreign_formats(data):
+def test_file_names_and_dtype(data):
     names = {path.name for path in data.iterdir()}
     arrays = {f"{s}.{n}.{e}" for s in ("train", "valid") for n in ("question", "context", "context_start", "context_end")
               for e in ("bin", "idx")}  # fmt: skip
@@ -99,9 +93,9 @@ def test_manifest_counts(data):
     assert facts["longest_question"] == int(split.questions.sizes.max())
 
 
-def test_what_does_not_fit_is_counted_and_named(tmp_path, capsys):
-    """A misplaced answer trains nobody; one that ends inside a token takes it whole."""
-    squad = made_up_squad(seed=2)
+def test_inexact_answers_are_counted_and_listed(tmp_path, capsys):
+    """A misplaced answer is not trained on; one that ends inside a token is extended to it."""
+    squad = make_squad(seed=2)
     first, second, third = squad["data"][0]["paragraphs"][0]["qas"][:3]
     first["answers"] = [{"text": "no such text", "answer_start": 3}]
     context = squad["data"][0]["paragraphs"][0]["context"]
@@ -124,12 +118,12 @@ def test_version_one(tmp_path):
     assert all(example.answers and not example.is_impossible for example in SquadSplit(data, "valid").examples)
 
 
-def test_drawn_questions(tmp_path, data):
-    """A fixed draw in the file's order; paragraphs that are not asked about are left out, dev stays whole."""
+def test_sampled_questions(tmp_path, data):
+    """A seeded sample in the order of the file, without paragraphs that have no question; the dev set is complete."""
     few = prepare_squad(tmp_path / "a", SQUAD, "--max-train-questions", "7")
     again = prepare_squad(tmp_path / "b", SQUAD, "--max-train-questions", "7")
     other = prepare_squad(tmp_path / "c", SQUAD, "--max-train-questions", "7", "--seed", "2")
-    ids = [[example.id for example in SquadSplit(place, "train").examples] for place in (few, again, other)]
+    ids = [[example.id for example in SquadSplit(out, "train").examples] for out in (few, again, other)]
     everything = [example.id for example in SquadSplit(data, "train").examples]
     assert ids[0] == ids[1] == [name for name in everything if name in set(ids[0])]
     assert len(ids[0]) == 7
@@ -143,7 +137,7 @@ def test_drawn_questions(tmp_path, data):
 
 
 def test_compressed_files_and_a_bare_tokenizer(tmp_path):
-    """xz and gz give what the plain file gives; a directory with tokenizer.json alone is enough."""
+    """xz and gz give equal data; a directory with tokenizer.json alone is enough."""
     text = json.dumps(SQUAD).encode()
     (tmp_path / "train.json.xz").write_bytes(lzma.compress(text))
     (tmp_path / "dev.json.gz").write_bytes(gzip.compress(text))
@@ -156,8 +150,8 @@ def test_compressed_files_and_a_bare_tokenizer(tmp_path):
     assert (tmp_path / "out" / "tokenizer" / "tokenizer.settings.json").is_file()
 
 
-def test_what_a_killed_run_left_goes(data, tmp_path):
-    """A directory of a process that no longer runs; one at work keeps its own."""
+def test_files_of_a_killed_run_are_removed(data, tmp_path):
+    """Those of a process that no longer runs, not those of a running one."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     prefix = f".out.unfinished.{socket.gethostname()}."
@@ -168,13 +162,13 @@ def test_what_a_killed_run_left_goes(data, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
 
-def test_finished_data_are_left_alone(data, capsys, tmp_path):
+def test_finished_data_are_unchanged(data, capsys, tmp_path):
     source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
     prepare.main([str(part) for part in (source, source, tokenizer, data)])
     assert "finished already" in capsys.readouterr().err
     assert "made with other settings" in refused(capsys, source, source, tokenizer, data, "--max-train-questions", 3)
-    other = write_json(tmp_path / "other.json", made_up_squad(seed=9))
+    other = write_json(tmp_path / "other.json", make_squad(seed=9))
     assert "made with other files" in refused(capsys, other, source, tokenizer, data)
     squad_tokenizer(tmp_path / "text", SQUAD, size=160).save(tmp_path / "tokenizer")
     assert "made with other tokenizer" in refused(capsys, source, source, tmp_path / "tokenizer", data)
@@ -182,16 +176,16 @@ def test_finished_data_are_left_alone(data, capsys, tmp_path):
 
 
 def change(path: list, value: object) -> dict:
-    """The made-up data with one value replaced, or, for None, removed."""
+    """The synthetic data with one value replaced, or, for None, removed."""
     squad = json.loads(json.dumps(SQUAD))
     *before, last = path
-    place = squad
+    part = squad
     for key in before:
-        place = place[key]
+        part = part[key]
     if value is None:
-        del place[last]
+        del part[last]
     else:
-        place[last] = value
+        part[last] = value
     return squad
 
 
@@ -214,7 +208,7 @@ FIRST = ["data", 0, "paragraphs", 0]
         (change(["data"], []), "holds no questions"),
     ],
 )  # fmt: skip
-def test_other_layouts_are_refused_by_their_place(data, tmp_path, capsys, content, message):
+def test_wrong_layouts_are_refused_by_their_path(data, tmp_path, capsys, content, message):
     wrong = write_json(tmp_path / "wrong.json", content)
     tokenizer = data.parent / "tokenizer"
     line = refused(capsys, wrong, data.parent / "squad.json", tokenizer, tmp_path / "out")
@@ -237,8 +231,8 @@ def test_other_mistakes_are_one_line(data, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_starts_that_count_bytes_are_refused(data, tmp_path, capsys):
-    """Most answers are then not where the file says."""
+def test_answer_starts_in_bytes_are_refused(data, tmp_path, capsys):
+    """Most answers are then not found at their start."""
     squad = json.loads(json.dumps(SQUAD))
     for paragraph in squad["data"][0]["paragraphs"]:
         for asked in paragraph["qas"]:
@@ -251,7 +245,7 @@ def test_starts_that_count_bytes_are_refused(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"settings": {}}'])
-def test_a_foreign_manifest_is_refused(tmp_path, content):
+def test_invalid_manifests_are_refused(tmp_path, content):
     with pytest.raises(UserError, match=r"squad\.json is missing"):
         read_manifest(tmp_path)
     (tmp_path / "squad.json").write_text(content)

@@ -1,12 +1,10 @@
-"""Log-probabilities of tokens against loops that read one sequence at a time, and against sums over a whole vocabulary."""
+"""Log-probabilities of tokens against loops over single sequences, and against sums over the vocabulary."""
 
 import pytest
 import torch
 from saved_models import SCORED_SIZES, pretrained, sequences
 
 from amos_fairseq.data.block_iterator import batches_by_length
-from amos_fairseq.errors import UserError
-from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
@@ -34,9 +32,9 @@ def electric(variant):
 
 @torch.no_grad()
 def logits_where_masked(model, tokens, position):
-    """What the MLM says at one masked position of one sequence [L], all its rows [V] in float64."""
+    """Logits [V] of the MLM at one masked position of one sequence [L], in float64."""
     masked = tokens.clone()
-    masked[position] = 4 + NUM_WORDS  # <mask> stands behind the words
+    masked[position] = 4 + NUM_WORDS  # <mask> comes after the words
     states = model.transformer(model.embed_tokens(masked[None]))[-1]
     hidden = model.mlm_head(states)[0, position]
     return hidden.double() @ model.embed_tokens.weight.double().T + model.mlm_head.bias.double()
@@ -55,8 +53,8 @@ def test_mlm_masks_one_token_at_a_time(tokens_per_batch, settings):
             torch.testing.assert_close(values[position].double(), expected, **CLOSE)
 
 
-def test_mlm_is_normalised_over_all_words_in_a_place():
-    """exp of the scores of every word in one context, and what the softmax gives to rows that are no words, sum to 1."""
+def test_mlm_is_normalised_over_the_vocabulary():
+    """Probabilities of all words in one context, and of the rows that are not words, sum to 1."""
     loaded = mlm()
     (tokens,) = sequences(loaded.dictionary, (4,), NUM_WORDS)
     scorer = build_token_scorer(loaded, 4096)
@@ -71,7 +69,7 @@ def test_mlm_is_normalised_over_all_words_in_a_place():
 
 @pytest.mark.parametrize("variant", ELECTRIC)
 @pytest.mark.parametrize("tokens_per_batch", [1, 20, 4096])
-def test_one_pass_models_say_the_same_alone_and_in_batches(variant, tokens_per_batch):
+def test_batches_of_one_pass_models_equal_single_sequences(variant, tokens_per_batch):
     loaded = electric(variant)
     texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
     for tokens, values in zip(texts, build_token_scorer(loaded, tokens_per_batch).log_probs(texts), strict=True):
@@ -93,18 +91,7 @@ def test_unknown_tokens_have_no_score():
     assert bool((values[[1, 3]] < 0).all())
 
 
-def test_models_without_probabilities_are_refused():
-    loaded = pretrained(AmosModel, AmosConfig(**SCORED_SIZES, generator_depths="1,2"), NUM_WORDS)
-    with pytest.raises(UserError, match=r"tiny\.pt holds a model of the class AmosModel, .*mlm, electra or electric"):
-        build_token_scorer(loaded, 4096)
-
-
-def test_a_formula_of_electra_is_refused_for_others():
-    with pytest.raises(UserError, match=r"--electra-formula has no effect on tiny\.pt"):
-        build_token_scorer(mlm(), 4096, "thesis")
-
-
-def test_batches_hold_like_lengths_within_the_limit():
+def test_batches_have_similar_lengths_within_the_limit():
     lengths = [3, 9, 4, 9, 1, 30, 4]
     batches = list(batches_by_length(lengths, 20))
     assert batches == [[5], [1, 3], [2, 6, 0, 4]]

@@ -1,4 +1,4 @@
-"""Probabilities from ELECTRA: the formula against counting all cases of a small world, the passes against a loop."""
+"""Probabilities of ELECTRA: the formula against an enumeration of all cases, the forward passes against a loop."""
 
 import math
 
@@ -19,21 +19,21 @@ NOISE = (0.4, 0.1, 0.3, 0.2)  # q
 
 
 def odds_of_replaced(word: int, sampled_is_noise: bool) -> float:
-    """Of all that can happen at one position and shows ``word``: the share labelled replaced over the share that is not."""
-    replaced = kept = 0.0
+    """Of all cases in which a position has ``word``: the probability of the label "replaced" over that of "original"."""
+    replaced = unreplaced = 0.0
     for original, probability in enumerate(TEXT):
         if original == word:
-            kept += probability * (1 - SHARE)
-        drawn = probability * SHARE * NOISE[word]
+            unreplaced += probability * (1 - SHARE)
+        sampled = probability * SHARE * NOISE[word]
         if sampled_is_noise or original != word:
-            replaced += drawn
+            replaced += sampled
         else:
-            kept += drawn
-    return replaced / kept
+            unreplaced += sampled
+    return replaced / unreplaced
 
 
-def test_an_optimal_detector_tells_the_probability():
-    """With the labels of each formula; the other's labels give something else."""
+def test_optimal_detector_gives_the_probability():
+    """With the labels of each formula, and not with those of the other."""
     log_q = torch.tensor(NOISE).log()
     for sampled_is_noise in (False, True):
         logits = torch.tensor([math.log(odds_of_replaced(word, sampled_is_noise)) for word in range(4)])
@@ -74,7 +74,7 @@ def naive(model, tokens, temperature=1.0):
 
 @pytest.mark.parametrize("formula", ["exact", "thesis"])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_generator_reads_each_masked_and_discriminator_the_text(formula, temperature):
+def test_generator_gets_masked_tokens_and_discriminator_the_text(formula, temperature):
     loaded = electra(generator_temperature=temperature)
     texts = sequences(loaded.dictionary, (4, 1, 6, 2), NUM_WORDS)
     scorer = build_token_scorer(loaded, 20, formula)
@@ -87,7 +87,7 @@ def test_generator_reads_each_masked_and_discriminator_the_text(formula, tempera
         assert values[0] == values[-1] == 0
 
 
-def test_a_generator_that_reads_nothing():
+def test_generator_without_context():
     loaded = electra(generator="uniform", generator_size=1 / 2)
     (tokens,) = sequences(loaded.dictionary, (4,), NUM_WORDS)
     logits = loaded.model.detection_head(loaded.model.extract_features(tokens[None]))[0, 1:-1]

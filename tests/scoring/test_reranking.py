@@ -1,11 +1,21 @@
-"""Re-ranking on made-up lists whose winners follow from hand numbers; and what a file of lists may not be."""
+"""Re-ranking of n-best lists with winners computed by hand, invalid files, and word error rates."""
 
+import functools
+import itertools
 import json
 
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.reranking import LAMBDAS, choose_lambda, error_rates, read_nbest, winners
+from amos_fairseq.scoring.reranking import (
+    LAMBDAS,
+    WordErrors,
+    choose_lambda,
+    edit_distance,
+    error_rates,
+    read_nbest,
+    winners,
+)
 
 # With f + lambda PLL: "a b" wins from lambda 0.25 on (-1 - 8 l against -2 - 4 l).
 FIRST = {
@@ -24,11 +34,12 @@ def utterances(tmp_path):
 
 def read(tmp_path, content):
     file = tmp_path / "nbest.json"
-    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    if content is not None:
+        file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return read_nbest(file)
 
 
-def test_winners_change_where_the_sums_cross(utterances):
+def test_winners_change_at_the_crossings(utterances):
     def texts(weight):
         return [winner["text"] for winner in winners(utterances, PLLS, weight).values()]
 
@@ -42,11 +53,11 @@ def test_winners_change_where_the_sums_cross(utterances):
     }  # fmt: skip
 
 
-def test_equal_sums_keep_the_recognisers_order(utterances):
+def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
     assert winners(utterances, PLLS, 0.25)["first"]["place"] == 1
 
 
-def test_lambda_has_the_fewest_errors_and_is_the_smallest_of_them(utterances):
+def test_smallest_lambda_with_the_fewest_errors(utterances):
     weight, rates = choose_lambda(utterances, PLLS)
     assert pytest.approx([0.05 * step for step in range(1, 21)]) == LAMBDAS
     assert weight == 0.3
@@ -60,7 +71,7 @@ def test_error_rates_before_after_and_oracle(utterances):
     assert rates == {"utterances": 2, "words": 5, "wer_before": 20.0, "wer_after": 60.0, "wer_oracle": 0.0}
 
 
-def test_oracle_may_lie_above_zero(tmp_path):
+def test_oracle_above_zero(tmp_path):
     (utterance,) = read(
         tmp_path, {"u": {"reference": "p q", "hypotheses": [{"text": "r s", "score": 0}, {"text": "p", "score": -9}]}}
     )
@@ -70,6 +81,7 @@ def test_oracle_may_lie_above_zero(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (None, r"nbest.json: the n-best lists cannot be read \(No such file"),
         ("[]", "expected an object"),
         ("{}", "expected an object"),
         ("{", "not a JSON file of n-best lists"),
@@ -89,12 +101,45 @@ def test_oracle_may_lie_above_zero(tmp_path):
         ('{"u": {"reference": "a"}, "u": {"reference": "b"}}', "'u' occurs 2 times"),
     ],
 )
-def test_other_files_are_refused(tmp_path, content, message):
+def test_invalid_files_are_refused(tmp_path, content, message):
     with pytest.raises(UserError, match=message) as error:
         read(tmp_path, content)
     assert str(tmp_path / "nbest.json") in str(error.value)
 
 
-def test_absent_file_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"absent.json: the n-best lists cannot be read \(No such file"):
-        read_nbest(tmp_path / "absent.json")
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "errors"),
+    [
+        ("the cat sat", "the cat sat", 0),
+        ("the cat sat", "the bat sat", 1),
+        ("the cat sat", "cat sat", 1),
+        ("the cat sat", "the the cat sat", 1),
+        ("the cat sat", "", 3),
+        ("the cat sat", "sat cat the", 2),
+        ("a b c d", "b c d e", 2),
+        ("The cat", "the cat", 1),
+        ("", "um", 1),
+    ],
+)
+def test_word_errors_by_hand(reference, hypothesis, errors):
+    assert WordErrors.of(reference, hypothesis) == WordErrors(errors, len(reference.split()))
+
+
+def test_edit_distance_of_short_texts_against_all_alignments():
+    """The definition by recursion: the last words are aligned with each other, or one of them with nothing."""
+
+    @functools.cache
+    def fewest(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+        if not a or not b:
+            return len(a) + len(b)
+        return min(fewest(a[:-1], b[:-1]) + (a[-1] != b[-1]), fewest(a[:-1], b) + 1, fewest(a, b[:-1]) + 1)
+
+    texts = [text for length in range(5) for text in itertools.product("xyz", repeat=length)]
+    for a, b in itertools.product(texts, texts[:121:3]):
+        assert edit_distance(list(a), list(b)) == fewest(a, b)
+
+
+def test_word_error_rate_is_over_all_words():
+    total = WordErrors.total([WordErrors(1, 2), WordErrors(0, 6)])
+    assert total.rate == 12.5
+    assert WordErrors.of("a", "b c d").rate == 300

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.models.roberta import RobertaModel
-from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint
 from omegaconf import OmegaConf
+from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.errors import UserError
@@ -23,7 +23,7 @@ MODEL = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return prepare_squad(tmp_path_factory.mktemp("squad"), made_up_squad())
+    return prepare_squad(tmp_path_factory.mktemp("squad"), make_squad())
 
 
 def make_task(data, **settings) -> SquadTask:
@@ -121,7 +121,7 @@ def test_models_without_a_head_are_refused(data, monkeypatch):
 def test_a_checkpoint_of_another_vocabulary_is_refused(data, tmp_path):
     own = read_state(untrained_checkpoint(tmp_path / "own", data))["task_state"]
     make_task(data).load_state_dict(own)
-    other = prepare_squad(tmp_path / "other", made_up_squad(seed=5))
+    other = prepare_squad(tmp_path / "other", make_squad(seed=5))
     with pytest.raises(UserError, match="was trained with another dictionary"):
         make_task(other).load_state_dict(own)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import iterators
-from made_up_corpus import NUM_WORDS, TOKENS_PER_SAMPLE, make_task, write_corpus, write_split
+from synthetic_corpus import NUM_WORDS, TOKENS_PER_SAMPLE, make_task, write_corpus, write_split
 
 from amos_fairseq.errors import UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from forked_command import fork_server
 from interrupted_run import BackgroundRun
-from made_up_glue import write_glue, write_pretrained_checkpoint
+from synthetic_glue import write_glue, write_pretrained_checkpoint
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.checkpoints.read import read_state

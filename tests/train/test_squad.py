@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from forked_command import fork_server
-from made_up_squad import made_up_squad, prepare_squad, untrained_checkpoint
+from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.cli.main import main
@@ -28,7 +28,7 @@ tasks: {SQuAD: {}}
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("squad")
-    untrained_checkpoint(directory / "start", prepare_squad(directory, made_up_squad()))
+    untrained_checkpoint(directory / "start", prepare_squad(directory, make_squad()))
     (directory / "recipe.yaml").write_text(RECIPE)
     return directory
 

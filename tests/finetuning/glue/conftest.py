@@ -1,10 +1,10 @@
-"""Made-up GLUE data, a checkpoint to start from, and a training that is no process."""
+"""Synthetic GLUE data, a checkpoint to start from, and a training without a process."""
 
 import argparse
 
 import pytest
 import torch
-from made_up_glue import INFERENCE, write_glue, write_pretrained_checkpoint
+from synthetic_glue import INFERENCE, write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.finetuning import runner as runner_module
@@ -33,7 +33,7 @@ def data(start, tmp_path_factory):
 
 @pytest.fixture
 def fake_training(monkeypatch):
-    """Instead of a process: the model that it would train, with random weights from the seed. Notes each command."""
+    """Record each command, and write the model that it would train with random weights of the seed."""
     commands = []
 
     def flag(command, name):

@@ -1,4 +1,4 @@
-"""GLUE's data, predictions, flags and intermediate training on made-up rows; the training process is left out."""
+"""GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
 
 import shutil
 import threading
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from made_up_glue import INFERENCE, change_task, session
+from synthetic_glue import INFERENCE, change_task, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.errors import UserError
@@ -20,7 +20,7 @@ from amos_fairseq.finetuning.report import summarize
 
 
 def test_rows_are_those_of_fairseqs_task(data):
-    """The evaluation reads the very tokens that training read: in order, with both special symbols, cut at the end."""
+    """Evaluation and training read the same tokens: in order, with both special symbols, truncated at the end."""
     for task, limit in (("CoLA", 80), ("STS-B", 80), ("STS-B", 12)):
         classes = -1 if task == "STS-B" else 2
         cfg = SentencePredictionConfig(
@@ -29,18 +29,14 @@ def test_rows_are_those_of_fairseqs_task(data):
         )  # fmt: skip
         theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
         prepared = read_glue_data(data, task)
-        for row, label, item in zip(
-            prepared.sequences("valid", limit),
-            prepared.labels("valid"),
-            (theirs[i] for i in range(len(theirs))),
-            strict=True,
-        ):
+        items = (theirs[i] for i in range(len(theirs)))
+        for row, label, item in zip(prepared.sequences("valid", limit), prepared.labels("valid"), items, strict=True):
             assert torch.equal(row, item["net_input.src_tokens"])
             assert float(label) == float(torch.as_tensor(item["target"]).item())
         assert max(map(len, prepared.sequences("valid", limit))) <= limit
 
 
-def test_batches_hold_every_row_once_longest_first():
+def test_batches_have_every_row_once_longest_first():
     texts = [torch.full((length,), length) for length in (3, 9, 1, 9, 5000, 4000, 200)]
     found = list(batches(texts, 1, threading.Event()))
     assert sorted(row for rows, _ in found for row in rows) == list(range(7))
@@ -78,7 +74,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
                 assert row[2] == INFERENCE[label]
 
 
-def test_the_run_directory_serves_export_and_load(start, data, tmp_path, fake_training):
+def test_run_directory_has_tokenizer_and_labels(start, data, tmp_path, fake_training):
     fake_training.train.start = start / "checkpoint_last.pt"
     run_glue(session(start, tmp_path, num_seeds=1), data, ["MNLI"], None, None, False, False)
     directory = tmp_path / "runs/MNLI/seed1"
@@ -104,7 +100,7 @@ def test_flags_describe_the_checkpoint_and_the_task(start, data, tmp_path, fake_
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
 
 
-def test_from_scratch_takes_the_architecture_alone_and_says_so(start, data, tmp_path, fake_training):
+def test_from_scratch_uses_random_weights_and_a_note(start, data, tmp_path, fake_training):
     fake_training.train.start = start / "checkpoint_last.pt"
     outcome = run_glue(session(start, tmp_path, from_scratch=True), data, ["CoLA"], None, None, False, False)
     assert all("--finetune-from-model" not in command for command in fake_training.commands)
@@ -143,7 +139,7 @@ def test_intermediate_training_without_mnli_is_refused(start, data, tmp_path, fa
     assert fake_training.commands == []
 
 
-def test_data_that_are_not_the_official_ones_are_said_to_be(start, data, tmp_path):
+def test_notes_on_unofficial_data(start, data, tmp_path):
     facts = {"source": "train.tsv", "source_rows": 104_743, "broken": 0, "rows": 10_000}
     valid = {"source": "dev.tsv", "source_rows": 5_463, "broken": 0, "rows": 5_463}
     shutil.copytree(data / "RTE", tmp_path / "QNLI")
@@ -155,7 +151,7 @@ def test_data_that_are_not_the_official_ones_are_said_to_be(start, data, tmp_pat
     assert notes[1:] == ["QNLI: trained on 10,000 of 84,794 rows", "rebuilt"]
 
 
-def test_runs_are_of_the_same_data_until_what_is_trained_or_scored_on_changes(data, tmp_path):
+def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
     shutil.copytree(data / "RTE", tmp_path / "RTE")
     before, record = read_glue_data(tmp_path, "RTE").sha256(), read_glue_data(tmp_path, "RTE").record
     change_task(tmp_path, "RTE", splits=record["splits"] | {"test": {"source": "test.tsv", "rows": 5}}, workers=3)

@@ -1,11 +1,11 @@
-"""The leaderboard's archive on made-up test sets: whose predictions, which rows, what is filled."""
+"""The archive for the leaderboard on synthetic test sets: predictions, rows, filled files."""
 
 import shutil
 import threading
 import zipfile
 
 import pytest
-from made_up_glue import change_task, session
+from synthetic_glue import change_task, session
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.benchmark import predict
@@ -46,7 +46,7 @@ def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
         write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())
 
 
-def test_rows_of_broken_lines_are_filled_where_they_belong(data, tmp_path):
+def test_rows_of_broken_lines_are_filled_in_order(data, tmp_path):
     """The server takes a row for every line. CoLA's official test set has 1,063 rows, this one 7."""
     shutil.copytree(data / "CoLA", tmp_path / "CoLA")
 

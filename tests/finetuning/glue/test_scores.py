@@ -1,4 +1,4 @@
-"""Scores, statistics and the table: against hand numbers, formulas written out, and the averages that the paper prints."""
+"""Scores, statistics and tables against values by hand, written formulas, and the averages that the papers print."""
 
 import csv
 import io
@@ -28,11 +28,10 @@ def test_scores_by_hand():
     assert score(TASKS["RTE"], predictions, labels) == {"accuracy": 70.0}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_correlations_are_those_of_their_formulas(seed):
-    draw = np.random.default_rng(seed)
-    labels = draw.integers(0, 11, 200) / 2  # many ties, as in STS-B
-    predictions = labels + draw.normal(0, 2, 200)
+def test_correlations_are_those_of_their_formulas():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 11, 200) / 2  # many ties, as in STS-B
+    predictions = labels + generator.normal(0, 2, 200)
 
     def pearson(a, b):
         a, b = a - a.mean(), b - b.mean()
@@ -44,10 +43,9 @@ def test_correlations_are_those_of_their_formulas(seed):
     assert all(type(value) is float for value in found.values()), "numpy scalars do not go into JSON"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_matthews_and_f1_are_those_of_their_formulas(seed):
-    draw = np.random.default_rng(seed)
-    labels, predictions = draw.integers(0, 2, (2, 300))
+def test_matthews_and_f1_are_those_of_their_formulas():
+    generator = np.random.default_rng(0)
+    labels, predictions = generator.integers(0, 2, (2, 300))
     tp, tn = (predictions & labels).sum(), ((1 - predictions) & (1 - labels)).sum()
     fp, fn = (predictions & (1 - labels)).sum(), ((1 - predictions) & labels).sum()
     matthews = (tp * tn - fp * fn) / math.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
@@ -55,7 +53,7 @@ def test_matthews_and_f1_are_those_of_their_formulas(seed):
     assert score(TASKS["QQP"], predictions, labels)["f1"] == pytest.approx(100 * 2 * tp / (2 * tp + fp + fn))
 
 
-def test_a_model_that_says_one_thing_scores_zero():
+def test_constant_predictions_score_zero():
     constant, labels = np.full(6, 2.5), np.array([0, 1, 2, 3, 4, 5.0])
     assert score(TASKS["STS-B"], constant, labels) == {"spearman": 0.0, "pearson": 0.0}
     assert score(TASKS["CoLA"], np.ones(4, int), np.array([0, 1, 1, 1])) == {"matthews": 0.0, "accuracy": 75.0}
@@ -80,7 +78,7 @@ def result(task, seed, main, trial="", **scores):
     )  # fmt: skip
 
 
-def test_of_a_grid_the_highest_median_is_shown_and_the_single_best_run_kept():
+def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
     results = [result("RTE", seed, main, "lr1") for seed, main in enumerate((60.0, 61.0, 80.0), start=1)]
     results += [result("RTE", seed, main, "lr2") for seed, main in enumerate((70.0, 65.0, 66.0), start=1)]
     summary = summarize(results)["RTE"]
@@ -101,7 +99,7 @@ def test_averages_of_the_papers_rows_are_those_that_it_prints():
         assert value == pytest.approx(paper["average"], abs=0.05 + 1e-9), paper["name"]
 
 
-def test_an_average_of_fewer_tasks_is_named_so_and_wnli_never_counts():
+def test_average_of_fewer_tasks_and_without_wnli():
     assert average({"CoLA": 50.0, "RTE": 60.0, "WNLI": 0.0}) == ("AVG of 2", 55.0)
     assert average({"WNLI": 50.0}) == ("AVG", None)
     assert len(AVERAGED) == 8
@@ -130,7 +128,7 @@ def test_table_cells():
     assert markdown[6] == "- a note | with a bar"
 
 
-def test_papers_rows_stand_beside_and_are_never_mixed_with_ours():
+def test_rows_of_the_papers_are_separate_rows():
     table = glue_table("ours", summaries(), None, with_paper=True, notes=[])
     assert [row[0] for row in table.rows] == ["ours", "AMOS base (paper)", "ELECTRA base (paper)", "BERT base (paper)"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
@@ -145,7 +143,7 @@ def test_papers_rows_stand_beside_and_are_never_mixed_with_ours():
     assert (amos["SQuAD2.0 EM"], amos["SQuAD2.0 F1"]) == ("84.2 ± 0.2", "87.2 ± 0.3"), "Table 6, first row"
 
 
-def test_the_terminal_shows_every_number_whole():
+def test_terminal_shows_complete_numbers():
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     table = glue_table("amos_small (10,000 updates)", summaries(), SQUAD, with_paper=True, notes=["[note]"])
     table.print(console)

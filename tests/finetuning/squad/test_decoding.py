@@ -1,4 +1,4 @@
-"""Answers out of hand-made scores: the best span, its length, its window, its text, and the odds of none."""
+"""Answers decoded from given scores: best span, length, window, text, and the odds of no answer."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def test_positions_become_tokens_of_the_context():
         ((6, 6, 9.0), "its token has more context in window 2"),
     ],
 )
-def test_what_is_no_answer_is_passed_over(candidate, why):
+def test_invalid_spans_are_skipped(candidate, why):
     assert found([candidate, (4, 5, 0.5)]) == [ScoredSpan(0.5, 2, 3)], why
 
 
@@ -53,7 +53,7 @@ def test_longest_answer_is_allowed():
     assert found([(3, 5, 1.0)]) == [ScoredSpan(1.0, 1, 3)]
 
 
-def test_no_more_than_the_best_are_kept():
+def test_n_best_spans():
     spans = found([(3, 3, 1.0), (3, 4, 5.0), (4, 4, 3.0), (4, 5, 4.0), (5, 5, 2.0)], LIMITS._replace(n_best=2))
     assert [span.score for span in spans] == [5.0, 4.0]
 
@@ -63,7 +63,7 @@ def decode(spans: list[ScoredSpan], null_scores: list[float], compares_null: boo
     return decode_question(spans, null_scores, CONTEXT, (STARTS, ENDS), compares_null, limits)
 
 
-def test_text_is_cut_from_the_original():
+def test_answer_is_a_slice_of_the_context():
     decoded = decode([ScoredSpan(1.0, 3, 4), ScoredSpan(3.0, 0, 2), ScoredSpan(2.0, 5, 5)], [0.0])
     assert [text for text, _ in decoded.texts] == ["Zoë ate  a", "cafe\u0301", "\uff22ig,"]
     assert decoded.best == "Zoë ate  a"

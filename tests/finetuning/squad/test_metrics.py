@@ -1,4 +1,4 @@
-"""Exact match and F1: hand cases, a naive implementation, and the library's aggregate on random prediction files."""
+"""Exact match and F1: cases by hand, a naive implementation, and the library's scores of random predictions."""
 
 import random
 import re
@@ -36,10 +36,10 @@ def question(name: str, *answers: str) -> Question:
         (["the"], "", 100, 100),
     ],
 )
-def test_by_hand(answers, prediction, exact, f1):
-    """Articles, ASCII punctuation, case and runs of spaces do not count; accents and typographic quotes do.
+def test_cases_by_hand(answers, prediction, exact, f1):
+    """Articles, ASCII punctuation, case and repeated spaces are ignored; accents and typographic quotes are not.
 
-    An answer of nothing but an article is, as in the official script, an answer of no words: "" is right.
+    As in the official script, an answer that is only an article is empty.
     """
     scores, missing = evaluate([question("q", *answers)], {"q": prediction})
     assert (scores["exact"], scores["f1"], missing) == (exact, pytest.approx(f1), 0)
@@ -69,15 +69,17 @@ def naive_scores(questions, predictions) -> tuple[float, float]:
 
 @pytest.fixture(scope="module")
 def random_file():
-    draw = random.Random(4)
+    generator = random.Random(4)
     words = ["the", "a", "An", "cat", "Cat.", "dog", "x-y", "naïve", "3", "—", "!"]
 
     def text() -> str:
-        return " ".join(draw.choices(words, k=draw.randint(0, 4)))
+        return " ".join(generator.choices(words, k=generator.randint(0, 4)))
 
-    questions = [question(f"q{i}", *(text() for _ in range(draw.randint(0, 3)))) for i in range(400)]
+    questions = [question(f"q{i}", *(text() for _ in range(generator.randint(0, 3)))) for i in range(400)]
     predictions = {asked.id: text() for asked in questions}
-    odds = {asked.id: draw.choice([-40.0, -1.5, -0.1, 0.0, 0.2, 3.0, 55.5]) + draw.random() for asked in questions}
+    odds = {
+        asked.id: generator.choice([-40.0, -1.5, -0.1, 0.0, 0.2, 3.0, 55.5]) + generator.random() for asked in questions
+    }
     return questions, predictions, odds
 
 
@@ -93,18 +95,19 @@ def test_random_predictions_against_a_naive_implementation(random_file):
     assert not any(name.startswith("best") for name in scores)
 
 
-def test_best_thresholds_by_trying_all(random_file):
-    """No threshold does better than the one that is reported, and it does what is reported."""
+def test_best_thresholds_by_exhaustive_search(random_file):
+    """No threshold gives a better score than the reported one, which gives the reported score."""
     questions, predictions, odds = random_file
     scores, _ = evaluate(questions, predictions, odds)
-    tried = {}
+    single = {q.id: {text: naive_scores([q], {q.id: text}) for text in ("", predictions[q.id])} for q in questions}
+    scores_at = {}
     for threshold in (-1e9, *odds.values()):
-        taken = {name: "" if odds[name] > threshold else text for name, text in predictions.items()}
-        tried[threshold] = naive_scores(questions, taken)
+        each = [single[name]["" if odds[name] > threshold else text] for name, text in predictions.items()]
+        scores_at[threshold] = [sum(column) / len(questions) for column in zip(*each, strict=True)]
     # The official search counts a prediction that normalises to nothing as an answer, so it is not above the true best.
-    for place, name in enumerate(("exact", "f1")):
-        assert scores[f"best_{name}"] <= max(values[place] for values in tried.values()) + 1e-9
-        assert tried[scores[f"best_{name}_thresh"]][place] >= scores[f"best_{name}"] - 1e-9
+    for column, name in enumerate(("exact", "f1")):
+        assert scores[f"best_{name}"] <= max(values[column] for values in scores_at.values()) + 1e-9
+        assert scores_at[scores[f"best_{name}_thresh"]][column] >= scores[f"best_{name}"] - 1e-9
     at_zero, _ = evaluate(questions, predictions, odds, null_threshold=0.0)
     taken = {name: "" if odds[name] > 0 else text for name, text in predictions.items()}
     assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)[0]["NoAns_exact"])

@@ -1,10 +1,10 @@
-"""Predictions of a split with made-up scores: which files there are, where the threshold lies, what is reported."""
+"""Predictions of a split with given scores: files, threshold and reported scores."""
 
 import json
 from pathlib import Path
 
 import pytest
-from made_up_squad import made_up_squad, prepare_squad, without_impossible
+from synthetic_squad import make_squad, prepare_squad, without_impossible
 
 from amos_fairseq.data.squad import SquadSplit
 from amos_fairseq.finetuning.squad.benchmark import write_predictions
@@ -15,7 +15,7 @@ from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, rea
 @pytest.fixture(scope="module")
 def split(tmp_path_factory) -> SquadSplit:
     """40 questions, 10 of them without an answer."""
-    return SquadSplit(prepare_squad(tmp_path_factory.mktemp("squad"), made_up_squad()), "valid")
+    return SquadSplit(prepare_squad(tmp_path_factory.mktemp("squad"), make_squad()), "valid")
 
 
 def right_answers(split: SquadSplit, odds: dict[bool, float]) -> dict[str, Decoded]:
@@ -34,8 +34,8 @@ def read(directory: Path, name: str) -> dict:
 
 
 @pytest.mark.parametrize("odds", [{False: -5.0, True: 3.0}, {False: 2.0, True: 9.0}, {False: -9.0, True: -4.0}])
-def test_threshold_tells_both_kinds_apart(split, tmp_path, odds):
-    """On whatever scale the odds are: all answers right, the threshold that of the last answerable question."""
+def test_threshold_separates_answerable_questions(split, tmp_path, odds):
+    """On any scale of the odds: all answers right, the threshold is that of the last answerable question."""
     decoded = right_answers(split, odds)
     scores = write_predictions(tmp_path, split, decoded)
     assert scores["em"] == scores["f1"] == scores["best_em"] == scores["has_ans_f1"] == scores["no_ans_em"] == 100
@@ -48,8 +48,8 @@ def test_threshold_tells_both_kinds_apart(split, tmp_path, odds):
 
 
 @pytest.mark.parametrize("odds", [{False: 3.0, True: -5.0}, {False: -3.0, True: -5.0}])
-def test_where_nothing_beats_no_answer(split, tmp_path, odds):
-    """Every answer wrong: the best is to give none, also where the odds lie below the 0 that the search calls that."""
+def test_no_answer_is_best(split, tmp_path, odds):
+    """Every answer is wrong: none is given, also where the odds are below 0, which the search uses for that."""
     decoded = {name: Decoded([ScoredText("wrong", 1.0)], d.null_odds) for name, d in right_answers(split, odds).items()}
     scores = write_predictions(tmp_path, split, decoded)
     assert set(read(tmp_path, "predictions.json").values()) == {""}
@@ -57,7 +57,7 @@ def test_where_nothing_beats_no_answer(split, tmp_path, odds):
 
 
 def test_files_are_what_the_official_script_reads(split, tmp_path):
-    """Odds that tell both kinds apart badly: the scores are none of the round ones, and equal those of the files."""
+    """With odds that separate badly, the scores are between the extremes, and equal those of the files."""
     decoded = right_answers(split, {False: -1.0, True: -0.98})
     scores = write_predictions(tmp_path, split, decoded)
     questions = list(read_squad(split.directory.parent / "squad.json").questions())
@@ -71,7 +71,7 @@ def test_files_are_what_the_official_script_reads(split, tmp_path):
 
 
 def test_version_one_has_no_threshold(tmp_path):
-    split = SquadSplit(prepare_squad(tmp_path, without_impossible(made_up_squad())), "valid")
+    split = SquadSplit(prepare_squad(tmp_path, without_impossible(make_squad())), "valid")
     scores = write_predictions(tmp_path, split, right_answers(split, {False: 100.0, True: 100.0}))
     assert scores == {"em": 100.0, "f1": 100.0}
     assert not (tmp_path / "null_odds.json").exists()

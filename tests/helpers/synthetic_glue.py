@@ -1,19 +1,31 @@
-"""Hand-made GLUE files with the oddities of the official ones, and what a reader should find in them."""
+"""Synthetic GLUE: raw files with the oddities of the official ones and their expected rows, and prepared data of a few rows."""
 
+import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
+import torch
 from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from saved_models import small_tokenizer, write_checkpoint
 
-from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.finetuning.session import Session, open_session
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from preprocess.pretraining.vocabulary import learn_tokenizer
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "end", "a", "and", "of"]
+INFERENCE = ("entailment", "neutral", "contradiction")
+# What fairseq and its trainer read from a checkpoint, in addition to what this package reads.
+TRAINED = {"extra_state": {"train_iterator": {"epoch": 2}, "previous_training_time": 1000.0}}
 
 MNLI_HEADER = "index\tpromptID\tpairID\tgenre\tparse1\tparse2\tparse3\tparse4\tsentence1\tsentence2"
 STSB_HEADER = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
 MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
-# The text of each file, by its place in the download.
-FILES: Dict[str, str] = {
+# Text of each file by its path in the download.
+FILES: dict[str, str] = {
     "CoLA/train.tsv": 'gj04\t1\t\tThe "sailors rode.\ngj04\t0\t*\tRode the\' sailors "breeze"\ngj04\t1\t\tlabel\n',
     "CoLA/dev.tsv": "gj04\t0\t*\tThe breeze rode.\n",
     "CoLA/test.tsv": "index\tsentence\n0\tThe sailors.\n1\tA breeze\n",
@@ -54,15 +66,15 @@ FILES: Dict[str, str] = {
 
 
 class Split(NamedTuple):
-    """Texts and label of every row, in order; the numbers of the broken lines; ids of a test set."""
+    """Texts and label of every row, in order; numbers of the broken lines; ids of a test set."""
 
-    rows: List[Tuple[str, ...]]
-    broken: List[int]
-    ids: List[str]
+    rows: list[tuple[str, ...]]
+    broken: list[int]
+    ids: list[str]
 
 
 # Written by hand, not by a program that reads TSV. The last item of a labelled row is its label.
-EXPECTED: Dict[str, Dict[str, Split]] = {
+EXPECTED: dict[str, dict[str, Split]] = {
     "CoLA": {
         "train": Split([('The "sailors rode.', "1"), ('Rode the\' sailors "breeze"', "0"), ("label", "1")], [], []),
         "valid": Split([("The breeze rode.", "0")], [], []),
@@ -141,17 +153,17 @@ CLASSES = {
 }
 
 
-def write_files(directory: Path, *prefixes: str) -> Path:
-    """Those of ``FILES`` that begin with one of ``prefixes`` (none: all), as plain files."""
-    for place, text in FILES.items():
-        if not prefixes or place.startswith(prefixes):
-            (directory / place).parent.mkdir(parents=True, exist_ok=True)
-            (directory / place).write_bytes(text.encode("utf-8"))
+def write_raw_glue(directory: Path, *prefixes: str) -> Path:
+    """Write those of ``FILES`` that begin with one of ``prefixes`` (none: all)."""
+    for path, text in FILES.items():
+        if not prefixes or path.startswith(prefixes):
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_bytes(text.encode("utf-8"))
     return directory
 
 
-def write_tokenizer(directory: Path, more_text: str = "") -> Path:
-    """A tokenizer directory with pieces for every letter of ``FILES``; ``more_text`` makes another one."""
+def write_glue_tokenizer(directory: Path, more_text: str = "") -> Path:
+    """Write a tokenizer with pieces for every letter of ``FILES``; ``more_text`` gives another one."""
     words = " ".join([*FILES.values(), more_text]).split()
     sample = directory.parent / f"{directory.name}.txt"
     sample.write_text("\n".join(" ".join(words[i : i + 20]) for i in range(0, len(words), 20)), encoding="utf-8")
@@ -159,7 +171,7 @@ def write_tokenizer(directory: Path, more_text: str = "") -> Path:
     return directory
 
 
-def decoded_texts(out: Path, task: str, split: str) -> List[Tuple[str, ...]]:
+def decoded_texts(out: Path, task: str, split: str) -> list[tuple[str, ...]]:
     """Texts of a prepared split, read with fairseq's own dictionary and data, back through the tokenizer."""
     tokenizer = load_tokenizer(out / "tokenizer")
     columns = []
@@ -171,3 +183,91 @@ def decoded_texts(out: Path, task: str, split: str) -> List[Tuple[str, ...]]:
         assert all(line[-1] == dictionary.eos() for line in lines)
         columns.append([tokenizer.decode([dictionary[i] for i in line[:-1].tolist()]) for line in lines])
     return list(zip(*columns, strict=True))
+
+
+def write_pretrained_checkpoint(directory: Path) -> Path:
+    """A SAVE_DIR with an untrained AMOS model (16 wide, 80 positions) and its tokenizer; returns the checkpoint."""
+    tokenizer = small_tokenizer()
+    tokenizer.save(directory / "tokenizer")
+    history = [{"num_updates": 7, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}]
+    write_checkpoint(directory, tokenizer, optimizer_history=history, **TRAINED)
+    return directory / "checkpoint_last.pt"
+
+
+def session(start: Path, out: Path, **options: Any) -> Session:
+    """Recipe ``amos`` on the CPU, two seeds unless ``options`` of :func:`open_session` say otherwise."""
+    return open_session(str(start), str(out), "amos", cpu=True, **{"num_seeds": 2, **options})
+
+
+def write_pretraining_data(data: Path) -> None:
+    """Write a corpus to pretrain on, 66 blocks of 128 tokens, in the layout of ``preprocess/pretraining/prepare.sh``."""
+    tokenizer = small_tokenizer()
+    tokenizer.save(data / "tokenizer")
+    dictionary = Dictionary.load(str(data / "tokenizer" / "dict.txt"))
+    dictionary.save(str(data / "dict.txt"))
+    for split, lines in (("train", 420), ("valid", 20)):
+        sentences = [WORDS[line % 12 :] + WORDS[: line % 7] for line in range(lines)]
+        encoded = [[dictionary.index(piece) for piece in tokenizer.encode(" ".join(words))] for words in sentences]
+        write_rows(data, split, [[*row, dictionary.eos()] for row in encoded])
+
+
+def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: dict[str, int], pair: bool) -> None:
+    """Random sentences; the class is the index of the first word in ``WORDS``, the score (no ``labels``) half of it.
+
+    Args:
+        start: SAVE_DIR of the checkpoint, whose tokenizer is copied.
+        rows: split -> number of rows; test splits get no labels.
+    """
+    (data / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for file in (start / "tokenizer").iterdir():
+        (data / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    tokenizer = load_tokenizer(start / "tokenizer")
+    dictionary = Dictionary.load(str(start / "tokenizer" / "dict.txt"))
+    generator, splits = random.Random(task), {}
+    for split, number in rows.items():
+        classes = [generator.randrange(len(labels) or 10) for _ in range(number)]
+        texts = [" ".join([WORDS[value], *generator.choices(WORDS, k=generator.randint(0, 6))]) for value in classes]
+        write_texts(data / task / "input0", split, texts, tokenizer, dictionary)
+        if pair:
+            write_texts(data / task / "input1", split, texts[::-1], tokenizer, dictionary)
+        if not split.startswith("test"):
+            write_labels(data / task / "label", split, classes, labels)
+        splits[split] = {"source": f"{split}.tsv", "source_rows": number, "broken": 0, "rows": number}
+    kind = "classification" if labels else "regression"
+    record = {"task": task, "kind": kind, "num_classes": len(labels) or 1, "labels": list(labels), "splits": splits}
+    (data / task / "task.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def write_texts(
+    directory: Path, split: str, texts: Sequence[str], tokenizer: Tokenizer, dictionary: Dictionary
+) -> None:
+    rows = [[dictionary.index(piece) for piece in tokenizer.encode(text)] + [dictionary.eos()] for text in texts]
+    write_rows(directory, split, rows)
+    dictionary.save(str(directory / "dict.txt"))
+
+
+def write_labels(directory: Path, split: str, classes: Sequence[int], labels: Sequence[str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    if not labels:
+        lines = "".join(f"{value / 2}\n" for value in classes)
+        (directory / f"{split}.label").write_text(lines, encoding="utf-8")
+        return
+    dictionary = Dictionary()
+    for label in labels:
+        dictionary.add_symbol(label)
+    write_rows(directory, split, [[dictionary.nspecial + value, dictionary.eos()] for value in classes])
+    dictionary.save(str(directory / "dict.txt"))
+
+
+def write_rows(directory: Path, split: str, rows: Sequence[Sequence[int]]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    builder = MMapIndexedDatasetBuilder(str(directory / f"{split}.bin"))
+    for row in rows:
+        builder.add_item(torch.tensor(row))
+    builder.finalize(str(directory / f"{split}.idx"))
+
+
+def change_task(data: Path, directory: str, /, **changes: Any) -> None:
+    """Replace parts of the ``task.json`` in ``data/directory``."""
+    file = data / directory / "task.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")

@@ -1,20 +1,27 @@
-"""A seeded made-up corpus of documents, and what the tests of prepare.sh ask of its output."""
+"""Synthetic corpora: documents as ``prepare.sh`` reads them, what it must write, and binarized data for unit tests."""
 
 import json
 import random
+import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Dict, Iterable, List, Tuple
 
-from fairseq.data import Dictionary
+import numpy as np
+import torch
+from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from omegaconf import OmegaConf
 
+from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 from amos_fairseq.tokenization import load_tokenizer
 
-Document = Tuple[str, ...]
+Document = tuple[str, ...]
+TOKENS_PER_SAMPLE = 16
+NUM_WORDS = 30
 
 
-def make_documents(number: int, seed: int = 5) -> List[Document]:
+def make_documents(number: int, seed: int = 5) -> list[Document]:
     """Documents of one to six paragraphs, with rare characters, special spellings and two exact copies."""
     generator = random.Random(seed)
     syllables = ["ba", "ke", "li", "mo", "nu", "ta", "re", "si", "on", "Ing"]
@@ -28,7 +35,7 @@ def make_documents(number: int, seed: int = 5) -> List[Document]:
 
 
 DOCUMENTS = make_documents(240)
-# Several shards of it, in a moment.
+# Small settings that give several shards.
 FLAGS = ["--vocab-size", "200", "--shard-megabytes", "0.03", "--valid-share", "0.05"]
 
 
@@ -42,9 +49,9 @@ def write_jsonl(path: Path, documents: Iterable[Document]) -> Path:
     return path
 
 
-def read_binarized(prefix: Path) -> List[Tuple[Tuple[int, ...], ...]]:
-    """Documents as tuples of lines of ids, each line with its ``</s>``; cut at the lines that hold nothing else."""
-    documents: List[List[Tuple[int, ...]]] = [[]]
+def read_binarized(prefix: Path) -> list[tuple[tuple[int, ...], ...]]:
+    """Documents as tuples of lines of ids, each line with its ``</s>``; a line of ``</s>`` alone separates two."""
+    documents: list[list[tuple[int, ...]]] = [[]]
     dataset = MMapIndexedDataset(str(prefix))
     for index in range(len(dataset)):
         line = tuple(dataset[index].tolist())
@@ -61,22 +68,59 @@ def encode_naively(out: Path, documents: Iterable[Document]) -> Counter:
     tokenizer = load_tokenizer(out / "tokenizer")
     dictionary = Dictionary.load(str(out / "tokenizer" / "dict.txt"))
 
-    def encode(paragraph: str) -> Tuple[int, ...]:
+    def encode(paragraph: str) -> tuple[int, ...]:
         pieces = tokenizer.encode(paragraph)
         return (*(dictionary.index(piece) for piece in pieces), dictionary.eos())
 
     return Counter(tuple(encode(paragraph) for paragraph in document) for document in documents)
 
 
-def shard_directories(out: Path) -> List[Path]:
+def shard_directories(out: Path) -> list[Path]:
     manifest = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
     return [out / shard["directory"] for shard in manifest["shards"]]
 
 
-def file_bytes(out: Path) -> Dict[str, bytes]:
+def file_bytes(out: Path) -> dict[str, bytes]:
     """Every file of a corpus by its relative name; ``corpus.json`` without the path that it names."""
     content = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     manifest = json.loads(content["corpus.json"])
     manifest["task_data"] = manifest["task_data"].replace(str(out), "OUT")
     content["corpus.json"] = json.dumps(manifest).encode("utf-8")
     return content
+
+
+def write_split(directory: Path, split: str, num_lines: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    builder = indexed_dataset.make_builder(str(directory / f"{split}.bin"), "mmap", vocab_size=4 + NUM_WORDS)
+    for _ in range(num_lines):
+        words = generator.integers(4, 4 + NUM_WORDS, size=generator.integers(3, 30))
+        builder.add_item(torch.from_numpy(np.append(words, 2)).int())
+    builder.finalize(str(directory / f"{split}.idx"))
+
+
+def write_corpus(directory: Path, *, seed: int = 0, num_lines: int = 60, tokenizer: bool = True) -> Path:
+    """What prepare.sh leaves in one directory."""
+    directory.mkdir(parents=True)
+    dictionary = Dictionary()
+    for word in range(NUM_WORDS):
+        dictionary.add_symbol(f"w{word}", n=NUM_WORDS - word)
+    dictionary.save(str(directory / "dict.txt"))
+    write_split(directory, "train", num_lines, seed)
+    write_split(directory, "valid", 20, seed + 100)
+    if tokenizer:
+        (directory / "tokenizer").mkdir()
+        shutil.copy(directory / "dict.txt", directory / "tokenizer")
+        (directory / "tokenizer" / "bpe.codes").write_text("a b 3\n")
+    return directory
+
+
+def make_task(data: Path | str, **settings) -> TextPretrainingTask:
+    values = {
+        "data": str(data),
+        "tokens_per_sample": TOKENS_PER_SAMPLE,
+        "seed": 3,
+        "save_dir": "unused",
+        "objective": "amos",
+    }
+    values |= {"train_subset": "train", "update_freq": [1]} | settings
+    return TextPretrainingTask.setup_task(OmegaConf.merge(OmegaConf.structured(TextPretrainingConfig), values))

@@ -1,4 +1,4 @@
-"""A small SQuAD in the official layout, which a tiny model can learn by heart, and runs on it."""
+"""A small SQuAD in the official layout, which a tiny model can memorize, and a checkpoint to fine-tune on it."""
 
 import json
 import random
@@ -14,24 +14,24 @@ SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ta", "re", "sí", "on", "ﬁ"]
 COLOURS = ["red", "deep blue", "green", "grey (dark)", "1910s", "snow☃white", "the black", "中国"]
 
 
-def word(draw: random.Random) -> str:
-    return "".join(draw.choices(SYLLABLES, k=draw.randint(2, 4))).capitalize()
+def word(generator: random.Random) -> str:
+    return "".join(generator.choices(SYLLABLES, k=generator.randint(2, 4))).capitalize()
 
 
-def paragraph(draw: random.Random, number: int, facts: int, questions: int) -> dict[str, Any]:
+def paragraph(generator: random.Random, number: int, facts: int, questions: int) -> dict[str, Any]:
     """Facts "The colour of NAME is COLOUR." and questions for the colours; every fourth asks for an absent name."""
-    names = [word(draw) for _ in range(facts)]
-    context, places = "", []
+    names = [word(generator) for _ in range(facts)]
+    context, positions = "", []
     for name in names:
-        colour = draw.choice(COLOURS)
+        colour = generator.choice(COLOURS)
         context += f"The colour of {name}, they say,\u00a0is "
-        places.append((len(context), colour))
+        positions.append((len(context), colour))
         context += f"{colour}.  "
     qas = []
-    for index, which in enumerate(draw.sample(range(facts), questions)):
-        start, colour = places[which]
+    for index, fact in enumerate(generator.sample(range(facts), questions)):
+        start, colour = positions[fact]
         impossible = index % 4 == 3
-        name = word(draw) + "x" if impossible else names[which]
+        name = word(generator) + "x" if impossible else names[fact]
         answers = [] if impossible else [{"text": colour, "answer_start": start}] * 2
         qas.append(
             {"id": f"p{number}q{index}", "question": f"What is the colour of {name}?", "answers": answers,
@@ -40,19 +40,19 @@ def paragraph(draw: random.Random, number: int, facts: int, questions: int) -> d
     return {"context": context.rstrip(), "qas": qas}
 
 
-def made_up_squad(seed: int = 1, paragraphs: int = 10, facts: int = 6, questions: int = 4) -> dict[str, Any]:
+def make_squad(seed: int = 1, paragraphs: int = 10, facts: int = 6, questions: int = 4) -> dict[str, Any]:
     """Version 2.0 with 40 questions, 10 of them without an answer."""
-    draw = random.Random(seed)
-    made = [paragraph(draw, number, facts, questions) for number in range(paragraphs)]
-    return {"version": "v2.0", "data": [{"title": "Made up", "paragraphs": made}]}
+    generator = random.Random(seed)
+    contents = [paragraph(generator, number, facts, questions) for number in range(paragraphs)]
+    return {"version": "v2.0", "data": [{"title": "Synthetic", "paragraphs": contents}]}
 
 
 def without_impossible(squad: dict[str, Any]) -> dict[str, Any]:
     """The same as version 1.1: answerable questions only, no flag."""
-    made = json.loads(json.dumps(squad))
-    for own in made["data"][0]["paragraphs"]:
-        own["qas"] = [{k: q[k] for k in ("id", "question", "answers")} for q in own["qas"] if q["answers"]]
-    return made | {"version": "1.1"}
+    copy = json.loads(json.dumps(squad))
+    for content in copy["data"][0]["paragraphs"]:
+        content["qas"] = [{k: q[k] for k in ("id", "question", "answers")} for q in content["qas"] if q["answers"]]
+    return copy | {"version": "1.1"}
 
 
 def write_json(path: Path, content: Any) -> Path:
@@ -62,8 +62,8 @@ def write_json(path: Path, content: Any) -> Path:
 
 def text_of(squad: dict[str, Any]) -> list[str]:
     """Every context and question, a line each."""
-    found = [own for article in squad["data"] for own in article["paragraphs"]]
-    return [line for own in found for line in (own["context"], *(q["question"] for q in own["qas"]))]
+    contents = [content for article in squad["data"] for content in article["paragraphs"]]
+    return [line for content in contents for line in (content["context"], *(q["question"] for q in content["qas"]))]
 
 
 def squad_tokenizer(directory: Path, squad: dict[str, Any], bpe: str = "sentencepiece", size: int = 150) -> Tokenizer:
@@ -82,13 +82,13 @@ def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str, bpe: str 
 
 
 def untrained_checkpoint(directory: Path, data: Path, max_positions: int = 64) -> Path:
-    """A SAVE_DIR with a small AMOS model that has seen nothing, and the tokenizer of ``data``; returns the checkpoint."""
+    """Write a SAVE_DIR with an untrained small AMOS model and the tokenizer of ``data``; return the checkpoint."""
     settings = {
         "encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2,
         "max_positions": max_positions, "generator_depths": "1,2", "linear_init_std": 0.1,
     }  # fmt: skip
-    config = configuration("amos_tiny", settings, "made up")
+    config = configuration("amos_tiny", settings, "synthetic")
     tokenizer = load_tokenizer(data / "tokenizer")
     model = build_model(config, tokenizer, seed=1)
-    write(Imported(config, model, tokenizer, "made up", [], [], []), directory / "checkpoint_last.pt")
+    write(Imported(config, model, tokenizer, "synthetic", [], [], []), directory / "checkpoint_last.pt")
     return directory / "checkpoint_last.pt"

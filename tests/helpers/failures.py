@@ -1,0 +1,38 @@
+"""How commands fail: a full disk, and the one line of an error."""
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """No file of this process can grow beyond ``limit`` bytes: writes fail with EFBIG, as they do with ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def error_line(
+    capsys: pytest.CaptureFixture, main: Callable[[list[str]], Any], *arguments: object, reports_progress: bool = False
+) -> str:
+    """Call ``main`` with arguments that it must refuse, and return its error: exit code 1 and a single line on stderr.
+
+    Args:
+        reports_progress: Whether other lines, none of them an error, may come before.
+    """
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    *before, line = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert ended.value.code == 1
+    assert line.startswith("amos_fairseq: error: ")
+    assert reports_progress or not before, before
+    assert not any("error" in earlier for earlier in before), before
+    return line

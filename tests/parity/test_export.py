@@ -1,0 +1,301 @@
+"""Every class that ``amos export`` writes, of every objective, loaded with the Auto classes and compared with our own code."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from failures import error_line
+from hugging_face_folders import LONGEST, assert_close, export, outputs, padded_tokens, write_tokenizer
+from safetensors.torch import load_file
+from saved_models import write_run
+from torch import Tensor
+from torch.nn.functional import linear
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.cli.main import main
+from amos_fairseq.tokenization import load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -> tuple[LoadedCheckpoint, Path, dict]:
+    """The checkpoint of a run with ``settings``, the folder exported from it, and the folder's configuration."""
+    pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
+    export(tmp_path / "run", tmp_path / "out", *flags, check=check)
+    return pretrained, tmp_path / "out", json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def predicted_everywhere(pretrained: LoadedCheckpoint, tokens: Tensor) -> Tensor:
+    """Logits [K,B,T,V] of every depth at every position, without the padding rows of the vocabulary."""
+    everywhere = torch.arange(LONGEST).expand_as(tokens)
+    logits, _ = pretrained.model.predict_logits(tokens, tokens, everywhere, tokens.ne(1).float())
+    return torch.stack(list(logits))[..., : len(pretrained.dictionary)]
+
+
+ABSOLUTE = {"relative_position_scheme": "none"}
+ENCODERS = {
+    "t5": ({}, [], "MPNetModel"),
+    "none": (ABSOLUTE, [], "BertModel"),
+    "as electra": (ABSOLUTE, ["--as", "electra"], "ElectraModel"),
+    "as roberta": (ABSOLUTE, ["--as", "roberta"], "RobertaModel"),
+    "electra": ({"objective": "electra"}, [], "ElectraModel"),
+    "wide electra": ({"objective": "electra", "embedding_dim": 0}, ["--as", "bert"], "BertModel"),
+    "token types": ({"objective": "electra", "token_types": 2}, [], "ElectraModel"),
+    "other epsilon": ({"layer_norm_eps": 0.05}, [], "MPNetModel"),
+    "mlm": ({"objective": "mlm"}, ["--part", "encoder"], "BertModel"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder(name, tmp_path):
+    settings, flags, class_name = ENCODERS[name]
+    pretrained, out, config = exported(tmp_path, settings, *flags)
+    assert config["architectures"] == [class_name]
+    assert config["vocab_size"] == len(pretrained.dictionary) == 62, "no padding rows"
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    theirs = outputs(out, "AutoModel", tokens)
+    assert_close(pretrained.model.extract_features(tokens)[real], theirs.last_hidden_state[real])
+    if "pooler_output" in theirs:
+        assert torch.equal(theirs.pooler_output, theirs.last_hidden_state[:, 0].tanh()), "nothing random"
+
+
+TEAMS_BRANCHES = {
+    "mws": {},
+    "rtd": {"representation": "rtd"},
+    "extra layer": {"task_heads": "extra_layer", "representation": "rtd"},
+    "rtd alone": {"mws_loss_weight": 0.0, "representation": "rtd"},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TEAMS_BRANCHES)
+def test_encoder_of_teams_is_the_chosen_branch(name, tmp_path):
+    """Against the states that ``discriminate`` returns for the two tasks."""
+    pretrained, out, _ = exported(tmp_path, {"objective": "teams", **TEAMS_BRANCHES[name]})
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    of_mws, of_rtd = pretrained.model.discriminate(tokens, ~real)
+    ours = of_mws if name == "mws" else of_rtd
+    assert_close(ours[real], outputs(out, "AutoModel", tokens).last_hidden_state[real])
+    if name in ("rtd", "extra layer"):
+        assert (of_mws - of_rtd)[real].abs().max() > 0.1, "the branches differ"
+
+
+MASKED_LMS = {
+    "amos": ({}, ["--part", "generator"], 4, "MPNetForMaskedLM"),
+    "amos, depth 1": ({}, ["--part", "generator", "--depth", "1"], 1, "MPNetForMaskedLM"),
+    "amos, depth 2": ({}, ["--part", "generator", "--depth", "2"], 2, "MPNetForMaskedLM"),
+    "amos, separate generators": (
+        {"separate_generators": True, "generator_depths": "1,2,2"},
+        ["--part", "generator", "--depth", "2_3"], 2, "MPNetForMaskedLM",
+    ),
+    "amos, absolute": (ABSOLUTE, ["--part", "generator", "--depth", "2"], 2, "BertForMaskedLM"),
+    "electra": ({"objective": "electra"}, ["--part", "generator"], 2, "ElectraForMaskedLM"),
+    "electra, shallow": (
+        {"objective": "electra", "generator_layers": 1}, ["--part", "generator"], 1, "ElectraForMaskedLM"
+    ),
+    "electra that shares nothing": (
+        {"objective": "electra", "share_weights": "none"}, ["--part", "generator"], 2, "ElectraForMaskedLM"
+    ),
+    "electra that shares all": (
+        {"objective": "electra", "share_weights": "all", "generator_size": 1},
+        ["--part", "generator"], 2, "ElectraForMaskedLM",
+    ),
+    "teams": ({"objective": "teams"}, ["--part", "generator"], 2, "BertForMaskedLM"),
+    "mlm": ({"objective": "mlm"}, [], 2, "BertForMaskedLM"),
+    "mlm, t5": ({"objective": "mlm", "relative_position_scheme": "t5"}, [], 2, "MPNetForMaskedLM"),
+    "mlm, narrow embeddings": ({"objective": "mlm", "embedding_dim": 8}, [], 2, "ElectraForMaskedLM"),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MASKED_LMS)
+def test_masked_language_model(name, tmp_path):
+    """Against ``predict_logits``, which ``amos inspect`` shows, at every position; the encoder of an MLM as well."""
+    settings, flags, num_layers, class_name = MASKED_LMS[name]
+    pretrained, out, config = exported(tmp_path, settings, *flags, check=name.startswith("mlm"))
+    assert (config["architectures"], config["num_hidden_layers"]) == ([class_name], num_layers)
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    depth = pretrained.model.depth_names.index(flags[-1]) if "--depth" in flags else -1
+    ours = predicted_everywhere(pretrained, tokens)[depth]
+    assert_close(ours[real], outputs(out, "AutoModelForMaskedLM", tokens).logits[real])
+    if name == "electra":  # the generator itself
+        hidden = pretrained.model.generate(tokens, torch.arange(LONGEST).expand_as(tokens), ~real)
+        logits = linear(hidden, pretrained.model.embed_tokens.weight, pretrained.model.mlm_head.bias)
+        assert_close(logits[..., : ours.size(-1)][real], ours[real])
+    if name.startswith("mlm"):
+        states = outputs(out, "AutoModel", tokens).last_hidden_state
+        assert_close(pretrained.model.extract_features(tokens)[real], states[real])
+
+
+DETECTORS = {
+    "amos": ({}, "MPNetForTokenClassification"),
+    "electra": ({"objective": "electra"}, "ElectraForPreTraining"),
+    "teams": ({"objective": "teams"}, "BertForTokenClassification"),
+    "teams, extra layer": ({"objective": "teams", "task_heads": "extra_layer"}, "BertForTokenClassification"),
+    "teams, t5": ({"objective": "teams", "relative_position_scheme": "t5"}, "MPNetForTokenClassification"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DETECTORS)
+def test_discriminator(name, tmp_path):
+    """The probability of "replaced" is our sigmoid. TEAMS detects in its RTD branch, also where the other is fine-tuned."""
+    settings, class_name = DETECTORS[name]
+    pretrained, out, config = exported(tmp_path, settings, "--part", "discriminator")
+    assert config["architectures"] == [class_name]
+    assert config["id2label"] == {"0": "original", "1": "replaced"}
+    tokens, model = padded_tokens(pretrained), pretrained.model
+    real = tokens.ne(1)
+    states = model.discriminate(tokens, ~real)[1] if name.startswith("teams") else model.extract_features(tokens)
+    if class_name == "ElectraForPreTraining":
+        theirs = outputs(out, "AutoModelForPreTraining", tokens).logits.sigmoid()
+    else:
+        theirs = outputs(out, "AutoModelForTokenClassification", tokens).logits.softmax(-1)[..., 1]
+    assert_close(model.detection_head(states).sigmoid()[real], theirs[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["electric", "electra_tt"])
+def test_electric_and_electra_tt(variant, tmp_path):
+    """Electric: -logits are its token_log_probs. ELECTRA-TT: the probability of noise, as ELECTRA's of "replaced"."""
+    settings = {"objective": "electric", "electric_variant": variant}
+    pretrained, out, config = exported(tmp_path, settings, "--part", "discriminator", check=True)
+    assert config["architectures"] == ["ElectraForPreTraining"]
+    model, tokens = pretrained.model, padded_tokens(pretrained)
+    scored = tokens.ne(1) & ~model.never_sampled_mask[tokens]
+    logits = outputs(out, "AutoModelForPreTraining", tokens).logits
+    if variant == "electric":
+        assert_close(model.token_log_probs(tokens)[scored], -logits[scored])
+    else:
+        assert_close(model.detection_head(model.extract_features(tokens))[scored], logits[scored])
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert ("replaced" in config.get("id2label", {}).values()) == (variant == "electra_tt")
+    assert ("-energy is the log-probability" in card) == (variant == "electric")
+
+
+CLASSIFIERS = {
+    "tanh": ({"classes": 3}, "MPNetForSequenceClassification"),
+    "gelu": ({"objective": "electra", "classes": 2}, "ElectraForSequenceClassification"),
+    "absolute": (ABSOLUTE | {"classes": 3}, "BertForSequenceClassification"),
+    "regression": ({"classes": 1, "task": {"regression_target": True}}, "MPNetForSequenceClassification"),
+    "teams": ({"objective": "teams", "classes": 3}, "BertForSequenceClassification"),
+    "electric": ({"objective": "electric", "classes": 3}, "ElectraForSequenceClassification"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifier(name, tmp_path):
+    settings, class_name = CLASSIFIERS[name]
+    names = ["no", "maybe", "yes"][: settings["classes"]]
+    pretrained, out, config = exported(tmp_path, settings, "--labels", ",".join(names))
+    assert config["architectures"] == [class_name]
+    assert config["problem_type"] == ("regression" if name == "regression" else "single_label_classification")
+    assert list(config["id2label"].values()) == names
+    tokens = padded_tokens(pretrained)
+    ours = pretrained.model(tokens, classification_head_name="sentence_classification_head")[0]
+    assert_close(ours, outputs(out, "AutoModelForSequenceClassification", tokens).logits)
+
+
+@torch.no_grad()
+def test_question_answering(tmp_path):
+    """Against the logits of our span head in training, in which it masks tokens outside the answer text."""
+    pretrained, out, _ = exported(tmp_path, {"span_head": "independent"})
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    targets = torch.zeros(len(tokens), dtype=torch.int64)
+    ours = pretrained.model(tokens, answer_mask=real, span_targets=(targets, targets))
+    theirs = outputs(out, "AutoModelForQuestionAnswering", tokens)
+    assert_close(ours.start_logits[real], theirs.start_logits[real])
+    assert_close(ours.end_logits[real], theirs.end_logits[real])
+
+
+@torch.no_grad()
+def test_token_types_of_a_pair(tmp_path):
+    """From two texts on both sides: our model derives the types from ``</s>``, theirs gets them from the tokenizer."""
+    run = write_run(tmp_path / "run", "electra", classes=2, token_types=2)
+    export(run, tmp_path / "out")
+    pretrained = load_checkpoint(run)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    inputs = tokenizer("the quick fox", "a lazy dog", return_tensors="pt")
+    assert inputs["token_type_ids"].unique().tolist() == [0, 1]
+    ours = pretrained.model(inputs["input_ids"], classification_head_name="sentence_classification_head")[0]
+    assert_close(ours, model(**inputs).logits)
+    without = model(**(inputs | {"token_type_ids": torch.zeros_like(inputs["input_ids"])})).logits
+    assert (without - ours).abs().max() > 1e-3, "types matter"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["t5", "none"])
+def test_ids_of_a_hugging_face_tokenizer(scheme, tmp_path):
+    """[PAD] at 0 and [UNK] at 1: BERT keeps them; for MPNet, which needs padding at 1, they are exchanged."""
+    write_tokenizer(tmp_path / "bert", "bert")
+    run = write_run(tmp_path / "run", tokenizer=load_tokenizer(tmp_path / "bert"), relative_position_scheme=scheme)
+    export(run, tmp_path / "out", check=True)
+    pretrained = load_checkpoint(run)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    original = transformers.AutoTokenizer.from_pretrained(tmp_path / "bert")
+    text = "the quick \u4e2d fox"
+    exchanged = {0: 1, 1: 0} if scheme == "t5" else {}
+    assert tokenizer(text)["input_ids"][1:-1] == [exchanged.get(index, index) for index in original(text)["input_ids"]]
+    assert tokenizer.pad_token_id == (1 if scheme == "t5" else 0)
+    rows = pretrained.tokens(text)[None]
+    model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    theirs = model(
+        **tokenizer([text, "the quick brown fox jumps"], padding=True, return_tensors="pt")
+    ).last_hidden_state
+    assert_close(pretrained.model.extract_features(rows)[0], theirs[0, : rows.size(1)])
+
+
+def test_weights_are_float32_and_readable_by_all(tmp_path):
+    export(write_run(tmp_path / "run"), tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    modes = {(tmp_path / "out" / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert len(modes) == 1
+
+
+def test_card_of_mlm_does_not_mention_a_generator(tmp_path):
+    _, out, _ = exported(tmp_path, {"objective": "mlm"})
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "# MLM, 2 layers of width 16: the masked language model" in card
+    assert "pipeline_tag: fill-mask" in card
+    assert "This is the generator" not in card
+    assert "| Objective | mlm |" in card
+
+
+REFUSED = {
+    "two towers": ("electric", {}, "generator", "no generator that a masked language model"),
+    "counts": ("electra", {"generator": "uniform"}, "generator", "no generator that a masked language model"),
+    "predicts originals": ("electra", {"main_objective": "replace_mlm"}, "discriminator", "has no detection head"),
+    "selection only": ("teams", {"rtd_loss_weight": 0.0}, "discriminator", "has no detection head"),
+    "a network per token": ("teams", {"task_heads": "ffn"}, "discriminator", "on top of its encoder (--task-heads ffn)"),
+    "cloze model": (
+        "electric", {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}, "encoder",
+        "has no encoder to fine-tune or to load",
+    ),
+    "energies on relative positions": (
+        "electric", {"relative_position_scheme": "t5"}, "discriminator", "two layers on relative positions"
+    ),
+    "mlm's generator": ("mlm", {}, "generator", "has no generator: give --part mlm or encoder"),
+    "mlm's discriminator": ("mlm", {}, "discriminator", "has no discriminator: give --part mlm or encoder"),
+    "amos as an mlm": ("amos", {}, "mlm", "is not an mlm: its masked language model is --part generator"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_without_a_hugging_face_class_are_refused(name, tmp_path, capsys):
+    objective, settings, part, message = REFUSED[name]
+    run, out = write_run(tmp_path / "run", objective, **settings), tmp_path / "out"
+    assert message in error_line(capsys, main, "export", run, out, "--part", part, "--no-check")
+    assert not out.exists()

@@ -1,0 +1,169 @@
+"""Loss and every gradient of MLM and ELECTRA against Hugging Face's ElectraForMaskedLM and ElectraForPreTraining."""
+
+import math
+
+import pytest
+import torch
+from small_models import (
+    ENCODER_SETTINGS,
+    MASKED_SHARE,
+    set_samples,
+    small_batch,
+    small_electra,
+    small_task,
+)
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from transformers import ElectraConfig as HuggingFaceConfig
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+from amos_fairseq.criterions.electra import ElectraCriterion
+from amos_fairseq.criterions.mlm import MlmCriterion
+from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.mlm import MlmModel
+
+EMBEDDING = 8
+SIZES = tuple(ENCODER_SETTINGS[f"encoder_{size}"] for size in ("embed_dim", "ffn_embed_dim", "attention_heads"))
+# The loss runs through 2 or 4 layers in float32; sums have another order on the other side.
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def small_mlm(**settings) -> MlmModel:
+    torch.manual_seed(0)
+    model = MlmModel.build_model(EncoderConfig(**(ENCODER_SETTINGS | {"embedding_dim": EMBEDDING} | settings)), small_task())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.train()
+
+
+def renamed(tensors: dict[str, Tensor], encoder: str, head: str) -> dict[str, Tensor]:
+    """Embeddings, one encoder and its head under the names of Hugging Face's ELECTRA."""
+    part = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", head))}
+    part |= {f"encoder.{n.removeprefix(encoder)}": t for n, t in tensors.items() if n.startswith(encoder)}
+    return to_hugging_face("electra", MASKED_LM if head == "mlm_head" else PRETRAINING, part)
+
+
+def reference(model_class: type, width: int, ffn: int, heads: int, weights: dict[str, Tensor]) -> torch.nn.Module:
+    config = HuggingFaceConfig(
+        vocab_size=len(weights["electra.embeddings.word_embeddings.weight"]), embedding_size=EMBEDDING, hidden_size=width,
+        intermediate_size=ffn, num_attention_heads=heads, num_hidden_layers=ENCODER_SETTINGS["encoder_layers"], pad_token_id=1,
+        max_position_embeddings=ENCODER_SETTINGS["max_positions"], layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = model_class(config)
+    model.load_state_dict(weights, strict=True)
+    return model
+
+
+def labels_of(inputs: dict[str, Tensor]) -> Tensor:
+    """Masked tokens [B,T], -100 elsewhere."""
+    labels = torch.full_like(inputs["tokens"], -100)
+    for row, slot in inputs["masked_weights"].nonzero().tolist():
+        position = inputs["masked_positions"][row, slot]
+        labels[row, position] = inputs["tokens"][row, position]
+    return labels
+
+
+def assert_equal_gradients(ours: dict[str, Tensor], theirs: dict[str, torch.nn.Parameter]) -> None:
+    for name, parameter in theirs.items():
+        torch.testing.assert_close(ours[name], parameter.grad, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("treatment", ["mask", "bert"])
+def test_mlm(treatment: str) -> None:
+    model, batch = small_mlm(token_types=2), small_batch()
+    inputs = batch["net_input"]
+    if treatment == "bert":  # some masked positions have another or the original token
+        row, positions = inputs["masked_tokens"][0], inputs["masked_positions"][0]
+        row[positions[0]], row[positions[1]] = inputs["tokens"][0, positions[0]], 7
+    loss, sample_size, logged = MlmCriterion(small_task())(model, batch)
+    loss.backward()
+
+    theirs = reference(ElectraForMaskedLM, *SIZES, renamed(model.state_dict(), "transformer.", "mlm_head"))
+    labels = labels_of(inputs)
+    logits = theirs(inputs["masked_tokens"], attention_mask=inputs["tokens"].ne(1).long()).logits
+    expected = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    expected.backward()
+
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    assert sample_size == batch["num_masked"] == int(labels.ne(-100).sum())
+    assert int(logged["mlm_acc_2"]) == int((logits.argmax(-1).eq(labels) & labels.ne(-100)).sum())
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert_equal_gradients(renamed(gradients, "transformer.", "mlm_head"), dict(theirs.named_parameters()))
+
+
+def test_padding_and_padded_slots_of_mlm_do_not_count() -> None:
+    model, criterion = small_mlm(), MlmCriterion(small_task())
+    batch, padded = small_batch(lengths=(12, 12)), small_batch(lengths=(12, 12), num_tokens=16, slots=6)
+    torch.testing.assert_close(criterion(model, batch)[0], criterion(model, padded)[0], **CLOSE)
+    # With all weights 0 every row is equally likely.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    loss, masked, _ = criterion(model, batch)
+    assert float(loss) / masked == pytest.approx(math.log(len(model.embed_tokens.weight)), abs=1e-5)
+
+
+def test_electra() -> None:
+    model, batch = small_electra(token_types=2), small_batch()
+    inputs = batch["net_input"]
+    sampled = torch.randint(4, 44, inputs["masked_positions"].shape, generator=torch.Generator().manual_seed(3))
+    set_samples(model, sampled)
+    loss, sample_size, _ = ElectraCriterion(small_task(), 50.0)(model, batch)
+    loss.backward()
+
+    weights = model.state_dict()
+    half = tuple(size // 2 for size in SIZES)
+    generator = reference(ElectraForMaskedLM, *half, renamed(weights, "generator.", "mlm_head"))
+    discriminator = reference(ElectraForPreTraining, *SIZES, renamed(weights, "discriminator.", "detection_head"))
+    attended, labels = inputs["tokens"].ne(1), labels_of(inputs)
+    corrupted = inputs["tokens"].clone()
+    for row, slot in inputs["masked_weights"].nonzero().tolist():
+        corrupted[row, inputs["masked_positions"][row, slot]] = sampled[row, slot]
+    logits = generator(inputs["masked_tokens"], attention_mask=attended.long()).logits
+    expected = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    detected = discriminator(corrupted, attention_mask=attended.long()).logits
+    replaced = corrupted.ne(inputs["tokens"]).float()
+    losses = binary_cross_entropy_with_logits(detected, replaced, reduction="none")
+    expected = expected + 50.0 * MASKED_SHARE * losses[attended].sum()
+    expected.backward()
+
+    assert sample_size == labels.ne(-100).sum()
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+    of_generator, of_discriminator = dict(generator.named_parameters()), dict(discriminator.named_parameters())
+    shared = [name for name in of_discriminator if "embeddings." in name]
+    own = [{n: p for n, p in part.items() if n not in shared} for part in (of_generator, of_discriminator)]
+    assert sum(map(len, own)) > 40
+    assert_equal_gradients(renamed(gradients, "generator.", "mlm_head"), own[0])
+    ours = renamed(gradients, "discriminator.", "detection_head")
+    assert_equal_gradients(ours, own[1])
+    for name in shared:
+        torch.testing.assert_close(ours[name], of_generator[name].grad + of_discriminator[name].grad, **CLOSE)
+
+
+def test_detection_gives_the_generator_no_gradient() -> None:
+    """Sampling passes no gradient."""
+    model, batch = small_electra(token_types=2), small_batch()
+    model(**batch["net_input"]).rtd_logits.sum().backward()
+    own = {n: p for n, p in model.named_parameters() if n.startswith(("generator.layers", "mlm_head"))}
+    assert own
+    assert all(parameter.grad is None for parameter in own.values())
+
+
+def test_samples_follow_the_softmax_of_the_generator() -> None:
+    """Frequencies of 20,000 samples within 4 standard errors, and no special token or padding row."""
+    model = small_electra(token_types=2)
+    hidden, count = torch.randn(1, 1, EMBEDDING) * 0.5, 20_000
+    many, originals = hidden.expand(1, count, EMBEDDING), torch.zeros(1, count).long()
+    sampled = model.predict_and_sample_in_chunks(many, originals).sampled.flatten()
+    logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias)
+    logits[model.never_sampled_mask] = float("-inf")
+    expected = logits.softmax(-1)
+    seen = torch.bincount(sampled, minlength=len(expected)) / count
+    error = (expected * (1 - expected) / count).sqrt()
+    assert (seen - expected).abs().le(4 * error + 1e-9).all()
+    assert seen[model.never_sampled_mask].eq(0).all()
