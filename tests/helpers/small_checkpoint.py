@@ -12,24 +12,25 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
+from amos_fairseq.tokenization.conversion import from_sentencepiece, sentencepiece_rules
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
 CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]
 
 
-def small_tokenizer() -> SentencePieceTokenizer:
+def small_tokenizer() -> FastTokenizer:
     """57 pieces learned from three lines: with special symbols, two rows fewer than the embedding's 64."""
-    model = io.BytesIO()
+    model, normalizer = io.BytesIO(), sentencepiece_rules(cased=True)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_writer=model, model_type="bpe", vocab_size=58,
-        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+        sentence_iterator=map(normalizer.normalize_str, CORPUS), model_writer=model, model_type="bpe", vocab_size=58,
+        normalization_rule_name="identity", bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
     )  # fmt: skip
-    return SentencePieceTokenizer(model.getvalue(), cased=True)
+    return from_sentencepiece(model.getvalue(), normalizer)
 
 
 def write_checkpoint(
-    directory: Path, tokenizer: SentencePieceTokenizer, name: str = "checkpoint_last.pt", **changes: Any
+    directory: Path, tokenizer: FastTokenizer, name: str = "checkpoint_last.pt", **changes: Any
 ) -> None:
     """What fairseq-train saves, as far as a reader looks; ``changes`` replace or add parts of the file."""
     settings = AmosConfig(
@@ -54,7 +55,7 @@ def write_checkpoint(
     torch.save(state | changes, directory / name)
 
 
-def write_save_dir(directory: Path) -> SentencePieceTokenizer:
+def write_save_dir(directory: Path) -> FastTokenizer:
     """A SAVE_DIR as a run leaves it: an untrained model of three depths and its tokenizer, which is returned."""
     tokenizer = small_tokenizer()
     tokenizer.save(directory / "tokenizer")

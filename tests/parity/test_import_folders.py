@@ -21,7 +21,7 @@ from amos_fairseq.checkpoints.read import load_pretrained, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.hugging_face.weights import ENCODER, PRETRAINING, to_hugging_face, to_hugging_face_rows
 from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.hugging_face_tokenizer import row_map
+from amos_fairseq.tokenization.fast_tokenizer import row_map
 
 TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", "fox"]

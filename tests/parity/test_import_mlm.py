@@ -16,7 +16,7 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import Pretrained, load_pretrained, read_state
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.cli.main import main
-from amos_fairseq.tokenization.hugging_face_tokenizer import row_map
+from amos_fairseq.tokenization.fast_tokenizer import row_map
 
 TOLERANCE = 1e-5
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps over the fox"]
