@@ -25,7 +25,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import os_error_behind, whole_file, whole_folder
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization import Tokenizer
-from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 
 # An output bias: exp(-10,000) is 0 in every precision, and float16 can represent it.
 NEVER_PREDICTED = -1e4

@@ -1,9 +1,7 @@
 """Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +14,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import os_error_behind, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, CUSTOM, WEIGHTS_FILE, families_of, hugging_face_config
+from amos_fairseq.hugging_face.export_tokenizer import FolderTokenizer, folder_tokenizer
 from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_card_settings, write_card
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
@@ -27,23 +26,11 @@ from amos_fairseq.hugging_face.weights import (
     to_hugging_face,
     to_hugging_face_rows,
 )
-from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer, fast_tokenizer, token_ids, with_padding_at_1
-from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
-from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, unspell_piece
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT
+from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-# The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
-_ROLES = {
-    "bos_token": BOS, "cls_token": BOS, "eos_token": EOS, "sep_token": EOS,
-    "pad_token": PAD, "unk_token": UNK, "mask_token": MASK_SYMBOL,
-}  # fmt: skip
-# These have no token types, and compute positions from the padding id, which must be 1.
-_LIKE_MPNET = ("mpnet", "roberta", CUSTOM)
 
 
 class Exported(NamedTuple):
@@ -122,76 +109,6 @@ def class_name(part: Part, family: str) -> str:
     if family == CUSTOM:
         return FAMILIES["mpnet"].classes[part.kind].replace("MPNet", "Amos")
     return FAMILIES[family].classes[part.kind]
-
-
-@dataclass(frozen=True)
-class FolderTokenizer:
-    """The tokenizer of the folder: how its ids relate to our rows, and how to write it.
-
-    Attributes:
-        ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
-        num_rows: number of vocabulary rows of the folder's model.
-        special_ids: fairseq's symbol -> its id, or None if it has none.
-        save: writes the files into a folder.
-        has_code: the files include code.
-    """
-
-    ids: Tensor
-    num_rows: int
-    special_ids: dict[str, int | None]
-    save: Callable[[Path], None]
-    has_code: bool = False
-
-
-def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int) -> FolderTokenizer:
-    """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
-
-    Raises:
-        UserError: no ``tokenizer.json`` gives the same ids.
-    """
-    if isinstance(tokenizer, MicrosoftAmosTokenizer):
-        return _tokenizer_with_code(tokenizer, max_length)
-    fast = fast_tokenizer(tokenizer)
-    if family in _LIKE_MPNET:
-        fast = with_padding_at_1(fast)
-    special_ids = {symbol: fast.id_of(symbol) for symbol in fast.special_tokens}
-    return FolderTokenizer(
-        fast.ids, fast.num_rows, special_ids, lambda folder: _save_fast(folder, fast, family, max_length)
-    )
-
-
-def _save_fast(folder: Path, fast: FastTokenizer, family: str, max_length: int) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    present = {token.content: token for token in fast.tokenizer.get_added_tokens_decoder().values()}
-    roles = {role: symbol for role, symbol in _ROLES.items() if symbol in fast.special_tokens}
-    types = [] if family in _LIKE_MPNET else ["token_type_ids"]
-    PreTrainedTokenizerFast(
-        tokenizer_object=fast.tokenizer,
-        model_max_length=max_length,
-        model_input_names=["input_ids", *types, "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **{role: present[fast.special_tokens[symbol]] for role, symbol in roles.items()},
-    ).save_pretrained(folder)
-    # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
-    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
-
-
-def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int) -> FolderTokenizer:
-    ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
-
-    def save(folder: Path) -> None:
-        roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
-        custom_code.save_tokenizer(folder, tokenizer.model, ids, model_max_length=max_length, **roles)
-        _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
-
-    special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}
-    return FolderTokenizer(torch.arange(len(ids)), len(ids), special_ids, save, has_code=True)
-
-
-def _add_to_json(path: Path, **entries: object) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(content | entries, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def write_model(folder: Path, part: Part, family: str, tokenizer: FolderTokenizer) -> None:

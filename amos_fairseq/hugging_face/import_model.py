@@ -34,7 +34,7 @@ from amos_fairseq.hugging_face.weights import (
 )
 from amos_fairseq.models.configuration import SIZES
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT, HuggingFaceTokenizer, row_map
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
 
 if TYPE_CHECKING:
@@ -212,13 +212,13 @@ def read_weights(path: Path) -> Weights:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
 
 
-def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
+def read_tokenizer(path: Path) -> FastTokenizer:
     """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``.
 
     Raises :class:`UserError` if there is none, or it is broken.
     """
-    if (path / HuggingFaceTokenizer.model_file).is_file():
-        return HuggingFaceTokenizer.from_files(path, {})
+    if (path / FastTokenizer.model_file).is_file():
+        return FastTokenizer.from_files(path, {})
     if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
         raise UserError(
             f"{path} holds no tokenizer (tokenizer.json, or the vocabulary to build it from): give --tokenizer DIR"
@@ -235,7 +235,7 @@ def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
         )
     with tempfile.TemporaryDirectory() as converted:
         slow.save_pretrained(converted)
-        return HuggingFaceTokenizer.from_files(Path(converted), {})
+        return FastTokenizer.from_files(Path(converted), {})
 
 
 def default_arch(folder: Folder) -> str:

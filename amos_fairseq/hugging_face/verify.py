@@ -19,7 +19,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import Part
 from amos_fairseq.hugging_face.weights import AUTO_CLASSES, DETECTION, ENCODER, MASKED_LM, QUESTION_ANSWERING
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.weight_names import Row, Weights, count_layers, expand_rows
 from amos_fairseq.errors import UserError
-from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 
 # Parts of a model. Each is one Hugging Face class per family and includes the encoder.
 ENCODER = "encoder"

@@ -1,7 +1,8 @@
 """Tokenizers: read one from a directory with :func:`load_tokenizer`.
 
-A directory contains ``tokenizer.settings.json`` (its ``kind``, whether it is ``cased``), the model file of that kind, and
-``dict.txt``, as ``prepare.sh`` and ``Tokenizer.save`` write them; or only a Hugging Face ``tokenizer.json``.
+A directory contains ``tokenizer.json``, ``tokenizer.settings.json`` (its ``kind``, whether it is ``cased``, its special
+tokens) and ``dict.txt``, as ``prepare.sh`` and ``Tokenizer.save`` write them; or only a Hugging Face ``tokenizer.json``. The
+tokenizer of the released AMOS checkpoint has its own ``sp.model`` in place of ``tokenizer.json``.
 """
 
 import json
@@ -10,16 +11,17 @@ from typing import Any
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
-from amos_fairseq.tokenization.fastbpe_tokenizer import FastBPETokenizer
-from amos_fairseq.tokenization.hugging_face_tokenizer import HuggingFaceTokenizer
+from amos_fairseq.tokenization.fast_tokenizer import FASTBPE, HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 __all__ = ["KINDS", "Tokenizer", "load_tokenizer"]
 
 KINDS: dict[str, type[Tokenizer]] = {
-    kind.kind: kind for kind in (SentencePieceTokenizer, FastBPETokenizer, HuggingFaceTokenizer, MicrosoftAmosTokenizer)
+    SENTENCEPIECE: FastTokenizer,
+    FASTBPE: FastTokenizer,
+    HUGGING_FACE: FastTokenizer,
+    MicrosoftAmosTokenizer.kind: MicrosoftAmosTokenizer,
 }
 
 
@@ -37,11 +39,11 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         tokenizer = KINDS[settings["kind"]].from_files(directory, settings)
         tokenizer.check_dictionary(directory / DICTIONARY_FILE)
         return tokenizer
-    if (directory / HuggingFaceTokenizer.model_file).is_file():
-        return HuggingFaceTokenizer.from_files(directory, {})
+    if (directory / FastTokenizer.model_file).is_file() and not (directory / DICTIONARY_FILE).is_file():
+        return FastTokenizer.from_files(directory, {})
     raise UserError(
-        f"{directory} holds no tokenizer: expected {SETTINGS_FILE} (written by prepare.sh) or tokenizer.json "
-        "(Hugging Face)"
+        f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE} (written by prepare.sh), or a "
+        "tokenizer.json of Hugging Face"
     )
 
 
@@ -52,6 +54,4 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(settings, dict) or settings.get("kind") not in KINDS:
         raise UserError(f"{path}: 'kind' must be one of {', '.join(KINDS)}")
-    if not isinstance(settings.get("cased"), bool):
-        raise UserError(f"{path}: 'cased' must be true or false")
     return settings

@@ -1,231 +1,237 @@
-"""Conversion of a tokenizer to a ``tokenizer.json`` of the `tokenizers` library that gives exactly the same ids.
+"""A ``tokenizer.json`` of the `tokenizers` library: a vocabulary that ``prepare.sh`` learned, or one of Hugging Face."""
 
-Inputs are ``<s> text </s>`` and ``<s> A </s> B </s>``. Our own tokenizers keep fairseq's ids (``<s>`` 0, ``<pad>`` 1, ``</s>``
-2, ``<unk>`` 3, pieces from 4 on, ``<mask>`` last); a Hugging Face tokenizer keeps its own.
-
-One difference is intended. In this package a text that spells ``<mask>`` or ``</s>`` is text; Hugging Face's clients need
-``<mask>`` in a text to be the special token. Their option ``split_special_tokens=True`` makes it text.
-"""
-
+import itertools
 import json
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
-from sentencepiece import sentencepiece_model_pb2
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import processors
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.tokenization.fastbpe_tokenizer import (
-    END_OF_WORD,
-    FastBPETokenizer,
-    basic_rules,
-    bpe_model,
-    bpe_piece,
-    read_merges,
-)
-from amos_fairseq.tokenization.hugging_face_tokenizer import HuggingFaceTokenizer, row_map
-from amos_fairseq.tokenization.sentencepiece_charsmap import exact_normalizer
-from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
 from amos_fairseq.tokenization.tokenizer import (
     BOS,
     EOS,
     PAD,
     SPECIAL_SYMBOLS,
     UNK,
+    AlignedPiece,
     Tokenizer,
+    embedding_symbols,
+    read_model_file,
+    tidy_spans,
     unspell_piece,
 )
 
-_SPACE = "▁"  # how SentencePiece writes a space in pieces
-# Constants of sentencepiece_model.proto.
-_BPE, _NORMAL, _USER_DEFINED = 2, 1, 4
+# Kinds: what learned the vocabulary. The last is a file of unknown origin.
+SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
+# Limits of the cache of encoded words: its memory is bounded for any text.
+_CACHE_SIZE = 1 << 18
+_LONGEST_CACHED = 64
+# In a row map: the tokenizer has no token for this row.
+ABSENT = -1
+# Every input needs these: <s> text </s>, padded.
+_REQUIRED = (BOS, PAD, EOS)
+# fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
+_ROLES = (
+    (BOS, ("cls_token", "bos_token"), ("[CLS]", "<s>")),
+    (PAD, ("pad_token",), ("[PAD]", "<pad>")),
+    (EOS, ("sep_token", "eos_token"), ("[SEP]", "</s>")),
+    (UNK, ("unk_token",), ("[UNK]", "<unk>")),
+    (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
+)
+_CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
 
 
-class FastTokenizer(NamedTuple):
-    """A tokenizer of the library, and how its ids relate to the rows of our embedding.
+class FastTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library; the vocabulary is its own, in the order of its ids.
 
-    Attributes:
-        tokenizer: complete, with the template of ``<s> A </s> B </s>``.
-        special_tokens: fairseq's symbol -> its token in this tokenizer.
-        ids: [dictionary size] int64, the id of each of our rows, -1 where this tokenizer has no token for it.
+    Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
+    ``dict.txt``. Text is normalized by its own normalizer. Unknown words and characters become ``<unk>``, because its
+    encoding has no surface form for them.
+
+    A learned tokenizer (``kind`` sentencepiece or fastbpe, made by :mod:`.conversion`) splits text at spaces first, so the
+    pieces of frequent words are cached; and it has no merge that produces a special token.
     """
 
-    tokenizer: tokenizers.Tokenizer
-    special_tokens: dict[str, str]
-    ids: Tensor
+    model_file = "tokenizer.json"
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that an embedding needs: one more than the largest id."""
-        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    def __init__(self, model: bytes, special_tokens: dict[str, str], kind: str = HUGGING_FACE) -> None:
+        """``model``: the bytes of a ``tokenizer.json``; raises ``ValueError`` for anything else."""
+        self.kind = kind
+        self._tokenizer = _parse(model)
+        # The task decides about lengths, and a text that spells "[MASK]" is text.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.special_tokens = special_tokens
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        absent = sorted(token for token in special_tokens.values() if token not in ids)
+        if absent:
+            raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
+        special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
+        vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
+        super().__init__(vocabulary, cased=self._keeps_case(), model=model)
+        is_learned = kind != HUGGING_FACE
+        self._words = _Words(self._encode_words) if is_learned else None
+        # The special tokens that the model may find in a text.
+        self._token_of_id = {} if is_learned else {i: special_tokens[symbol] for i, symbol in special_ids.items()}
+        self._symbol_of_id = {ids[piece]: self._spellings[piece] for piece in vocabulary}
+        self._symbol_of_id.update({index: UNK for index, symbol in special_ids.items() if symbol == UNK})
+        self.hugging_face_ids: dict[str, int] = {self._spellings[piece]: ids[piece] for piece in vocabulary}
+        self.hugging_face_ids.update({symbol: index for index, symbol in special_ids.items()})
 
-    def id_of(self, symbol: str) -> int | None:
-        """Return the id of one of fairseq's symbols, or None if the tokenizer lacks the role."""
-        return self.tokenizer.token_to_id(self.special_tokens[symbol]) if symbol in self.special_tokens else None
+    @classmethod
+    def from_files(cls, directory: Path, settings: dict[str, Any]) -> "FastTokenizer":
+        path = directory / cls.model_file
+        model = read_model_file(path)
+        try:
+            special_tokens = settings.get("special_tokens") or find_special_tokens(directory, _parse(model))
+            return cls(model, special_tokens, settings.get("kind", HUGGING_FACE))
+        except ValueError as error:
+            raise UserError(f"{path} is not a usable tokenizer.json: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "special_tokens": self.special_tokens}
+
+    def library_tokenizer(self) -> tokenizers.Tokenizer:
+        """Return a copy of the library's tokenizer, in which a text that spells a special token is that token."""
+        return _parse(self.model)
+
+    def encode_lines(self, lines: list[str]) -> list[list[str]]:
+        if self._words is not None:
+            words = [line.split(" ") for line in lines]
+            self._words.add(itertools.chain.from_iterable(words))
+            return [list(itertools.chain.from_iterable(map(self._words.__getitem__, line))) for line in words]
+        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
+
+    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+        encoding = self._tokenizer.encode(line, add_special_tokens=False)
+        return tidy_spans(line, self._aligned_symbols(line, encoding))
+
+    def decode(self, pieces: list[str]) -> str:
+        # Not through ids: fairseq's symbols have no id if the tokenizer lacks the role.
+        tokens = [self.special_tokens.get(piece, piece) if piece in SPECIAL_SYMBOLS else piece for piece in pieces]
+        tokens = [unspell_piece(token) for token in tokens]
+        return self._tokenizer.decoder.decode(tokens) if self._tokenizer.decoder else " ".join(tokens)
+
+    def _keeps_case(self) -> bool:
+        normalizer = self._tokenizer.normalizer
+        return normalizer is None or "A" in normalizer.normalize_str("A")
+
+    def _encode_words(self, words: list[str]) -> list[list[str]]:
+        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)  # without offsets
+        return [[self._symbol_of_id[index] for index in encoding.ids] for encoding in encodings]
+
+    def _symbols(self, line: str, encoding: tokenizers.Encoding) -> list[str]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        if token_of_id.keys().isdisjoint(encoding.ids):
+            return [symbol_of_id[index] for index in encoding.ids]
+        return [symbol for symbol, _, _ in self._aligned_symbols(line, encoding)]
+
+    def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[AlignedPiece]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            surface = line[start:end].strip()
+            # The text spells a special token, or a model without pre-tokenizer found one in its own vocabulary.
+            if index in token_of_id and (index not in symbol_of_id or surface == token_of_id[index]):
+                yield from self._symbols_of_characters(surface, line.index(surface, start))
+            else:
+                yield symbol_of_id[index], start, end
+
+    def _symbols_of_characters(self, surface: str, start: int) -> Iterator[AlignedPiece]:
+        """Encode each character by itself: a single character cannot spell a special token."""
+        for position, character in enumerate(surface, start):
+            for index in self._tokenizer.encode(character, add_special_tokens=False).ids:
+                yield self._symbol_of_id.get(index, UNK), position, position + 1
 
 
-def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
-    """Convert a tokenizer of this package.
+class _Words(dict[str, list[str]]):
+    """``words[word]`` is the pieces of a word. Short words that were added are cached; a full cache is emptied."""
 
-    Raises:
-        UserError: a tokenizer of this kind, or with these settings, cannot be converted exactly.
-    """
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        fast = _from_hugging_face(tokenizer)
-    elif isinstance(tokenizer, SentencePieceTokenizer):
-        fast = _from_pieces(tokenizer, unspell_piece, _from_sentencepiece)
-    elif isinstance(tokenizer, FastBPETokenizer):
-        fast = _from_pieces(tokenizer, lambda symbol: bpe_piece(unspell_piece(symbol)), _from_fastbpe)
-    else:
-        raise UserError(
-            f"a tokenizer of kind {tokenizer.kind} has steps that a tokenizer.json cannot express: it cannot be exported"
-        )
-    begin, end = fast.special_tokens[BOS], fast.special_tokens[EOS]
-    fast.tokenizer.post_processor = processors.TemplateProcessing(
+    def __init__(self, encode: Callable[[list[str]], list[list[str]]]) -> None:
+        super().__init__()
+        self._encode = encode
+
+    def __missing__(self, word: str) -> list[str]:
+        return self._encode([word])[0]
+
+    def add(self, words: Iterable[str]) -> None:
+        """Encode new words together, which takes two thirds of the time."""
+        if len(self) > _CACHE_SIZE:
+            self.clear()
+        new = [word for word in set(words) if word not in self and len(word) <= _LONGEST_CACHED]
+        self.update(zip(new, self._encode(new), strict=True))
+
+
+def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
+    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``."""
+    begin, end = special_tokens[BOS], special_tokens[EOS]
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=[f"{begin}:0", "$A:0", f"{end}:0"],
         pair=[f"{begin}:0", "$A:0", f"{end}:0", "$B:1", f"{end}:1"],
-        special_tokens=[(token, fast.tokenizer.token_to_id(token)) for token in (begin, end)],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
     )
-    return fast
 
 
-def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return token -> id in the order of our embedding, and fairseq's symbol -> its token.
-
-    A symbol that is also a piece (a text about HTML makes ``<s>`` one) gets more brackets.
-    """
-    special_tokens = {}
-    for symbol in SPECIAL_SYMBOLS:
-        special_tokens[symbol] = symbol
-        while special_tokens[symbol] in pieces:
-            special_tokens[symbol] = f"<{special_tokens[symbol]}>"
-    *first, mask = special_tokens.values()
-    return {token: index for index, token in enumerate([*first, *pieces, mask])}, special_tokens
-
-
-def _from_pieces(
-    tokenizer: Tokenizer,
-    piece_of: Callable[[str], str],
-    convert: Callable[[Tokenizer, dict[str, int], str], tokenizers.Tokenizer],
-) -> FastTokenizer:
-    """Convert a tokenizer that was learned by this package; ``piece_of``: dictionary symbol -> piece of the library's model."""
-    ids, special_tokens = token_ids([piece_of(symbol) for symbol in tokenizer.dictionary_symbols])
-    fast = convert(tokenizer, ids, special_tokens[UNK])
-    for symbol, token in special_tokens.items():
-        # In SentencePiece a space belongs to the word after it, so <mask>, which replaces a word, includes the space.
-        takes_space = symbol == MASK_SYMBOL and isinstance(tokenizer, SentencePieceTokenizer)
-        fast.add_special_tokens([AddedToken(token, lstrip=takes_space, normalized=False, special=True)])
-    return FastTokenizer(fast, special_tokens, torch.arange(len(ids)))
-
-
-def _from_fastbpe(tokenizer: FastBPETokenizer, vocabulary: dict[str, int], unknown: str) -> tokenizers.Tokenizer:
-    fast = tokenizers.Tokenizer(bpe_model(vocabulary, read_merges(tokenizer.model), unknown))
-    fast.normalizer, fast.pre_tokenizer = basic_rules(tokenizer.cased)
-    fast.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
-    return fast
-
-
-def _from_sentencepiece(
-    tokenizer: SentencePieceTokenizer, vocabulary: dict[str, int], unknown: str
-) -> tokenizers.Tokenizer:
-    """Convert normalizer, word splitting, merges and decoder; the caller adds the special tokens.
-
-    ``<mask>`` may split a text: only the beginning of the text gets SentencePiece's first space, not the part after a mask.
+def row_map(tokenizer: FastTokenizer) -> Tensor:
+    """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none.
 
     Raises:
-        UserError: the model is of a kind, or has settings, that cannot be converted exactly.
+        UserError: the tokenizer has no token for ``<s>``, ``<pad>`` or ``</s>``.
     """
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(tokenizer.model)
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    alphabet = {piece for piece in scores if len(piece) == 1}
-    _refuse_inexact(proto, scores, alphabet)
-    # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
-    fast = tokenizers.Tokenizer(models.BPE(vocabulary, _merges(scores), unk_token=unknown, fuse_unk=True))
-    charsmap = proto.normalizer_spec.precompiled_charsmap
-    single_spaces, no_space_at_end = normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r" +\z"), "")
-    rules = exact_normalizer(charsmap, alphabet | {" "})
-    fast.normalizer = normalizers.Sequence([*rules, single_spaces, no_space_at_end])
-    # The library caches words. It must encode whole lines if a piece or a run of unknown characters may cross words.
-    words = _SPACE in alphabet and all(_SPACE not in piece[1:] for piece in scores)
-    fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="first", split=words)
-    fast.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme="first")
-    return fast
-
-
-def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return every way to join two pieces to a third, best result first: the order in which SentencePiece merges."""
-    from transformers.convert_slow_tokenizer import generate_merges
-
-    return generate_merges({piece: index for index, piece in enumerate(scores)}, scores)
-
-
-def _refuse_inexact(proto: sentencepiece_model_pb2.ModelProto, scores: Mapping[str, float], alphabet: set[str]) -> None:
-    normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
-    obstacles = {
-        "is not a BPE model": trainer.model_type != _BPE,
-        "falls back to bytes": trainer.byte_fallback,
-        "has user-defined pieces": any(piece.type == _USER_DEFINED for piece in proto.pieces),
-        "puts spaces at the end of words": trainer.treat_whitespace_as_suffix,
-        "adds no space before the first word": not normalizer.add_dummy_prefix,
-        "keeps runs of spaces": not normalizer.remove_extra_whitespaces,
-        "does not mark spaces": not normalizer.escape_whitespaces,
-        "has pieces of characters that are not pieces themselves": not set("".join(scores)) <= alphabet,
-    }
-    found = next((name for name, applies in obstacles.items() if applies), None)
-    if found is not None:
+    ids = tokenizer.hugging_face_ids
+    absent = [symbol for symbol in _REQUIRED if symbol not in ids]
+    if absent:
         raise UserError(
-            f"the SentencePiece model {found}: no tokenizer.json is known that gives the same ids; models that prepare.sh "
-            "learns can be exported"
+            f"the tokenizer has no token in the role of {', '.join(absent)}: name it in special_tokens_map.json "
+            "(cls_token or bos_token, pad_token, sep_token or eos_token)"
         )
+    return torch.tensor([ids.get(symbol, ABSENT) for symbol in embedding_symbols(tokenizer.dictionary_symbols)])
 
 
-def _from_hugging_face(tokenizer: HuggingFaceTokenizer) -> FastTokenizer:
-    """Return the library's own file without truncation and padding; tokens that stand for our symbols become special."""
-    fast = tokenizers.Tokenizer.from_str(tokenizer.model.decode("utf-8"))
-    fast.no_truncation()
-    fast.no_padding()
-    present = {token.content: token for token in fast.get_added_tokens_decoder().values()}
-    for content in tokenizer.special_tokens.values():
-        token = present.get(content) or AddedToken(content, normalized=False)
-        token.special = True
-        fast.add_special_tokens([token])
-    return FastTokenizer(fast, tokenizer.special_tokens, row_map(tokenizer))
+def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dict[str, str]:
+    """Return fairseq's symbol -> the tokenizer's token, from its configuration files, else from the usual spellings.
 
-
-def with_padding_at_1(fast: FastTokenizer) -> FastTokenizer:
-    """Exchange the ids of ``<pad>`` and of the token at 1: MPNet and RoBERTa compute positions for a padding id of 1.
-
-    Returns ``fast`` itself if ``<pad>`` has the id 1 already, as in our own tokenizers.
+    Roles that the tokenizer lacks are left out.
 
     Raises:
-        UserError: one of the two tokens is not in the model's own vocabulary.
+        UserError: a configuration file is broken.
     """
-    pad = fast.id_of(PAD)
-    if pad == 1:
-        return fast
-    exchanged = {pad: 1, 1: pad}
-    content = json.loads(fast.tokenizer.to_str())
-    vocabulary = content["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        content["model"]["vocab"] = {token: exchanged.get(index, index) for token, index in vocabulary.items()}
-    else:  # unigram: the position is the id
-        vocabulary[1], vocabulary[pad] = vocabulary[pad], vocabulary[1]
-        content["model"]["unk_id"] = exchanged.get(content["model"]["unk_id"], content["model"]["unk_id"])
-    for token in content["added_tokens"]:
-        token["id"] = exchanged.get(token["id"], token["id"])
-    content["added_tokens"].sort(key=lambda token: token["id"])
-    for token in content["post_processor"]["special_tokens"].values():
-        token["ids"] = [exchanged.get(index, index) for index in token["ids"]]
-    ids = fast.ids.clone().apply_(lambda index: exchanged.get(index, index))
-    result = FastTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), fast.special_tokens, ids)
-    if result.id_of(PAD) != 1:
-        raise UserError(
-            f"the tokenizer's padding token has the id {pad}, this class needs it at 1, and it cannot be moved because it "
-            "was added to the vocabulary later"
-        )
-    return result
+    configured: dict[str, str | None] = {}
+    for name in _CONFIGURATION_FILES:
+        configured = {**_configured_tokens(directory / name), **configured}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    configured.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
+    special_tokens: dict[str, str] = {}
+    for symbol, names, spellings in _ROLES:
+        candidates = (*(configured.get(name) for name in names), *spellings)
+        found = next((token for token in candidates if token in vocabulary), None)
+        # Some tokenizers use one token in two roles; an id can stand for one symbol only.
+        if found is not None and found not in special_tokens.values():
+            special_tokens[symbol] = found
+    return special_tokens
+
+
+def _configured_tokens(path: Path) -> dict[str, str | None]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    names = [name for _, names, _ in _ROLES for name in names if name in content]
+    # A token is written as a string or as {"content": string, ...}.
+    return {name: content[name]["content"] if isinstance(content[name], dict) else content[name] for name in names}
+
+
+def _parse(model: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error)) from error

@@ -80,7 +80,7 @@ class Tokenizer(abc.ABC):
     not in ``dict.txt`` keeps its surface form, and fairseq's dictionary maps it to ``<unk>``.
     """
 
-    kind: ClassVar[str]
+    kind: str
     model_file: ClassVar[str]
 
     def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:

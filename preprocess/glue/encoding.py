@@ -1,20 +1,26 @@
-"""Encode rows to lines of pieces with all processes, and count their lengths."""
+"""Encode the texts and labels of rows as fairseq's ``sentence_prediction`` reads them, and count their lengths."""
 
+import contextlib
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+import numpy as np
+
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, symbol_ids
 from preprocess.common.processes import ordered_results, use_threads
 from preprocess.glue.tables import Row
+from preprocess.glue.tasks import GlueTask, is_test
 
 # The maximum length of most pretrained encoders, and the default of --max-positions in fine-tuning.
 USUAL_MAX_POSITIONS = 512
 _BATCH_ROWS = 1000
 
 _tokenizer: Optional[Tokenizer] = None
-_symbols: frozenset = frozenset()
+_ids: Dict[str, int] = {}
 
 
 @dataclass
@@ -31,14 +37,14 @@ class Counts:
     longest: int = 0
     longer: int = 0
 
-    def add(self, pieces_of_texts: List[List[str]]) -> None:
-        lengths = [len(pieces) for pieces in pieces_of_texts]
+    def add(self, ids_of_texts: List[List[int]]) -> None:
+        lengths = [len(ids) for ids in ids_of_texts]
         self.pieces = [total + length for total, length in zip(self.pieces, lengths, strict=True)]
         tokens = 1 + sum(length + 1 for length in lengths)
         self.rows += 1
         self.longest = max(self.longest, tokens)
         self.longer += tokens > USUAL_MAX_POSITIONS
-        self.unknown += sum(piece not in _symbols for pieces in pieces_of_texts for piece in pieces)
+        self.unknown += sum(ids.count(UNKNOWN_ID) for ids in ids_of_texts)
 
     def merge(self, other: "Counts") -> None:
         self.pieces = [a + b for a, b in zip(self.pieces, other.pieces, strict=True)]
@@ -58,40 +64,67 @@ class Counts:
 
 def start_encoding_process(tokenizer_directory: str) -> None:
     """Initialize a process of the pool, with one tokenizer and one thread."""
-    global _tokenizer, _symbols
+    global _tokenizer, _ids
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
-    _symbols = frozenset(_tokenizer.dictionary_symbols)
+    _ids = symbol_ids(_tokenizer)
 
 
 def encode_rows(
-    rows: List[Row], targets: List[Path], pool: Executor, processes: int, on_done: Callable[[int], object]
+    rows: List[Row],
+    prefixes: List[Path],
+    tokenizer: Tokenizer,
+    pool: Executor,
+    processes: int,
+    on_done: Callable[[int], object],
 ) -> Counts:
-    """Write text k of every row to ``targets[k]``: one row per line, pieces separated by spaces.
+    """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
 
-    An empty text becomes an empty line. ``on_done`` is called with the number of rows newly encoded.
+    ``on_done`` is called with the number of rows newly encoded.
     """
-    total = Counts([0] * len(targets))
-    streams = [open(target, "w", encoding="utf-8", newline="\n") for target in targets]  # noqa: SIM115
-    try:
+    total = Counts([0] * len(prefixes))
+    with contextlib.ExitStack() as stack:
+        num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
+        files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
         for texts, counts in ordered_results(pool, processes, encode_batch, _batches(rows)):
-            for stream, text in zip(streams, texts, strict=True):
-                stream.write(text)
+            for file, (ids, lengths) in zip(files, texts, strict=True):
+                file.add_lines(ids, lengths)
             total.merge(counts)
             on_done(counts.rows)
-    finally:
-        for stream in streams:
-            stream.close()
     return total
 
 
-def encode_batch(batch: List[Tuple[str, ...]]) -> Tuple[List[str], Counts]:
-    """Return the encoded lines of each text of the rows, and the counts of the batch."""
-    columns = [_tokenizer.encode_lines(list(column)) for column in zip(*batch, strict=True)]
+def encode_batch(batch: List[Tuple[str, ...]]) -> Tuple[List[Tuple[np.ndarray, List[int]]], Counts]:
+    """Return the ids and lengths of the lines of each text of the rows, and the counts of the batch."""
+    encoded = [_tokenizer.encode_lines(list(column)) for column in zip(*batch, strict=True)]
+    columns = [[[_ids.get(piece, UNKNOWN_ID) for piece in pieces] for pieces in lines] for lines in encoded]
     counts = Counts([0] * len(columns))
     for row in zip(*columns, strict=True):
         counts.add(list(row))
-    return ["".join(" ".join(pieces) + "\n" for pieces in column) for column in columns], counts
+    ids = [np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32) for lines in columns]
+    return [(of_text, [len(line) + 1 for line in lines]) for of_text, lines in zip(ids, columns, strict=True)], counts
+
+
+def write_labels(directory: Path, task: GlueTask, rows: Dict[str, List[Row]]) -> None:
+    """Write ``directory/label``: binarized, with a ``dict.txt`` in the order of the classes; for a regression as text.
+
+    A label is a line like any other: ``sentence_prediction`` removes its ``</s>``. fairseq reads the targets of a regression
+    from ``SPLIT.label``, one number per line.
+    """
+    target = directory / "label"
+    target.mkdir()
+    labels = {split: [row.label for row in rows[split]] for split in rows if not is_test(split)}
+    if task.is_regression:
+        for split, values in labels.items():
+            (target / f"{split}.label").write_text("".join(f"{value}\n" for value in values), encoding="utf-8")
+        return
+    classes = "".join(f"{label} 1\n" for label in task.labels)
+    (target / DICTIONARY_FILE).write_text(classes, encoding="utf-8")
+    ids = {label: index for index, label in enumerate(task.labels, NUM_FAIRSEQ_SYMBOLS)}
+    for split, values in labels.items():
+        with BinarizedFile(target / split, NUM_FAIRSEQ_SYMBOLS + len(ids)) as file:
+            lines = np.array([index for value in values for index in (ids[value], END_ID)], dtype=np.int32)
+            file.add_lines(lines, [2] * len(values))
 
 
 def _batches(rows: List[Row]) -> Iterator[List[Tuple[str, ...]]]:

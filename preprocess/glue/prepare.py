@@ -1,24 +1,26 @@
 """Convert GLUE's files to the input of fairseq's ``sentence_prediction``; see ``prepare.sh --help``.
 
-For each task: read the tables -> encode -> fairseq-preprocess -> publish.
+For each task: read the tables -> encode -> publish.
 """
 
 import argparse
 import random
+import shutil
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, process_pool
-from preprocess.glue.encoding import USUAL_MAX_POSITIONS, Counts, encode_rows, start_encoding_process
+from preprocess.glue.encoding import USUAL_MAX_POSITIONS, encode_rows, start_encoding_process, write_labels
 from preprocess.glue.tables import Table, find_files, has_any_file, read_table
-from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
+from preprocess.glue.tasks import TASKS, GlueTask, is_test, parse_tasks
 from preprocess.glue.workspace import Workspace
 
 _DESCRIPTION = f"""Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
@@ -80,13 +82,20 @@ def _prepare_task(
     splits = {split: _describe_source(task, split, sources[split], table) for split, table in tables.items()}
     if "train" in tables and settings.max_train_rows is not None:
         tables["train"].rows = _sample(tables["train"].rows, settings)
-    counts, encoded = {}, {}
+    inputs = [directory / f"input{number}" for number in range(len(task.texts))]
+    for path in inputs:
+        path.mkdir()
+        shutil.copyfile(work.tokenizer / DICTIONARY_FILE, path / DICTIONARY_FILE)
     with progress_bar(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row", delay=2) as bar:
         for split, table in tables.items():
-            encoded[split] = [directory / f"{split}.{number}.pieces" for number in range(len(task.texts))]
-            counts[split] = encode_rows(table.rows, encoded[split], pool, workers, bar.update)
-            splits[split].update(rows=len(table.rows), **counts[split].describe())
-    _binarize(directory, task, tables, counts, encoded, work.tokenizer / "dict.txt", workers)
+            prefixes = [path / split for path in inputs]
+            counts = encode_rows(table.rows, prefixes, tokenizer, pool, workers, bar.update)
+            splits[split].update(rows=len(table.rows), **counts.describe())
+    write_labels(directory, task, {split: table.rows for split, table in tables.items()})
+    for split, table in tables.items():
+        if is_test(split):
+            ids = "".join(f"{row.id}\n" for row in table.rows)
+            (directory / f"{split}.ids").write_text(ids, encoding="utf-8")
     for split, described in splits.items():
         _report(task, split, described, tables[split].broken_lines)
     return {
@@ -112,28 +121,6 @@ def _sample(rows: List[Any], settings: Settings) -> List[Any]:
         return rows
     chosen = random.Random(settings.seed).sample(range(len(rows)), settings.max_train_rows)
     return [rows[index] for index in sorted(chosen)]
-
-
-def _binarize(
-    directory: Path,
-    task: GlueTask,
-    tables: Dict[str, Table],
-    counts: Dict[str, Counts],
-    encoded: Dict[str, List[Path]],
-    dictionary: Path,
-    workers: int,
-) -> None:
-    from preprocess.glue import binarizing  # takes seconds to import
-
-    rows = {split: table.rows for split, table in tables.items()}
-    with progress_bar(binarizing.expected_ids(counts), f"{task.name}: binarize", "token", delay=2) as bar:
-        binarizing.binarize_texts(directory, encoded, counts, dictionary, workers, bar.update)
-        binarizing.binarize_labels(directory, task, rows, workers, bar.update)
-    binarizing.check_task(directory, task, rows, counts)
-    for split in rows:
-        if split.startswith("test"):
-            ids = "".join(f"{row.id}\n" for row in rows[split])
-            (directory / f"{split}.ids").write_text(ids, encoding="utf-8")
 
 
 def _describe_source(task: GlueTask, split: str, path: Path, table: Table) -> Dict[str, Any]:

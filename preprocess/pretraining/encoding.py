@@ -1,12 +1,15 @@
-"""Encode text to pieces with all processes, in constant memory; the bytes do not depend on their number."""
+"""Encode text to ids with all processes, in constant memory; the bytes do not depend on their number."""
 
 import dataclasses
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
 
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, symbol_ids
 from preprocess.common.processes import ordered_results, use_threads
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
@@ -14,7 +17,7 @@ _SEARCH_BYTES = 1 << 16
 _DOCUMENT_END = b"\n\n"
 
 _tokenizer: Optional[Tokenizer] = None
-_symbols: frozenset = frozenset()
+_ids: Dict[str, int] = {}
 
 
 @dataclass
@@ -38,29 +41,34 @@ class Counts:
 
 def start_encoding_process(tokenizer_directory: str) -> None:
     """Initialize a process of the pool, with one tokenizer and one thread."""
-    global _tokenizer, _symbols
+    global _tokenizer, _ids
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
-    _symbols = frozenset(_tokenizer.dictionary_symbols)
+    _ids = symbol_ids(_tokenizer)
 
 
 def encode_files(
-    files: List[Path], target: Path, pool: Executor, processes: int, on_done: Callable[[int], object]
+    files: List[Path],
+    prefix: Path,
+    tokenizer: Tokenizer,
+    pool: Executor,
+    processes: int,
+    on_done: Callable[[int], object],
 ) -> Counts:
-    """Encode files of complete documents into one file for ``fairseq-preprocess``.
+    """Encode files of complete documents into ``prefix.bin`` and ``prefix.idx``.
 
-    One paragraph per line, pieces separated by spaces, an empty line between documents. ``on_done`` is called with the
-    number of bytes of text newly encoded.
+    One paragraph per line, a line of ``</s>`` alone between documents. ``on_done`` is called with the number of bytes of text
+    newly encoded.
     """
     ranges = (part for file in files for part in document_ranges(file))
     total = Counts()
-    with open(target, "wb") as stream:
-        for encoded, counts, size in ordered_results(pool, processes, encode_range, ranges):
-            if encoded:
+    with BinarizedFile(prefix, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS) as target:
+        for ids, lengths, counts, size in ordered_results(pool, processes, encode_range, ranges):
+            if lengths:
                 if total.documents:
-                    stream.write(b"\n")
+                    target.add_lines(np.array([END_ID]), [1])
                     total.lines += 1
-                stream.write(encoded)
+                target.add_lines(ids, lengths)
                 total.add(counts)
             on_done(size)
     return total
@@ -77,35 +85,42 @@ def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[Tuple[str, 
             start = end
 
 
-def encode_range(part: Tuple[str, int, int]) -> Tuple[bytes, Counts, int]:
-    """Return the encoded documents of a part, with an empty line between them; their counts; the bytes read."""
+def encode_range(part: Tuple[str, int, int]) -> Tuple[np.ndarray, List[int], Counts, int]:
+    """Return the documents of a part as the ids [sum of lengths] and the lengths of lines; their counts; the bytes read."""
     path, start, end = part
     with open(path, "rb") as stream:
         stream.seek(start)
         text = stream.read(end - start)
     counts = Counts()
-    documents = [_encode_document(document, counts) for document in text.split(_DOCUMENT_END)]
-    documents = [document for document in documents if document]
-    counts.documents = len(documents)
-    counts.lines += max(0, len(documents) - 1)
-    return "\n".join(documents).encode("utf-8"), counts, len(text)
+    ids: List[int] = []
+    lengths: List[int] = []
+    for document in text.split(_DOCUMENT_END):
+        lines = _encode_document(document, counts)
+        if lines and lengths:
+            lines.insert(0, [END_ID])
+        for line in lines:
+            ids += line
+            lengths.append(len(line))
+        counts.documents += bool(lines)
+    counts.lines = len(lengths)
+    return np.array(ids, dtype=np.int32), lengths, counts, len(text)
 
 
-def _encode_document(document: bytes, counts: Counts) -> str:
-    """Return lines of pieces. A paragraph without pieces is dropped, because an empty line ends a document."""
+def _encode_document(document: bytes, counts: Counts) -> List[List[int]]:
+    """Return lines of ids. A paragraph without pieces is dropped, because an empty line ends a document."""
     paragraphs = document.decode("utf-8").split("\n")
     lines = []
     for paragraph, pieces in zip(paragraphs, _tokenizer.encode_lines(paragraphs), strict=True):
         if not pieces:
             continue
-        lines.append(" ".join(pieces) + "\n")
+        line = [_ids.get(piece, UNKNOWN_ID) for piece in pieces]
         counts.paragraphs += 1
         counts.words += len(paragraph.split())
         counts.bytes += len(paragraph.encode("utf-8")) + 1
-        counts.pieces += len(pieces)
-        counts.unknown += sum(piece not in _symbols for piece in pieces)
-    counts.lines += len(lines)
-    return "".join(lines)
+        counts.pieces += len(line)
+        counts.unknown += line.count(UNKNOWN_ID)
+        lines.append([*line, END_ID])
+    return lines
 
 
 def _next_document_end(stream, position: int, length: int) -> int:

@@ -1,16 +1,19 @@
 """Convert raw text to a binarized corpus for ``fairseq-train``; see ``prepare.sh --help``.
 
-Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode, fairseq-preprocess -> publish.
+Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode -> publish.
 """
 
 import argparse
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.conversion import from_sentencepiece
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
@@ -86,7 +89,7 @@ def _run_stages(
     shards = group_into_shards([piece.bytes for piece in split.pieces], settings.split.shard_bytes)
     with process_pool(workers, encoding.start_encoding_process, str(work.tokenizer)) as pool:
         counts = [
-            work.load_counts(number) or _shard(work, split, shards, number, pool, workers)
+            work.load_counts(number) or _shard(work, split, shards, number, tokenizer, pool, workers)
             for number in range(len(shards))
         ]
     work.publish(len(shards), manifest.build_manifest(work.out, description, split, tokenizer, counts))
@@ -120,60 +123,28 @@ def _learn(sample: Path, settings: Settings, workers: int, directory: Path) -> N
 
 
 def _shard(
-    work: Workspace, split: Split, shards: List[List[int]], number: int, pool: Any, workers: int
+    work: Workspace, split: Split, shards: List[List[int]], number: int, tokenizer: Tokenizer, pool: Any, workers: int
 ) -> Dict[str, Any]:
-    from preprocess.common.binarizing import check_binarized  # takes seconds to import
-
     directory = work.unfinished(work.shard(number))
-    pieces = [split.pieces[index] for index in shards[number]]
-    files = {"train": [work.text / piece.name for piece in pieces]}
+    files = {"train": [work.text / split.pieces[index].name for index in shards[number]]}
     if number == 0:
         files["valid"] = [work.text / split.valid.name]
     size = sum(path.stat().st_size for paths in files.values() for path in paths)
-    encoded = {name: directory / f"{name}.pieces" for name in files}
     place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
     with progress_bar(size, f"encode{place}", "B") as bar:
-        counts = {name: encoding.encode_files(files[name], encoded[name], pool, workers, bar.update) for name in files}
+        counts = {
+            name: encoding.encode_files(paths, directory / name, tokenizer, pool, workers, bar.update)
+            for name, paths in files.items()
+        }
     _refuse_empty(counts)
-    with progress_bar(size, f"binarize{place}", "B") as bar:
-        ids = sum(count.pieces + count.lines for count in counts.values())
-        dictionary = work.tokenizer / "dict.txt"
-        binarize_shard(
-            encoded["train"],
-            encoded.get("valid"),
-            dictionary,
-            directory,
-            workers,
-            ids,
-            lambda share: bar.update(int(share * size) - bar.n),
-        )
-    for name, count in counts.items():
-        check_binarized(directory / name, count.lines, count.pieces)
-        encoded[name].unlink()
+    shutil.copyfile(work.tokenizer / DICTIONARY_FILE, directory / DICTIONARY_FILE)
     record = {name: manifest.describe(count) for name, count in counts.items()}
     record["sha256"] = manifest.file_hashes(directory)
     work.save_counts(directory, record)
     work.finish(directory)
-    for path in files["train"]:  # frees half of the disk space
+    for path in files["train"]:  # frees disk space
         path.unlink()
     return record
-
-
-def binarize_shard(
-    train: Path,
-    valid: Optional[Path],
-    dictionary: Path,
-    directory: Path,
-    processes: int,
-    expected: int,
-    on_done: Callable[[float], object],
-) -> None:
-    """Binarize ``train`` and ``valid`` into ``directory``; other arguments as in :func:`run_fairseq_preprocess`."""
-    from preprocess.common.binarizing import run_fairseq_preprocess  # takes seconds to import
-
-    arguments = ["--trainpref", str(train), "--workers", str(processes)]
-    arguments += ["--validpref", str(valid)] if valid else []
-    run_fairseq_preprocess(directory, dictionary, arguments, expected, on_done)
 
 
 def _refuse_empty(counts: Dict[str, encoding.Counts]) -> None:
@@ -207,7 +178,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--tokenizer",
         type=Path,
         metavar="DIR",
-        help="use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json",
+        help="use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, or a "
+        "SentencePiece BPE model (FILE.model) without normalization",
     )
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {_DEFAULT_VOCAB_SIZE})")
     case = parser.add_mutually_exclusive_group()
@@ -281,7 +253,14 @@ def _given_tokenizer(given: argparse.Namespace) -> Optional[Tokenizer]:
         if getattr(given, flag) is not None:
             name = "--vocab-size" if flag == "vocab_size" else "--cased or --uncased"
             raise UserError(f"{name} cannot be combined with --tokenizer, which determines it: remove one of them")
-    return load_tokenizer(given.tokenizer)
+    if given.tokenizer.suffix != ".model":
+        return load_tokenizer(given.tokenizer)
+    if not given.tokenizer.is_file():
+        raise UserError(f"{given.tokenizer}: no such file")
+    try:
+        return from_sentencepiece(given.tokenizer.read_bytes())
+    except UserError as error:
+        raise UserError(f"{given.tokenizer}: {error}") from error
 
 
 if __name__ == "__main__":

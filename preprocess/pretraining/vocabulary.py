@@ -1,4 +1,4 @@
-"""Learn a vocabulary from the sample: SentencePiece BPE, or BPE in fastBPE's format, deterministically."""
+"""Learn a vocabulary from the sample: SentencePiece BPE, or BPE as fastBPE learns it, deterministically."""
 
 import io
 import itertools
@@ -11,12 +11,21 @@ from typing import Dict, Iterator, List, Tuple
 
 import sentencepiece
 import tokenizers
-from tokenizers import models, trainers
+from tokenizers import models, normalizers, trainers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.tokenization import Tokenizer
-from amos_fairseq.tokenization.fastbpe_tokenizer import END_OF_WORD, FastBPETokenizer, basic_rules
-from amos_fairseq.tokenization.sentencepiece_tokenizer import NORMALIZATION, SentencePieceTokenizer
+from amos_fairseq.tokenization.conversion import (
+    END_OF_WORD,
+    SPACE,
+    basic_rules,
+    check_pieces,
+    from_bpe,
+    from_sentencepiece,
+    sentencepiece_encoder,
+    sentencepiece_rules,
+)
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.tokenization.tokenizer import spell_piece
 
 # SentencePiece silently skips longer lines (its max_sentence_length).
 LONGEST_LINE_BYTES = 4192
@@ -27,15 +36,18 @@ MOST_CHARACTERS = 1000
 # For both types: the rarest 0.01 % of all characters may have no piece. At 0.9995, SentencePiece's default,
 # English books and Wikipedia lose "$", "%" and "/"; 0.9999 takes about 100 characters.
 CHARACTER_COVERAGE = 0.9999
+# Text of the sample on which the learned tokenizer is compared with its learner.
+CHECKED_CHARACTERS = 1_000_000
 
 
-def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Tokenizer:
+def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> FastTokenizer:
     """Learn a tokenizer of exactly ``vocab_size`` pieces (in addition to fairseq's symbols and ``<mask>``).
 
     ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
 
     Raises:
         UserError: the text allows fewer pieces, or has more distinct characters than pieces.
+        RuntimeError: the learned tokenizer splits a line of the sample in another way than its learner.
     """
     learn = {"sentencepiece": _learn_sentencepiece, "fastbpe": _learn_fastbpe}[bpe]
     return learn(sample, vocab_size, cased)
@@ -64,15 +76,37 @@ def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
         yield rest.decode("utf-8")
 
 
-def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> SentencePieceTokenizer:
+def checked_lines(sample: Path) -> Iterator[str]:
+    """Yield the first lines of the sample, ``CHECKED_CHARACTERS`` in all."""
+    characters = 0
+    for line in sample_lines(sample):
+        if characters > CHECKED_CHARACTERS:
+            return
+        characters += len(line)
+        yield line
+
+
+def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
+    normalizer = sentencepiece_rules(cased)
+    model = train_sentencepiece(sample, vocab_size, normalizer)
+    tokenizer = from_sentencepiece(model, normalizer)
+    check_pieces(tokenizer, checked_lines(sample), sentencepiece_encoder(model, normalizer))
+    return tokenizer
+
+
+def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.Normalizer) -> bytes:
+    """Return a SentencePiece model of ``vocab_size`` pieces and ``<unk>``, learned from the normalized sample."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sample_lines(sample),
+            sentence_iterator=(
+                part for line in sample_lines(sample) for part in cut_long_line(normalizer.normalize_str(line))
+            ),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size + 1,  # its <unk> has no line in dict.txt
-            normalization_rule_name=NORMALIZATION[cased],
+            normalization_rule_name="identity",
+            required_chars=SPACE,
             max_sentence_length=LONGEST_LINE_BYTES,
             character_coverage=CHARACTER_COVERAGE,
             num_threads=SENTENCEPIECE_THREADS,
@@ -85,7 +119,7 @@ def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> Sentence
         )
     except RuntimeError as error:
         raise _explain_sentencepiece_error(error, vocab_size) from error
-    return SentencePieceTokenizer(model.getvalue(), cased)
+    return model.getvalue()
 
 
 def _explain_sentencepiece_error(error: RuntimeError, vocab_size: int) -> Exception:
@@ -96,14 +130,16 @@ def _explain_sentencepiece_error(error: RuntimeError, vocab_size: int) -> Except
     return error
 
 
-def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastBPETokenizer:
+def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
     alphabet, finals = _characters(sample, cased, vocab_size)
-    pieces, merges = _train_bpe(sample, cased, vocab_size, alphabet, finals)
-    if len(pieces) < vocab_size:
-        raise _too_large(vocab_size, len(pieces))
-    # The third column is a count in fastBPE's own files. Only its order is used, which a rank has as well.
-    codes = "".join(f"{first} {second} {len(merges) - rank}\n" for rank, (first, second) in enumerate(merges))
-    return FastBPETokenizer(alphabet + finals, codes.encode("utf-8"), cased)
+    learner = _train_bpe(sample, cased, vocab_size, alphabet, finals)
+    model = json.loads(learner.to_str())["model"]
+    if len(model["vocab"]) < vocab_size:
+        raise _too_large(vocab_size, len(model["vocab"]))
+    tokenizer = from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
+    learner.encode_special_tokens = True  # its characters are special tokens
+    check_pieces(tokenizer, checked_lines(sample), lambda line: [spell_piece(p) for p in learner.encode(line).tokens])
+    return tokenizer
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], List[str]]:
@@ -120,7 +156,7 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], 
     counts: Dict[str, int] = Counter()
     for line in sample_lines(sample):
         counts.update(normalizer.normalize_str(line))
-    pieces, _ = _train_bpe(sample, cased, 0, [], [])
+    pieces = _train_bpe(sample, cased, 0, [], []).get_vocab()
     by_frequency = sorted((p for p in pieces if len(p) == 1), key=lambda character: (-counts[character], character))
     alphabet = set(by_frequency[: min(MOST_CHARACTERS, vocab_size // 3)])
     if len(alphabet) < MOST_CHARACTERS:
@@ -139,8 +175,8 @@ def _number_that_covers(counts: List[int]) -> int:
 
 def _train_bpe(
     sample: Path, cased: bool, vocab_size: int, alphabet: List[str], finals: List[str]
-) -> Tuple[List[str], List[Tuple[str, str]]]:
-    """Return pieces, and merges in order. An empty alphabet allows every character."""
+) -> tokenizers.Tokenizer:
+    """Return the learner after training. An empty alphabet allows every character."""
     learner = tokenizers.Tokenizer(models.BPE())
     learner.normalizer, learner.pre_tokenizer = basic_rules(cased)
     trainer = trainers.BpeTrainer(
@@ -152,8 +188,7 @@ def _train_bpe(
         show_progress=False,
     )
     learner.train_from_iterator(sample_lines(sample), trainer)
-    model = json.loads(learner.to_str())["model"]
-    return list(model["vocab"]), [(first, second) for first, second in model["merges"]]
+    return learner
 
 
 def _too_large(vocab_size: int, largest: int) -> UserError:

@@ -8,7 +8,7 @@ from saved_models import write_checkpoint, write_save_dir
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_foreign_objects_are_refused_without_running_them(save_dir, tokenizer):
 def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     tokenizer.save(elsewhere / "right")
-    SentencePieceTokenizer(tokenizer._model, cased=False).save(elsewhere / "wrong")
+    FastTokenizer(tokenizer.model, tokenizer.special_tokens).save(elsewhere / "wrong")
     with pytest.raises(UserError, match=r"wrong is not the tokenizer that .*checkpoint_last\.pt was trained with"):
         load_checkpoint(save_dir, elsewhere / "wrong")
     (save_dir / "tokenizer").rename(elsewhere / "moved")

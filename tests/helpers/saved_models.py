@@ -21,7 +21,8 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.tokenization import Tokenizer
-from amos_fairseq.tokenization.sentencepiece_tokenizer import SentencePieceTokenizer
+from amos_fairseq.tokenization.conversion import from_sentencepiece, sentencepiece_rules
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
 CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]
@@ -52,14 +53,14 @@ SCORED_SIZES = SIZES | {
 }
 
 
-def small_tokenizer() -> SentencePieceTokenizer:
+def small_tokenizer() -> FastTokenizer:
     """57 pieces learned from three lines: with special symbols, two rows fewer than the embedding's 64."""
-    model = io.BytesIO()
+    model, normalizer = io.BytesIO(), sentencepiece_rules(cased=True)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_writer=model, model_type="bpe", vocab_size=58,
-        bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+        sentence_iterator=map(normalizer.normalize_str, CORPUS), model_writer=model, model_type="bpe", vocab_size=58,
+        normalization_rule_name="identity", bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
     )  # fmt: skip
-    return SentencePieceTokenizer(model.getvalue(), cased=True)
+    return from_sentencepiece(model.getvalue(), normalizer)
 
 
 def tokenizer_dictionary(tokenizer: Tokenizer) -> Dictionary:
@@ -85,7 +86,7 @@ def write_state(directory: Path, name: str, objective: str, model: Any, config: 
 
 
 def write_checkpoint(
-    directory: Path, tokenizer: SentencePieceTokenizer, name: str = "checkpoint_last.pt", **changes: Any
+    directory: Path, tokenizer: FastTokenizer, name: str = "checkpoint_last.pt", **changes: Any
 ) -> None:
     """Save an untrained AMOS model of three depths beside the tokenizer that is there."""
     config = AmosConfig(**(SIZES | {"max_positions": 80, "generator_depths": "1,2,4", "max_update": 30}))
@@ -94,7 +95,7 @@ def write_checkpoint(
     write_state(directory, name, "amos", AmosModel.build_model(config, task), config, **changes)
 
 
-def write_save_dir(directory: Path) -> SentencePieceTokenizer:
+def write_save_dir(directory: Path) -> FastTokenizer:
     """Write the checkpoint of :func:`write_checkpoint` and its tokenizer, which is returned."""
     tokenizer = small_tokenizer()
     tokenizer.save(directory / "tokenizer")

@@ -110,7 +110,7 @@ def write_corpus(directory: Path, *, seed: int = 0, num_lines: int = 60, tokeniz
     if tokenizer:
         (directory / "tokenizer").mkdir()
         shutil.copy(directory / "dict.txt", directory / "tokenizer")
-        (directory / "tokenizer" / "bpe.codes").write_text("a b 3\n")
+        (directory / "tokenizer" / "tokenizer.json").write_text("{}\n")
     return directory
 
 

@@ -27,6 +27,26 @@ HOSTILE = [
     "x" * 5000,
     "the cat sat on the mat " * 500,
 ]
+_MARKS = [*map(chr, range(0x300, 0x370)), "\u3099", "\u309a", "\uff9e", "\uff9f", "\u05bc", "\u093c"]
+ALPHABETS = {
+    "every plane": [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000],
+    "the first planes": [chr(code) for code in range(0x3000)],
+    "accents": [*"aeiouAEIOUcnsE ĲŉÅﬁωΑα𝚎ℜかｶ", *_MARKS],
+    "control characters": [*map(chr, range(0x21)), *"\x7f\x85\xa0\xad\u200b\u200d\u2028\u3000\ufeff\ufffd▁ae\u0301 "],
+    "Hangul": [*map(chr, range(0x1100, 0x1200)), *map(chr, range(0xAC00, 0xAC80)), " "],
+    "scripts": [chr(code) for code in (*range(0x900, 0xE00), *range(0x113B0, 0x113D0), *range(0x16100, 0x16130))],
+    "emoji": [*"👩\u200d🚀🏽❤\ufe0f🇩🇪1\u20e3e\u0301 "],
+    "no characters": [*"\ufdd0\ufdd1\ufdd2\uffff ae\u0301é"],
+    "two letters": [*"aab "],
+    "the vocabulary's letters": [*"bakelimonuTaresíonng ."],
+    "ASCII": [chr(code) for code in range(0x20, 0x7F)],
+    "spelled symbols": ["<mask>", "<s>", "</s>", "<unk>", "[MASK]", "<pad>", "a", " ", "</w>", "@@", "▁", "\\x{3c}"],
+}
+
+
+def random_texts(alphabet: list[str], number: int, seed: int = 5) -> list[str]:
+    draw = random.Random(seed)
+    return ["".join(draw.choices(alphabet, k=draw.choice([1, 2, 3, 5, 10, 30, 100]))) for _ in range(number)]
 
 
 def write_sample(directory: Path) -> Path:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.hugging_face_tokenizer import ABSENT, row_map
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
 
 
 def run_import(*arguments: str | Path) -> int:

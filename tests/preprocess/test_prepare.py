@@ -1,15 +1,20 @@
 """prepare.sh's program, called in this process: what it writes, for any number of processes."""
 
 import json
+import logging
 from collections import Counter
 
 import pytest
+import sentencepiece
+from fairseq import options
 from fairseq.data import Dictionary
+from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.tokenization import load_tokenizer
+from preprocess.common.binarizing import END_ID
 from preprocess.common.processes import ordered_results
 from preprocess.pretraining import encoding, prepare
 
@@ -109,6 +114,21 @@ def test_existing_tokenizer(corpus, inputs, tmp_path):
     assert Counter(found) == encode_naively(out, DOCUMENTS[len(DOCUMENTS) // 3 :])
 
 
+def test_sentencepiece_model_of_a_user(inputs, tmp_path):
+    """Converted once: the corpus has SentencePiece's own ids, after fairseq's four symbols."""
+    lines = [paragraph for document in DOCUMENTS for paragraph in document]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "given"), model_type="bpe", vocab_size=150,
+        normalization_rule_name="identity", bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0, minloglevel=2,
+    )  # fmt: skip
+    out = tmp_path / "corpus"
+    prepare.main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given.model"), "--workers", "1"])
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))
+    found = read_binarized(out / "train") + read_binarized(out / "valid")
+    expected = (tuple((*(i + 3 for i in processor.encode(p)), END_ID) for p in document) for document in DOCUMENTS)
+    assert Counter(found) == Counter(expected)
+
+
 def test_hugging_face_tokenizer(inputs, tmp_path):
     """A bare tokenizer.json: the ids, mapped back, are those that the library gives to every paragraph."""
 
@@ -132,9 +152,12 @@ def test_ranges_end_with_documents(corpus, tmp_path, size):
     assert b"".join(parts).decode("utf-8") == text
     assert all(part.endswith(b"\n\n") for part in parts)
     encoding.start_encoding_process(str(corpus[0] / "tokenizer"))
-    whole, counts, _ = encoding.encode_range((str(path), 0, path.stat().st_size))
-    assert whole == b"\n".join(encoding.encode_range(part)[0] for part in encoding.document_ranges(path, size))
-    assert counts.documents == len(DOCUMENTS)
+    whole, lengths, counts, _ = encoding.encode_range((str(path), 0, path.stat().st_size))
+    assert (sum(lengths), counts.documents) == (len(whole), len(DOCUMENTS))
+    joined: list[int] = []
+    for part in encoding.document_ranges(path, size):
+        joined += [END_ID] * bool(joined) + encoding.encode_range(part)[0].tolist()
+    assert whole.tolist() == joined
 
 
 def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
@@ -142,9 +165,28 @@ def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ba ke\n\u200b\u3000\nli\n\n\u3000\n\nmo\n\n", encoding="utf-8")
     encoding.start_encoding_process(str(corpus[0] / "tokenizer"))
-    encoded, counts, _ = encoding.encode_range((str(path), 0, path.stat().st_size))
-    assert [len(document.split("\n")) for document in encoded.decode("utf-8").rstrip("\n").split("\n\n")] == [2, 1]
+    ids, lengths, counts, _ = encoding.encode_range((str(path), 0, path.stat().st_size))
+    ends = [length == 1 for length in lengths]
+    assert ends == [False, False, True, False], "two paragraphs, the end of a document, one paragraph"
+    assert ids.tolist().count(END_ID) == 4
     assert (counts.documents, counts.paragraphs, counts.lines) == (2, 3, 4)
+
+
+def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
+    """The command of fairseq, on lines of pieces that are written here, with the corpus' own dictionary."""
+    out, _ = corpus
+    shard = shard_directories(out)[0]
+    dictionary = Dictionary.load(str(shard / "dict.txt"))
+    for split in ("train", "valid"):
+        documents = read_binarized(shard / split)
+        text = "\n".join("".join(" ".join(dictionary[i] for i in line[:-1]) + "\n" for line in d) for d in documents)
+        (tmp_path / split).write_text(text, encoding="utf-8")
+    files = ["--trainpref", str(tmp_path / "train"), "--validpref", str(tmp_path / "valid")]
+    flags = ["--only-source", "--srcdict", str(out / "tokenizer" / "dict.txt"), "--destdir", str(tmp_path / "fairseq")]
+    monkeypatch.setattr(logging.getLogger("fairseq_cli.preprocess"), "handlers", [])
+    preprocess.main(options.get_preprocessing_parser().parse_args([*files, *flags, "--workers", "1"]))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "fairseq").iterdir() if path.suffix != ".log"}
+    assert written == {path.name: path.read_bytes() for path in shard.iterdir()}
 
 
 def test_few_results_are_computed_ahead():

@@ -50,10 +50,15 @@ BAD = {
     "too many codes": (lambda d: [text(d), "--bpe", "fastbpe", "--vocab-size", 9999], "larger than the text allows"),
     "no pieces": (lambda d: [text(d), "--vocab-size", 0], "must be greater than 0"),
     "no tokenizer": (lambda d: [text(d), "--tokenizer", d / "absent"], "absent is not a directory"),
+    "no model": (lambda d: [text(d), "--tokenizer", d / "absent.model"], "absent.model: no such file"),
+    "broken model": (
+        lambda d: [text(d), "--tokenizer", written(d, "given.model", b"\xff\xfe")],
+        "given.model: not a SentencePiece model",
+    ),
     "empty tokenizer": (lambda d: [text(d), "--tokenizer", d], "holds no tokenizer"),
     "broken tokenizer": (
         lambda d: [text(d), "--tokenizer", written(d, "tokenizer.json", b"{").parent],
-        "is not a usable Hugging Face tokenizer",
+        "is not a usable tokenizer.json",
     ),
     "other dictionary": (
         lambda d: [text(d), "--tokenizer", mismatched(d)],

@@ -18,7 +18,6 @@ from preprocess.pretraining.workspace import Workspace
         (prepare, "split_corpus", None),
         (prepare, "in_own_process", {"text"}),
         (encoding, "encode_files", {"text", "tokenizer"}),
-        (prepare, "binarize_shard", {"text", "tokenizer"}),
         (Workspace, "save_counts", {"text", "tokenizer"}),
         (Workspace, "publish", {"text", "tokenizer", "shard0", "shard1", "shard2"}),
     ],
@@ -70,22 +69,22 @@ def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
 def test_finished_shards_are_not_written_again(reference, tmp_path, monkeypatch):
     expected, flags = reference
     done = []
-    original = prepare.binarize_shard
+    original = encoding.encode_files
 
-    def binarize(train, *arguments):
-        if len(done) == 2:
+    def encode(paths, prefix, *arguments):
+        if len(done) == 3:
             raise SystemError("killed here")
-        done.append(train.parent.name)
-        return original(train, *arguments)
+        done.append(f"{prefix.parent.name}/{prefix.name}")
+        return original(paths, prefix, *arguments)
 
     command = [*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "binarize_shard", binarize)
+        patch.setattr(encoding, "encode_files", encode)
         with pytest.raises(SystemError, match="killed here"):
             prepare.main(command)
-    assert done == ["shard0.unfinished", "shard1.unfinished"]
+    assert done == ["shard0.unfinished/train", "shard0.unfinished/valid", "shard1.unfinished/train"]
     left = []
-    monkeypatch.setattr(prepare, "binarize_shard", lambda *a: (left.append(a[0].parent.name), original(*a))[1])
+    monkeypatch.setattr(encoding, "encode_files", lambda *a: (left.append(a[1].parent.name), original(*a))[1])
     monkeypatch.setattr(vocabulary, "learn_tokenizer", None)
     monkeypatch.setattr(prepare, "split_corpus", None)
     prepare.main(command)

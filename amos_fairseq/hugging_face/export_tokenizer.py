@@ -1,0 +1,155 @@
+"""Write the tokenizer of an exported folder: a ``tokenizer.json`` that gives the same pieces, with the ids of that folder.
+
+One difference is intended. In this package a text that spells ``<mask>`` or ``</s>`` is text; Hugging Face's clients need
+``<mask>`` in a text to be the special token. Their option ``split_special_tokens=True`` makes it text.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+import torch
+from tokenizers import AddedToken
+from torch import Tensor
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face import custom_code
+from amos_fairseq.hugging_face.config import CUSTOM
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.tokenization.conversion import token_ids
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer, frame_inputs, row_map
+from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, unspell_piece
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+# The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
+_ROLES = {
+    "bos_token": BOS, "cls_token": BOS, "eos_token": EOS, "sep_token": EOS,
+    "pad_token": PAD, "unk_token": UNK, "mask_token": MASK_SYMBOL,
+}  # fmt: skip
+# These have no token types, and compute positions from the padding id, which must be 1.
+_LIKE_MPNET = ("mpnet", "roberta", CUSTOM)
+
+
+@dataclass(frozen=True)
+class FolderTokenizer:
+    """The tokenizer of the folder: how its ids relate to our rows, and how to write it.
+
+    Attributes:
+        ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
+        num_rows: number of vocabulary rows of the folder's model.
+        special_ids: fairseq's symbol -> its id, or None if it has none.
+        save: writes the files into a folder.
+        has_code: the files include code.
+    """
+
+    ids: Tensor
+    num_rows: int
+    special_ids: dict[str, int | None]
+    save: Callable[[Path], None]
+    has_code: bool = False
+
+
+def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int) -> FolderTokenizer:
+    """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
+
+    Raises:
+        UserError: it lacks a token that every input needs, or its padding token cannot have the id 1.
+    """
+    if isinstance(tokenizer, MicrosoftAmosTokenizer):
+        return _tokenizer_with_code(tokenizer, max_length)
+    ids, library = row_map(tokenizer), exported_tokenizer(tokenizer)
+    if family in _LIKE_MPNET:
+        library, ids = with_padding_at_1(library, tokenizer.special_tokens[PAD], ids)
+    special_ids = {symbol: library.token_to_id(token) for symbol, token in tokenizer.special_tokens.items()}
+    num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
+
+    def save(folder: Path) -> None:
+        _save_fast(folder, library, tokenizer.special_tokens, family, max_length)
+
+    return FolderTokenizer(ids, num_rows, special_ids, save)
+
+
+def exported_tokenizer(tokenizer: FastTokenizer) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer with the inputs of our models; tokens that stand for our symbols become special."""
+    library = tokenizer.library_tokenizer()
+    library.no_truncation()
+    library.no_padding()
+    present = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    for content in tokenizer.special_tokens.values():
+        token = present.get(content) or AddedToken(content, normalized=False)
+        token.special = True
+        library.add_special_tokens([token])
+    frame_inputs(library, tokenizer.special_tokens)
+    return library
+
+
+def with_padding_at_1(library: tokenizers.Tokenizer, padding: str, ids: Tensor) -> tuple[tokenizers.Tokenizer, Tensor]:
+    """Exchange the ids of the token ``padding`` and of the token at 1, also in ``ids``.
+
+    MPNet and RoBERTa compute positions for a padding id of 1. Our own tokenizers have it there, and are returned unchanged.
+
+    Raises:
+        UserError: one of the two tokens is not in the model's own vocabulary.
+    """
+    pad = library.token_to_id(padding)
+    if pad == 1:
+        return library, ids
+    exchanged = {pad: 1, 1: pad}
+    content = json.loads(library.to_str())
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        content["model"]["vocab"] = {token: exchanged.get(index, index) for token, index in vocabulary.items()}
+    else:  # unigram: the position is the id
+        vocabulary[1], vocabulary[pad] = vocabulary[pad], vocabulary[1]
+        content["model"]["unk_id"] = exchanged.get(content["model"]["unk_id"], content["model"]["unk_id"])
+    for token in content["added_tokens"]:
+        token["id"] = exchanged.get(token["id"], token["id"])
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    for token in content["post_processor"]["special_tokens"].values():
+        token["ids"] = [exchanged.get(index, index) for index in token["ids"]]
+    moved = tokenizers.Tokenizer.from_str(json.dumps(content))
+    if moved.token_to_id(padding) != 1:
+        raise UserError(
+            f"the tokenizer's padding token has the id {pad}, this class needs it at 1, and it cannot be moved because it "
+            "was added to the vocabulary later"
+        )
+    return moved, ids.clone().apply_(lambda index: exchanged.get(index, index))
+
+
+def _save_fast(
+    folder: Path, library: tokenizers.Tokenizer, special_tokens: dict[str, str], family: str, max_length: int
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    present = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    roles = {role: symbol for role, symbol in _ROLES.items() if symbol in special_tokens}
+    types = [] if family in _LIKE_MPNET else ["token_type_ids"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        model_max_length=max_length,
+        model_input_names=["input_ids", *types, "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **{role: present[special_tokens[symbol]] for role, symbol in roles.items()},
+    ).save_pretrained(folder)
+    # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
+
+
+def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int) -> FolderTokenizer:
+    ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
+
+    def save(folder: Path) -> None:
+        roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
+        custom_code.save_tokenizer(folder, tokenizer.model, ids, model_max_length=max_length, **roles)
+        _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
+
+    special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}
+    return FolderTokenizer(torch.arange(len(ids)), len(ids), special_ids, save, has_code=True)
+
+
+def _add_to_json(path: Path, **entries: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | entries, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,59 @@
+"""The tokenizer of an exported folder against the input of our models: our tokenizer, then fairseq's own dictionary."""
+
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary
+from hugging_face_folders import LINES, write_tokenizer
+from tokenizer_text import ALPHABETS, HOSTILE, random_texts
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, trainers
+
+from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer, with_padding_at_1
+from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.fast_tokenizer import row_map
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_imported_tokenizers_keep_their_ids(family, tmp_path):
+    """WordPiece and byte-level BPE keep their ids, which are also our models' input."""
+    write_tokenizer(tmp_path / family, family)
+    tokenizer = load_tokenizer(tmp_path / family)
+    exported, ids = exported_tokenizer(tokenizer), row_map(tokenizer)
+    exported.encode_special_tokens = True  # as on our side, spelled symbols are text
+    dictionary = Dictionary()
+    for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
+        dictionary.add_symbol(symbol)
+    texts = [text for alphabet in ALPHABETS.values() for text in random_texts(alphabet, 100)]
+    for text, encoding in zip(texts, exported.encode_batch(texts), strict=True):
+        rows = [dictionary.index(piece) for piece in tokenizer.encode(text)]
+        assert encoding.ids == ids[[dictionary.bos(), *rows, dictionary.eos()]].tolist(), ascii(text)
+    library = Library.from_file(str(tmp_path / family / "tokenizer.json"))
+    text = "the quick brown fox"
+    assert exported.encode(text).ids[1:-1] == library.encode(text, add_special_tokens=False).ids
+
+
+def unigram_folder(folder: Path) -> None:
+    """A model whose vocabulary is a list, in which the position is the id."""
+    library = Library(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="[UNK]", show_progress=False)
+    library.train_from_iterator(LINES, trainer)
+    folder.mkdir()
+    library.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("write", [lambda folder: write_tokenizer(folder, "bert"), unigram_folder])
+def test_padding_moves_to_id_1_and_nothing_else_changes(write, tmp_path):
+    write(tmp_path / "folder")
+    tokenizer = load_tokenizer(tmp_path / "folder")
+    before, ids = exported_tokenizer(tokenizer), row_map(tokenizer)
+    after, moved = with_padding_at_1(before, "[PAD]", ids)
+    assert (before.token_to_id("[PAD]"), after.token_to_id("[PAD]")) == (0, 1)
+    exchanged = {0: 1, 1: 0}
+    assert moved.tolist() == [exchanged.get(index, index) for index in ids.tolist()]
+    for text in [*HOSTILE, "the \u4e2d fox"]:
+        found = before.encode(text, "dogs").ids
+        assert after.encode(text, "dogs").ids == [exchanged.get(index, index) for index in found]
+    assert with_padding_at_1(after, "[PAD]", moved)[0] is after
