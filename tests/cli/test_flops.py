@@ -82,7 +82,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
     ):
         assert part in out
     main(["flops", "variants/two_tower_tiny"])
-    assert "No encoder is kept" in capsys.readouterr().out
+    assert "No encoder remains" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
