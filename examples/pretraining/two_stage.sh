@@ -38,7 +38,7 @@ check_arguments() {
     local override first_shard="${data%%:*}"
     [ -f "$first_shard/dict.txt" ] || fail "$first_shard contains no binarized corpus (dict.txt): give the output directory of prepare.sh"
     for override in ${overrides[@]+"${overrides[@]}"}; do
-        [[ "$override" == *=* ]] || fail "'$override' is not a setting KEY=VALUE; the arguments are SIZE, DATA, SAVE_DIR, UPDATES, then settings"
+        [[ "$override" == *=* ]] || fail "'$override' is not KEY=VALUE; the arguments are SIZE, DATA, SAVE_DIR, UPDATES, then settings"
     done
     # A longer first stage would change the generator of a second stage that has already started.
     if [ -f "$save_dir/two_stage.txt" ] && [ "$(cat "$save_dir/two_stage.txt")" != "$size $updates" ]; then
