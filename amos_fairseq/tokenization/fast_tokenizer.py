@@ -124,9 +124,9 @@ class FastTokenizer(Tokenizer):
         normalizer = self._tokenizer.normalizer
         return normalizer is None or "A" in normalizer.normalize_str("A")
 
-    def _encode_words(self, words: list[str]) -> list[list[str]]:
+    def _encode_words(self, words: list[str]) -> list[tuple[str, ...]]:
         encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)  # without offsets
-        return [[self._symbol_of_id[index] for index in encoding.ids] for encoding in encodings]
+        return [tuple(map(self._symbol_of_id.__getitem__, encoding.ids)) for encoding in encodings]
 
     def _symbols(self, line: str, encoding: tokenizers.Encoding) -> list[str]:
         symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
@@ -151,14 +151,14 @@ class FastTokenizer(Tokenizer):
                 yield self._symbol_of_id.get(index, UNK), position, position + 1
 
 
-class _Words(dict[str, list[str]]):
+class _Words(dict[str, tuple[str, ...]]):
     """``words[word]`` is the pieces of a word. Short words that were added are cached; a full cache is emptied."""
 
-    def __init__(self, encode: Callable[[list[str]], list[list[str]]]) -> None:
+    def __init__(self, encode: Callable[[list[str]], list[tuple[str, ...]]]) -> None:
         super().__init__()
         self._encode = encode
 
-    def __missing__(self, word: str) -> list[str]:
+    def __missing__(self, word: str) -> tuple[str, ...]:
         return self._encode([word])[0]
 
     def add(self, words: Iterable[str]) -> None:

@@ -14,9 +14,14 @@ from amos_fairseq.tokenization.tokenizer import Tokenizer
 END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
 
 
-def symbol_ids(tokenizer: Tokenizer) -> Dict[str, int]:
-    """Return dictionary symbol -> id; a piece that is not in ``dict.txt`` is unknown, and has none."""
-    return {symbol: index for index, symbol in enumerate(tokenizer.dictionary_symbols, NUM_FAIRSEQ_SYMBOLS)}
+class SymbolIds(Dict[str, int]):
+    """Dictionary symbol -> id; a piece that is not in ``dict.txt`` is unknown."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__((symbol, i) for i, symbol in enumerate(tokenizer.dictionary_symbols, NUM_FAIRSEQ_SYMBOLS))
+
+    def __missing__(self, symbol: str) -> int:
+        return UNKNOWN_ID
 
 
 class BinarizedFile(contextlib.AbstractContextManager):

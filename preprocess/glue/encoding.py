@@ -10,7 +10,7 @@ import numpy as np
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, symbol_ids
+from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
 from preprocess.common.processes import ordered_results, use_threads
 from preprocess.glue.tables import Row
 from preprocess.glue.tasks import GlueTask, is_test
@@ -20,7 +20,7 @@ USUAL_MAX_POSITIONS = 512
 _BATCH_ROWS = 1000
 
 _tokenizer: Optional[Tokenizer] = None
-_ids: Dict[str, int] = {}
+_ids: Optional[SymbolIds] = None
 
 
 @dataclass
@@ -67,7 +67,7 @@ def start_encoding_process(tokenizer_directory: str) -> None:
     global _tokenizer, _ids
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
-    _ids = symbol_ids(_tokenizer)
+    _ids = SymbolIds(_tokenizer)
 
 
 def encode_rows(
@@ -97,7 +97,7 @@ def encode_rows(
 def encode_batch(batch: List[Tuple[str, ...]]) -> Tuple[List[Tuple[np.ndarray, List[int]]], Counts]:
     """Return the ids and lengths of the lines of each text of the rows, and the counts of the batch."""
     encoded = [_tokenizer.encode_lines(list(column)) for column in zip(*batch, strict=True)]
-    columns = [[[_ids.get(piece, UNKNOWN_ID) for piece in pieces] for pieces in lines] for lines in encoded]
+    columns = [[list(map(_ids.__getitem__, pieces)) for pieces in lines] for lines in encoded]
     counts = Counts([0] * len(columns))
     for row in zip(*columns, strict=True):
         counts.add(list(row))

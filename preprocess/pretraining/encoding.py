@@ -4,12 +4,12 @@ import dataclasses
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, symbol_ids
+from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
 from preprocess.common.processes import ordered_results, use_threads
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
@@ -17,7 +17,7 @@ _SEARCH_BYTES = 1 << 16
 _DOCUMENT_END = b"\n\n"
 
 _tokenizer: Optional[Tokenizer] = None
-_ids: Dict[str, int] = {}
+_ids: Optional[SymbolIds] = None
 
 
 @dataclass
@@ -44,7 +44,7 @@ def start_encoding_process(tokenizer_directory: str) -> None:
     global _tokenizer, _ids
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
-    _ids = symbol_ids(_tokenizer)
+    _ids = SymbolIds(_tokenizer)
 
 
 def encode_files(
@@ -94,8 +94,10 @@ def encode_range(part: Tuple[str, int, int]) -> Tuple[np.ndarray, List[int], Cou
     counts = Counts()
     ids: List[int] = []
     lengths: List[int] = []
-    for document in text.split(_DOCUMENT_END):
-        lines = _encode_document(document, counts)
+    documents = [document.decode("utf-8").split("\n") for document in text.split(_DOCUMENT_END)]
+    encoded = iter(_tokenizer.encode_lines([paragraph for document in documents for paragraph in document]))
+    for document in documents:
+        lines = _encode_document(document, encoded, counts)
         if lines and lengths:
             lines.insert(0, [END_ID])
         for line in lines:
@@ -106,20 +108,20 @@ def encode_range(part: Tuple[str, int, int]) -> Tuple[np.ndarray, List[int], Cou
     return np.array(ids, dtype=np.int32), lengths, counts, len(text)
 
 
-def _encode_document(document: bytes, counts: Counts) -> List[List[int]]:
+def _encode_document(paragraphs: List[str], encoded: Iterator[List[str]], counts: Counts) -> List[List[int]]:
     """Return lines of ids. A paragraph without pieces is dropped, because an empty line ends a document."""
-    paragraphs = document.decode("utf-8").split("\n")
     lines = []
-    for paragraph, pieces in zip(paragraphs, _tokenizer.encode_lines(paragraphs), strict=True):
+    for paragraph, pieces in zip(paragraphs, encoded):  # noqa: B905, the next document takes the rest
         if not pieces:
             continue
-        line = [_ids.get(piece, UNKNOWN_ID) for piece in pieces]
+        line = list(map(_ids.__getitem__, pieces))
         counts.paragraphs += 1
         counts.words += len(paragraph.split())
         counts.bytes += len(paragraph.encode("utf-8")) + 1
         counts.pieces += len(line)
         counts.unknown += line.count(UNKNOWN_ID)
-        lines.append([*line, END_ID])
+        line.append(END_ID)
+        lines.append(line)
     return lines
 
 

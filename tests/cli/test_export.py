@@ -130,12 +130,14 @@ def test_force_replaces_exported_folders_only(tmp_path, monkeypatch):
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
 
 
-@pytest.mark.parametrize("limit", [1_000, 35_000])
-def test_a_full_disk_leaves_nothing(runs, tmp_path, limit):
-    """1,000 bytes are too few for the weights, 35,000 for tokenizer.json: each library hides the error of the system."""
+@pytest.mark.parametrize("file", ["weights", "tokenizer"])
+def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, file):
+    """Each library hides the system's error in its own way."""
+    if file == "tokenizer":  # as if the weights fitted
+        monkeypatch.setattr(export_module, "write_model", lambda *arguments: None)
     pretrained = load_checkpoint(runs / "amos")
-    message = r"out cannot be written \(File too large\): make room"
-    with full_disk(limit), pytest.raises(UserError, match=message):
+    said = r"out cannot be written \(File too large\): make room"
+    with full_disk(1_000), pytest.raises(UserError, match=said):
         export(pretrained, tmp_path / "out", check=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -201,7 +203,7 @@ def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch,
     if "other" in arguments and not Path("other").exists():
         write_run(runs / "other_run", task={})
         tokenizer = load_checkpoint(runs / "other_run").tokenizer
-        tokenizer.cased = not tokenizer.cased
+        tokenizer.kind = "fastbpe"
         tokenizer.save("other")
     assert message in error_line(capsys, main, "export", arguments[0], tmp_path / "out", *arguments[1:])
     assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,9 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 def small_mlm(**settings) -> MlmModel:
     torch.manual_seed(0)
-    model = MlmModel.build_model(EncoderConfig(**(ENCODER_SETTINGS | {"embedding_dim": EMBEDDING} | settings)), small_task())
+    model = MlmModel.build_model(
+        EncoderConfig(**(ENCODER_SETTINGS | {"embedding_dim": EMBEDDING} | settings)), small_task()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
