@@ -2,11 +2,10 @@
 
 import contextlib
 from pathlib import Path
-from typing import Dict, Sequence
+from typing import Dict, List
 
 import numpy as np
-import torch
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
+from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
@@ -31,14 +30,20 @@ class BinarizedFile(contextlib.AbstractContextManager):
     """
 
     def __init__(self, prefix: Path, num_symbols: int) -> None:
-        self._prefix = prefix
-        self._builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=best_fitting_int_dtype(num_symbols))
+        self._prefix, self._type = prefix, best_fitting_int_dtype(num_symbols)
+        self._lengths: List[int] = []
+        self._stream = open(f"{prefix}.bin", "wb")  # noqa: SIM115
 
-    def add_lines(self, ids: np.ndarray, lengths: Sequence[int]) -> None:
-        """Append lines, which follow each other in ``ids`` [sum of lengths], int32; each ends with ``</s>``."""
-        for line in torch.from_numpy(ids).split(list(lengths)):
-            self._builder.add_item(line)
+    def add_lines(self, ids: np.ndarray, lengths: List[int]) -> None:
+        """Append lines, which follow each other in ``ids`` [sum of lengths]; each ends with ``</s>``.
+
+        Many at once: a single process writes what all others encode.
+        """
+        self._stream.write(ids.astype(self._type).tobytes())
+        self._lengths += lengths
 
     def __exit__(self, kind: object, *exception: object) -> None:
+        self._stream.close()
         if kind is None:
-            self._builder.finalize(f"{self._prefix}.idx")
+            with MMapIndexedDataset.Index.writer(f"{self._prefix}.idx", self._type) as index:
+                index.write(self._lengths)
