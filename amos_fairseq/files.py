@@ -90,8 +90,19 @@ def read_header(path: str) -> dict[str, Any]:
     except DamagedCheckpoint as error:
         if "mmap can only be used" not in str(error.__cause__):
             raise
-    with explain_load_errors(path):  # files in the format before torch 1.6 cannot be mapped
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with explain_load_errors(path):  # files in the format before torch 1.6 cannot be mapped
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise DamagedCheckpoint(f"{path} contains a {type(content).__name__}, not a checkpoint: give another file")
+    return content
+
+
+def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return ``task_state`` of a checkpoint, empty if there is none; raise :class:`UserError` if it is damaged."""
+    state = checkpoint.get("task_state") or {}
+    if not isinstance(state, dict) or not all(isinstance(value, str | None) for value in state.values()):
+        raise UserError(f"{path} has a damaged task_state: give another checkpoint")
+    return state
 
 
 @contextlib.contextmanager

@@ -42,9 +42,9 @@ def test_masked_share_by_hand(corpus: Path) -> None:
         ({"data": "{corpus}/tokenizer/bpe.codes"}, r"bpe.codes is not a directory"),
         ({"data": "{corpus}/.."}, r"dict.txt is missing: give a directory that prepare.sh"),
         ({"tokenizer_directory": "{corpus}/other"}, r"--tokenizer-directory .*other is not a directory"),
-        ({"mask_prob": 15.0}, r"--mask-prob 15.0 is not a share"),
-        ({"mask_prob": 0.0}, r"--mask-prob 0.0 is not a share"),
-        ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 leaves no room"),
+        ({"mask_prob": 15.0}, r"--mask-prob 15.0 must be above 0 and below 1"),
+        ({"mask_prob": 0.0}, r"--mask-prob 0.0 must be above 0 and below 1"),
+        ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 must be 2 or more"),
     ],
 )
 def test_settings_that_cannot_be_used(corpus: Path, settings: dict, message: str) -> None:
