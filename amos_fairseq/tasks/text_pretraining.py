@@ -99,6 +99,7 @@ class TextPretrainingTask(CorpusTask):
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
 
+        vocabulary.check_tokenizer()
     @property
     def special_ids(self) -> List[int]:
         """Ids that are never masked, never a target and never sampled, ascending."""

@@ -151,7 +151,7 @@ def _shard(
         check_binarized(directory / name, count.lines, count.pieces)
         encoded[name].unlink()
     record = {name: manifest.describe(count) for name, count in counts.items()}
-    record["sha256"] = manifest.file_hashes(directory)
+    record |= manifest.file_hashes(directory)
     work.save_counts(directory, record)
     work.finish(directory)
     for path in files["train"]:  # frees half of the disk space
