@@ -69,6 +69,7 @@ PATCHES = {
     "A finished run trains on, and a checkpoint that does not fit is loaded": (
         Patch(checkpoint_utils, "load_checkpoint", run_lifecycle.check_before_and_after_load),
         Patch(Script.TRAINING, "train", run_lifecycle.skip_if_finished),
+        Patch(Trainer, "state_dict", run_lifecycle.keep_last_history),
     ),
     "Logged values are text for the console; a resumed run cuts metrics.jsonl back once it was accepted": (
         Patch(progress_bar, "progress_bar", metrics_log.record_logged_values),
@@ -79,6 +80,10 @@ PATCHES = {
         Patch(checkpoint_utils, "load_checkpoint", checkpoints.repair_before_load),
         Patch(PathManager, "copy", checkpoints.copy_local_atomically),
         Patch(PathManager, "rename", checkpoints.rename_after_fsync),
+    ),
+    "Two runs write to one SAVE_DIR; one that cannot be written ends only the first rank": (
+        Patch(checkpoint_utils, "load_checkpoint", run_lifecycle.claim_before_load),
+        Patch(checkpoint_utils, "verify_checkpoint_directory", run_lifecycle.leave_to_claim),
     ),
     "A loss or gradient that is not finite is ignored, or reported without naming the loss": (
         Patch(Trainer, "train_step", failing_updates.stop_at_infinite_loss),
