@@ -25,6 +25,7 @@ from amos_fairseq.compat import (
     checkpoints,
     compilation,
     distribution,
+    divergence,
     failing_updates,
     host_reads,
     known_names,
@@ -88,6 +89,12 @@ PATCHES = {
     "A loss or gradient that is not finite is ignored, or reported without naming the loss": (
         Patch(Trainer, "train_step", failing_updates.stop_at_infinite_loss),
         Patch(Trainer, "clip_grad_norm", failing_updates.stop_at_infinite_gradient),
+    ),
+    "A run that diverges replaces its good checkpoints": (
+        Patch(Trainer, "train_step", divergence.stop_if_diverging),
+        Patch(Trainer, "state_dict", divergence.save_recent_updates),
+        Patch(checkpoint_utils, "load_checkpoint", divergence.load_recent_updates),
+        Patch(checkpoint_utils, "save_checkpoint", divergence.save_unless_suspicious),
     ),
     "A batch that does not fit into memory is skipped, forever": (
         Patch(Trainer, "train_step", failing_updates.stop_when_out_of_memory),

@@ -91,6 +91,10 @@ def report(error: BaseException) -> bool:
     return True
 
 
+def exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, UserError) else UserError.exit_code
+
+
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
     """Turn a user's mistake into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
@@ -99,7 +103,7 @@ def exit_on_mistake() -> Iterator[None]:
     except Exception as error:
         if not report(error):
             raise
-        raise SystemExit(1) from None
+        raise SystemExit(exit_code(error)) from None
 
 
 def install_exception_hook() -> None:
@@ -111,12 +115,12 @@ def install_exception_hook() -> None:
 def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
     with contextlib.suppress(Exception):
         if report(error):
-            raise SystemExit(1)
+            raise SystemExit(exit_code(error))
     sys.__excepthook__(kind, error, traceback)
 
 
 def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> Any:
     """Replace ``JobReturn.return_value``, which raises the exception of a Hydra job."""
     if isinstance(job._return_value, Exception) and report(job._return_value):
-        raise SystemExit(1)
+        raise SystemExit(exit_code(job._return_value))
     return return_value(job)

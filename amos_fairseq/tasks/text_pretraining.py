@@ -68,6 +68,14 @@ class TextPretrainingConfig(FairseqDataclass):
     tokenizer_directory: Optional[str] = field(
         default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
     )
+    divergence_factor: float = field(
+        default=3.0,
+        metadata={
+            "range": "0 or more",
+            "help": "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
+            "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
+        },
+    )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
@@ -91,6 +99,7 @@ class TextPretrainingTask(CorpusTask):
             raise UserError("no corpus is given: give the directory that prepare.sh wrote, as task.data=DIR")
         check_ranges(cfg, TextPretrainingConfig)
         vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
+        vocabulary.check_tokenizer()
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
         return cls(cfg, vocabulary, dictionary)
@@ -99,7 +108,6 @@ class TextPretrainingTask(CorpusTask):
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
 
-        vocabulary.check_tokenizer()
     @property
     def special_ids(self) -> List[int]:
         """Ids that are never masked, never a target and never sampled, ascending."""
