@@ -126,8 +126,9 @@ PATCHES = {
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
-    "Validation scores can be numpy scalars or nan": (
+    "Validation scores can be numpy scalars or nan, or have an unknown name": (
         Patch(Script.TRAINING, "validate", run_lifecycle.return_comparable_scores),
+        Patch(Trainer, "train_step", run_lifecycle.check_best_metric),
     ),
 }
 

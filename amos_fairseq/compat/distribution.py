@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from amos_fairseq.compat.precision import choose_precision
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.setting_checks import check_configuration
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank logs one line here
@@ -49,6 +50,7 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
     user's mistake, now or later in any rank, becomes one line and exit code 1 instead of a traceback.
     """
     with report_user_errors():
+        check_configuration(cfg)
         num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
         choose_precision(cfg, has_gpu=num_gpus > 0)
         arrange_ranks(cfg, os.environ, num_gpus)

@@ -308,8 +308,34 @@ def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any,
     numpy scalar, which reaches the checkpoint through the "best so far" of fairseq and of its scheduler. A loader that runs
     no code from checkpoints does not know that class: the run's own checkpoints could not be loaded again.
     """
-    maximize = cfg.checkpoint.maximize_best_checkpoint_metric
-    return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
+    maximize, metric = cfg.checkpoint.maximize_best_checkpoint_metric, cfg.checkpoint.best_checkpoint_metric
+    try:
+        return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
+    except KeyError as error:
+        if error.args != (metric,):
+            raise
+        raise UserError(
+            f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged"
+        ) from error
+
+
+def check_best_metric(train_step: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
+
+    A criterion of this package logs the same keys in both.
+    """
+    logged = train_step(trainer, *args, **kwargs)
+    if logged and not getattr(trainer, "metric_is_known", False):
+        metric = trainer.cfg.checkpoint.best_checkpoint_metric
+        names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
+        is_ours = type(trainer.get_criterion()).__module__.startswith("amos_fairseq.")
+        if is_ours and not trainer.cfg.dataset.disable_validation and metric not in names:
+            raise_on_every_rank(
+                f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "
+                f"{', '.join(names)}"
+            )
+        trainer.metric_is_known = True
+    return logged
 
 
 def comparable(score: Any, maximize: bool) -> float | None:

@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn
+from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM
+from amos_fairseq.setting_checks import describe
 
 # Exception, pattern of its message, line for the user (\1: group 1 of the pattern).
 COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
+    (Exception, r"Incorrect encoding detected in (.*?), please", r"\1 is not UTF-8 text: copy it again"),
     (AssertionError, r"Must specify batch size", "give --batch-size (dataset.batch_size) or --max-tokens"),
     (AssertionError, r"Please specify criterion", "give --criterion (criterion._name)"),
     (AssertionError, r"((?:Criterion|Optimizer) does not match.*)", r"the checkpoint comes from another run: \1"),
@@ -63,6 +66,8 @@ def line_for(error: BaseException) -> str | None:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then start again"
+    if isinstance(error, OmegaConfBaseException):
+        return f"the configuration cannot be used: {describe(error)}"
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         return _model_mismatch(error)
     for kind, pattern, line in COMMON_MISTAKES:

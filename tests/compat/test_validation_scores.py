@@ -14,7 +14,8 @@ NAN = np.float64("nan")
 
 
 def validated(scores, maximize=True):
-    cfg = SimpleNamespace(checkpoint=SimpleNamespace(maximize_best_checkpoint_metric=maximize))
+    settings = SimpleNamespace(maximize_best_checkpoint_metric=maximize, best_checkpoint_metric="score")
+    cfg = SimpleNamespace(checkpoint=settings)
     return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
 
 
