@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import fairseq.utils
+from fairseq import checkpoint_utils
+from fairseq.logging import progress_bar
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
@@ -60,6 +62,11 @@ def separate_save_dir(cfg: Any) -> None:
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
         return
     folder = HydraConfig.get().sweep.subdir
+    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
+    for writer in progress_bar._tensorboard_writers.values():
+        writer.close()
+    progress_bar._tensorboard_writers.clear()
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
     if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
         cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
 
