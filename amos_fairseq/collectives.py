@@ -12,11 +12,12 @@ from torch import Tensor
 from amos_fairseq.errors import UserError
 
 
-def raise_on_every_rank(problem: str | None) -> None:
+def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) -> None:
     """End all ranks if the first rank has found a problem. Every rank has to call this at the same point.
 
     Args:
         problem: the message for the user, or None. Only the first rank's value is used.
+        kind: what is raised; it determines the exit code.
 
     Raises:
         UserError: on the first rank. The others raise ``SystemExit``, so that the message is printed once.
@@ -27,7 +28,7 @@ def raise_on_every_rank(problem: str | None) -> None:
         torch.distributed.broadcast_object_list(shared, src=0)
         problem = shared[0]
     if problem is not None:
-        raise UserError(problem) if rank == 0 else SystemExit(1)
+        raise kind(problem) if rank == 0 else SystemExit(kind.exit_code)
 
 
 def on_first_rank(action: Callable[[], object]) -> None:

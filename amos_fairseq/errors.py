@@ -9,13 +9,25 @@ from typing import Iterator
 REQUEUE = 75
 
 
+# Exit code of a run that was ended because its loss diverges: to start it again without a change is in vain.
+DIVERGED = 76
+
+
 class UserError(Exception):
     """A mistake of the user. The message says in one line what is wrong, where, and how to fix it."""
+
+    exit_code = 1
+
+
+class DivergedError(UserError):
+    """The loss diverges."""
+
+    exit_code = DIVERGED
 
 
 @contextlib.contextmanager
 def report_user_errors() -> Iterator[None]:
-    """Print a :class:`UserError` as one line on stderr and exit with code 1.
+    """Print a :class:`UserError` as one line on stderr and exit with its code, 1 for most.
 
     Also works as a decorator. Every other exception propagates: it is a bug and needs its traceback.
     """
@@ -23,4 +35,4 @@ def report_user_errors() -> Iterator[None]:
         yield
     except UserError as error:
         print(f"amos_fairseq: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(error.exit_code)

@@ -42,7 +42,7 @@ def _parse_record(text: bytes) -> dict[str, Any] | None:
     """Return the record of a line, or None where the line is cut short or is not a record."""
     try:
         record = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("update"), int) or "split" not in record:
         return None

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,22 +14,22 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import (
-    ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
     MODEL_REGISTRY,
     BaseFairseqModel,
     build_model,
 )
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_load_errors
+from amos_fairseq.files import explain_load_errors, task_state_of
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.setting_checks import check_ranges, config_class, read_section
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
@@ -85,7 +86,7 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
     """
     file = checkpoint_file(Path(checkpoint))
     state = read_state(file)
-    run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
+    run_tokenizer = read_tokenizer(file, tokenizer, task_state_of(str(file), state))
     dictionary = dictionary_of(run_tokenizer)
     model = restore_model(file, state, dictionary)
     num_updates = state["optimizer_history"][-1]["num_updates"]
@@ -109,16 +110,61 @@ def read_state(file: Path) -> dict[str, Any]:
     """
     with explain_load_errors(str(file)):
         state = torch.load(file, map_location="cpu", weights_only=True)
-    sections = ("cfg", "model", "optimizer_history")
-    if not isinstance(state, dict) or not all(state.get(section) for section in sections):
+    check_state(file, state)
+    return state
+
+
+def check_state(file: Path, state: Any) -> None:
+    """Raise :class:`UserError` unless the content of a file is a checkpoint of fairseq-train, with resolved settings."""
+    sections = {"cfg": dict, "model": dict, "optimizer_history": list}
+    content = state if isinstance(state, dict) else {}
+    if not all(isinstance(content.get(name), kind) and content[name] for name, kind in sections.items()):
         raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
-    if "num_updates" not in state["optimizer_history"][-1]:
+    last = state["optimizer_history"][-1]
+    if not isinstance(last, dict) or type(last.get("num_updates")) is not int:
         raise UserError(f"{file} does not say after how many updates it was saved: give a checkpoint as it was saved")
-    if not all(state["cfg"].get(section) for section in ("model", "task")):
+    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
+        raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
+    if not all(isinstance(state["cfg"].get(section), (dict, argparse.Namespace)) for section in ("model", "task")):
         raise UserError(
             f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
         )
-    return state
+    # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
+    if interpolation := next(filter(lambda text: "${" in text, strings_in(state["cfg"])), None):
+        raise UserError(f"{file} contains the unresolved setting {interpolation!r}: give a checkpoint as it was saved")
+    for kind, default in (("task", "text_pretraining"), ("criterion", None)):
+        section = state["cfg"].get(kind)
+        section = vars(section) if isinstance(section, argparse.Namespace) else section
+        fields = config_class(kind, section.get("_name", default)) if isinstance(section, dict) else None
+        if fields is not None and fields.__module__.startswith("amos_fairseq."):
+            checked_section(file, kind, fields, section)
+
+
+def checked_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) -> DictConfig:
+    """Return the settings of a section over the defaults of its dataclass; unknown ones are left out.
+
+    Raises:
+        UserError: a setting has another type, none of the choices of its field, or is out of range.
+    """
+    known = {field.name for field in dataclasses.fields(fields)}
+    try:
+        settings = read_section(kind, fields, {key: value for key, value in saved.items() if key in known})
+        check_ranges(settings, fields)
+    except (UserError, OmegaConfBaseException) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{file} contains a setting that no run has: {reason}") from error
+    return settings
+
+
+def strings_in(content: Any) -> Iterator[str]:
+    """Yield every string in nested dictionaries, lists and namespaces."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, argparse.Namespace):
+        yield from strings_in(vars(content))
+    elif isinstance(content, (dict, list, tuple)):
+        for part in content.values() if isinstance(content, dict) else content:
+            yield from strings_in(part)
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
@@ -157,9 +203,7 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
 
     Raises :class:`UserError` if settings and weights are not those of a model of this package.
     """
-    settings = state["cfg"]["model"]
-    settings = settings if isinstance(settings, argparse.Namespace) else with_defaults(settings)
-    check_architecture(file, settings)
+    settings = model_settings(file, state["cfg"]["model"])
     # A model of this package asks its task for the dictionary, and whether it masks blocks.
     task = SimpleNamespace(source_dictionary=dictionary)
     if not FineTunedModel.is_fine_tuned(state["model"]):
@@ -169,7 +213,7 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
         if isinstance(model, FineTunedModel):
             model.register_heads_of(state["model"])
         model.load_state_dict(state["model"], strict=True, model_cfg=settings)
-    except (AssertionError, AttributeError, KeyError, RuntimeError) as error:
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = textwrap.shorten(str(error), width=300, placeholder=" ...")
         raise UserError(
             f"{file} does not contain a model of this package ({reason}): give a checkpoint that fairseq-train --user-dir "
@@ -178,23 +222,22 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
     return model
 
 
-def check_architecture(file: Path, settings: argparse.Namespace | DictConfig) -> None:
-    """Raise :class:`UserError` for another model of fairseq, which would be built with settings of a task that is not here."""
-    name = getattr(settings, "_name", None) or getattr(settings, "arch", None)
+def model_settings(file: Path, saved: Any) -> DictConfig:
+    """Return the model's settings in a checkpoint, with the defaults of fields that were added after they were saved.
+
+    fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
+
+    Raises:
+        UserError: the model is not one of this package, or a setting has another type, none of the choices of its field, or
+            is out of range.
+    """
+    saved = vars(saved) if isinstance(saved, argparse.Namespace) else saved
+    name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
+    name = str(name)
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
     if not issubclass(model_class, PretrainingModel):
         raise UserError(
             f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
             "fairseq-train --user-dir amos_fairseq wrote"
         )
-
-
-def with_defaults(settings: dict[str, Any]) -> DictConfig:
-    """Return settings of a model with the defaults of fields that were added after they were saved.
-
-    fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
-    """
-    name = ARCH_MODEL_NAME_REGISTRY.get(settings.get("_name"), settings.get("_name"))
-    if name not in MODEL_DATACLASS_REGISTRY:
-        return OmegaConf.create(settings)
-    return OmegaConf.merge(OmegaConf.create(dataclasses.asdict(MODEL_DATACLASS_REGISTRY[name]())), settings)
+    return checked_section(file, "model", config_class("model", name), saved | {"_name": name})

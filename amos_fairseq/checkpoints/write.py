@@ -57,8 +57,11 @@ class Imported:
 
 
 def as_flags(settings: dict[str, Any]) -> list[str]:
-    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers", "12"]."""
-    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers=12"].
+
+    Each setting is a single argument: a value from a foreign file cannot add a flag.
+    """
+    return [f"--{name.replace('_', '-')}={value!s}" for name, value in settings.items()]
 
 
 def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfig:

@@ -25,6 +25,7 @@ from amos_fairseq.compat import (
     checkpoints,
     compilation,
     distribution,
+    divergence,
     failing_updates,
     host_reads,
     known_names,
@@ -69,6 +70,7 @@ PATCHES = {
     "A finished run trains on, and a checkpoint that does not fit is loaded": (
         Patch(checkpoint_utils, "load_checkpoint", run_lifecycle.check_before_and_after_load),
         Patch(Script.TRAINING, "train", run_lifecycle.skip_if_finished),
+        Patch(Trainer, "state_dict", run_lifecycle.keep_last_history),
     ),
     "Logged values are text for the console; a resumed run cuts metrics.jsonl back once it was accepted": (
         Patch(progress_bar, "progress_bar", metrics_log.record_logged_values),
@@ -80,9 +82,19 @@ PATCHES = {
         Patch(PathManager, "copy", checkpoints.copy_local_atomically),
         Patch(PathManager, "rename", checkpoints.rename_after_fsync),
     ),
+    "Two runs write to one SAVE_DIR; one that cannot be written ends only the first rank": (
+        Patch(checkpoint_utils, "load_checkpoint", run_lifecycle.claim_before_load),
+        Patch(checkpoint_utils, "verify_checkpoint_directory", run_lifecycle.leave_to_claim),
+    ),
     "A loss or gradient that is not finite is ignored, or reported without naming the loss": (
         Patch(Trainer, "train_step", failing_updates.stop_at_infinite_loss),
         Patch(Trainer, "clip_grad_norm", failing_updates.stop_at_infinite_gradient),
+    ),
+    "A run that diverges replaces its good checkpoints": (
+        Patch(Trainer, "train_step", divergence.stop_if_diverging),
+        Patch(Trainer, "state_dict", divergence.save_recent_updates),
+        Patch(checkpoint_utils, "load_checkpoint", divergence.load_recent_updates),
+        Patch(checkpoint_utils, "save_checkpoint", divergence.save_unless_suspicious),
     ),
     "A batch that does not fit into memory is skipped, forever": (
         Patch(Trainer, "train_step", failing_updates.stop_when_out_of_memory),
@@ -114,8 +126,9 @@ PATCHES = {
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
-    "Validation scores can be numpy scalars or nan": (
+    "Validation scores can be numpy scalars or nan, or have an unknown name": (
         Patch(Script.TRAINING, "validate", run_lifecycle.return_comparable_scores),
+        Patch(Trainer, "train_step", run_lifecycle.check_best_metric),
     ),
 }
 

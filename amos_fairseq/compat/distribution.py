@@ -17,8 +17,10 @@ Slurm without torchrun, and one process per GPU of one machine, are launched by 
 import functools
 import logging
 import os
+import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from amos_fairseq.compat.precision import choose_precision
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.setting_checks import check_configuration
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank logs one line here
@@ -38,6 +41,10 @@ logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the firs
 TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 # Launchers that start several copies of a command without setting torchrun's variables.
 PROCESS_COUNTS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE", "mpiexec": "PMI_SIZE"}
+# What gloo and NCCL report if another rank has ended.
+CONNECTION_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Connection refused|remote process exited|communicator was aborted"
+)
 # Relative to the larger of two norms. Ranks add the same numbers in the same order, so they agree to the last bit.
 GRADIENT_NORM_TOLERANCE = 1e-6
 
@@ -49,6 +56,7 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
     user's mistake, now or later in any rank, becomes one line and exit code 1 instead of a traceback.
     """
     with report_user_errors():
+        check_configuration(cfg)
         num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
         choose_precision(cfg, has_gpu=num_gpus > 0)
         arrange_ranks(cfg, os.environ, num_gpus)
@@ -62,7 +70,35 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
 def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
     """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
     with exit_on_mistake():
-        main(cfg, **kwargs)
+        try:
+            main(cfg, **kwargs)
+        except RuntimeError as error:
+            if not CONNECTION_LOST.search(str(error)) or not torch.distributed.is_initialized():
+                raise
+            lost = ", ".join(map(str, find_lost_ranks()))
+            raise UserError(
+                f"rank {lost} has ended or cannot be reached: see its last lines of output (without any, it was killed, often "
+                "because memory was full); start the same command again to continue from the last checkpoint"
+            ) from error
+
+
+def find_lost_ranks(seconds: float = 5.0) -> list[int]:
+    """Return the ranks that do not report to the store within ``seconds``, after a collective has failed on this one.
+
+    The first rank, if the store cannot be reached: without torchrun it runs there.
+    """
+    rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
+    store = torch.distributed.distributed_c10d._get_default_store()
+    end = time.monotonic() + seconds
+    try:
+        store.set(f"amos_fairseq/failed/{rank}", "")
+        while True:
+            missing = [other for other in ranks if not store.check([f"amos_fairseq/failed/{other}"])]
+            if not missing or time.monotonic() > end:
+                return missing or [other for other in ranks if other != rank]
+            time.sleep(0.1)
+    except RuntimeError:  # DistStoreError
+        return [0]
 
 
 def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> None:

@@ -110,6 +110,7 @@ def read_once_and_log(
     """Read the statistics and the norm in one transfer, and end the run if the norm is not finite."""
     norm = trainer.grad_norm_of_update if grad_norm is NOT_READ_YET else grad_norm
     logging_outputs, sample_size, norm = on_host((logging_outputs, sample_size, norm))
+    trainer.grad_norm_on_host = norm
     if norm is not None:
         if math.isfinite(norm):
             log_gradient_norm(norm, trainer.cfg.optimization.clip_norm)

@@ -15,9 +15,15 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 
 import os
 from pathlib import Path
+from typing import Any
 
 import fairseq.utils
+from fairseq import checkpoint_utils
+from fairseq.logging import progress_bar
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from amos_fairseq.errors import UserError
 
@@ -38,6 +44,31 @@ class ImportPlugin(Callback):
     def __init__(self, user_dir: str | None = None) -> None:
         if user_dir is not None:
             _accept_user_dir(user_dir)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Let only the settings that differ between the jobs of a sweep name their folders (``hydra.sweep.subdir``).
+
+        A sweep over the learning rate that is continued with a larger ``max_update`` then finds the folders of its jobs.
+        """
+        overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
+        with read_write(config), open_dict(config):
+            # Hydra composes the configuration of each job from these.
+            config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
+
+
+def separate_save_dir(cfg: Any) -> None:
+    """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return
+    folder = HydraConfig.get().sweep.subdir
+    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
+    for writer in progress_bar._tensorboard_writers.values():
+        writer.close()
+    progress_bar._tensorboard_writers.clear()
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
+        cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
 
 
 def _accept_user_dir(user_dir: str) -> None:

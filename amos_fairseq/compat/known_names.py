@@ -17,8 +17,11 @@ from typing import Any
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
+from omegaconf import OmegaConf
 
+from amos_fairseq.compat.hydra_callback import separate_save_dir
 from amos_fairseq.errors import UserError
+from amos_fairseq.setting_checks import config_class, read_section
 
 
 def known_names() -> dict[str, set[str]]:
@@ -29,7 +32,7 @@ def known_names() -> dict[str, set[str]]:
 
 def name_of(section: Any) -> str | None:
     """Return the name in a section of the configuration; a section without settings may be only its name."""
-    return section if isinstance(section, str) else section and section.get("_name")
+    return section.get("_name") if isinstance(section, Mapping) else getattr(section, "_name", section)
 
 
 def check_names(cfg: Any) -> None:
@@ -38,7 +41,8 @@ def check_names(cfg: Any) -> None:
         name = name_of(cfg.get(kind))
         if name is None:
             raise UserError(f"no {kind} is named: set {kind}._name (by flag: --{'arch' if kind == 'model' else kind})")
-        if name not in known:
+        if str(name) not in known:
+            name = str(name)
             similar = difflib.get_close_matches(name, sorted(known), n=3)
             hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
             raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
@@ -68,10 +72,20 @@ def ours(registry: Mapping[str, type]) -> set[str]:
 
 
 def check_config_before_defaults(add_defaults: Callable[..., Any], cfg: Any) -> None:
-    """Check the names before fairseq fills in the defaults of the components that they select."""
+    """Check names and values before fairseq fills in the defaults of the components that they select."""
     check_names(cfg)
+    check_values(cfg)
     check_fit(cfg)
+    separate_save_dir(cfg)
     add_defaults(cfg)
+
+
+def check_values(cfg: Any) -> None:
+    """Raise :class:`UserError` for a setting that is unknown, or has another type or none of the choices of its field."""
+    for kind in known_names():
+        fields = config_class(kind, name_of(cfg[kind]))
+        if fields is not None and OmegaConf.is_dict(cfg[kind]):
+            read_section(kind, fields, cfg[kind])
 
 
 def check_parsed_flags(parse_args_and_arch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

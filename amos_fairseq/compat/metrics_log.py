@@ -15,7 +15,7 @@ from typing import Any, Iterator, Optional
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from fairseq.logging import progress_bar
+from fairseq.logging import metrics, progress_bar
 from fairseq.logging.meters import Meter
 
 from amos_fairseq.collectives import on_first_rank
@@ -24,6 +24,8 @@ from amos_fairseq.files import whole_file
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 
 logger = logging.getLogger(__name__)
+
+INTERVAL = "train_inner"  # fairseq's name for the meters that are reset after each logged record
 
 
 def to_number(value: Any) -> Optional[float]:
@@ -171,7 +173,14 @@ def record_logged_values(make_bar: Callable[..., Any], iterator: Any, *args: Any
 
 
 def note_resumed_update(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    """Replace ``checkpoint_utils.load_checkpoint``: note the update after which the file continues."""
-    loaded = load_checkpoint(cfg, trainer, **kwargs)
+    """Replace ``checkpoint_utils.load_checkpoint``: note the update after which the file continues.
+
+    Between two epochs fairseq restores no meters, so that the first record would be the mean of fewer updates than in an
+    undisturbed run.
+    """
+    extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
     _resumed_updates[cfg.save_dir] = trainer.get_num_updates()
-    return loaded
+    meters = (extra_state or {}).get("metrics", {})
+    if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:
+        metrics.load_state_dict({INTERVAL: meters[INTERVAL]})
+    return extra_state, epoch_itr

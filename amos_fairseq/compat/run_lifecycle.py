@@ -1,5 +1,6 @@
 """Start, continue and finish a run: handle or refuse the cases in which stock fairseq silently does the wrong thing.
 
+* Two runs with one SAVE_DIR replace each other's checkpoints. Here the second one is refused.
 * A finished run that is started again trains one more update and rewrites its checkpoints. Here nothing changes.
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
@@ -8,25 +9,32 @@
 * The score of a validation may be a numpy scalar, which makes checkpoints unloadable, or nan, which is not comparable.
 """
 
+import contextlib
+import errno
+import fcntl
+import functools
 import hashlib
 import logging
 import math
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import torch
 from fairseq.data import iterators
 from fairseq.file_io import PathManager
 
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.collectives import on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import read_header
+from amos_fairseq.files import read_header, task_state_of
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FILE = "checkpoint_last.pt"
+LOCK_FILE = ".lock"
 NEW_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
 LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
@@ -72,8 +80,8 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
     """
     header = read_header(path)
     try:
-        check_input_dictionary(header.get("task_state") or {}, task)
-        task.load_state_dict(header.get("task_state") or {})
+        check_input_dictionary(task_state_of(path, header), task)
+        task.load_state_dict(task_state_of(path, header))
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
     saved = (header.get("cfg") or {}).get("model")
@@ -84,6 +92,100 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
             differences.append(f"--{name.replace('_', '-')} {there}, not {here}")
     if differences:
         raise UserError(f"{path} was trained with {' and '.join(differences)}: give the checkpoint's values")
+
+
+_locks: dict[str, BinaryIO] = {}
+
+
+def claim_save_dir(save_dir: str) -> None:
+    """Create SAVE_DIR and lock it until this process ends, so that two runs do not replace each other's checkpoints.
+
+    The lock is a POSIX lock on ``SAVE_DIR/.lock``: the kernel releases it when the process dies, loader processes do not
+    inherit it, and NFS servers support it. It is advisory, and without effect where a file system has no locks.
+
+    Raises:
+        UserError: another process holds it, or the directory cannot be written.
+    """
+    path = os.path.join(os.path.abspath(save_dir), LOCK_FILE)
+    try:
+        os.makedirs(save_dir, exist_ok=True)
+        if path in _locks:  # another run in this process
+            return
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closing it would release the lock
+    except OSError as error:
+        raise UserError(
+            f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir"
+        ) from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read(200).decode(errors="replace").strip() or "of unknown name"
+        file.close()
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            logger.warning("%s cannot be locked (%s): do not start a second run there", save_dir, error.strerror)
+            return
+        raise UserError(
+            f"{save_dir} is in use by another run ({holder}): wait for it, stop it, or give another --save-dir"
+        ) from error
+    _locks[path] = file
+    with contextlib.suppress(OSError):  # a full disk: only the name of the holder is missing
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+
+def claim_before_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Lock SAVE_DIR before anything in it is read or repaired."""
+    on_first_rank(functools.partial(claim_save_dir, cfg.save_dir))
+    return load_checkpoint(cfg, trainer, **kwargs)
+
+
+def leave_to_claim(verify_checkpoint_directory: Callable[..., Any], save_dir: str) -> None:
+    """Replace fairseq's test, which raises OSError on the first rank only: :func:`claim_save_dir` tests the directory."""
+
+
+def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
+    """Check the parts of a checkpoint that training reads.
+
+    Args:
+        cfg: ``checkpoint`` of the configuration; with ``--finetune-from-model`` and ``--reset-*`` fewer parts are read.
+
+    Raises:
+        UserError: a part is missing or has another type.
+    """
+    starts_anew = path == cfg.finetune_from_model
+    if not all(torch.is_tensor(tensor) for tensor in _part(header, "model", dict, path).values()):
+        raise UserError(f"{path} contains other things than tensors as weights: give another checkpoint")
+    extra = _part(header, "extra_state", dict, path)
+    history = [part for part in _part(header, "optimizer_history", list, path) if isinstance(part, dict)]
+    if not history or type(history[-1].get("num_updates")) is not int:
+        raise UserError(f"{path} does not say after how many updates it was saved: give another checkpoint")
+    if not (starts_anew or cfg.reset_optimizer):
+        optimizer = header.get("last_optimizer_state")
+        if optimizer is None and history[-1]["num_updates"] > 0:
+            raise UserError(
+                f"{path} has no optimizer state, so the run would start its schedule again: give it as --finetune-from-model "
+                "with another --save-dir, or as --restore-file with --reset-optimizer --reset-lr-scheduler"
+            )
+        if optimizer is not None and not isinstance(optimizer, dict):
+            raise UserError(f"{path} contains a damaged optimizer state: give another checkpoint")
+        for name, kind in (("criterion_name", str), ("optimizer_name", str), ("lr_scheduler_state", dict)):
+            _part(history[-1], name, kind, path)
+    position = _part(extra, "train_iterator", dict, path)
+    numbers = {name: position.get(name) for name in ("epoch", "iterations_in_epoch")}
+    numbers |= {name: value for name, value in position.items() if name.startswith("blocks_")}
+    for name, number in numbers.items():
+        if type(number) is not int or number < (name == "epoch"):
+            raise UserError(
+                f"{path} has no valid position in the data (train_iterator.{name} is {number!r}): give another checkpoint"
+            )
+
+
+def _part(content: dict[str, Any], name: str, kind: type, path: str) -> Any:
+    """Return a part of a checkpoint; raise :class:`UserError` unless it has this type."""
+    if not isinstance(content.get(name), kind):
+        raise UserError(f"{path} is not a checkpoint of fairseq-train: {name} is missing in it, or damaged")
+    return content[name]
 
 
 def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
@@ -162,6 +264,7 @@ def check_before_and_after_load(load_checkpoint: Callable[..., Any], cfg: Any, t
         try:
             path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
             if path is not None:
+                check_content(path, read_header(path), cfg)
                 check_fits(path, trainer.task, trainer.cfg.model)
         except UserError as error:
             problem = str(error)
@@ -179,6 +282,12 @@ def skip_if_finished(
         wait_for_readers()
         return [None], True
     return train(cfg, trainer, task, epoch_itr)
+
+
+def keep_last_history(state_dict: Callable[..., Any], trainer: Any) -> dict[str, Any]:
+    """Drop the optimizers of earlier parts of the run from a checkpoint: nothing reads them, and each resume adds one."""
+    state = state_dict(trainer)
+    return {**state, "optimizer_history": state["optimizer_history"][-1:]}
 
 
 def wait_for_readers() -> None:
@@ -199,8 +308,34 @@ def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any,
     numpy scalar, which reaches the checkpoint through the "best so far" of fairseq and of its scheduler. A loader that runs
     no code from checkpoints does not know that class: the run's own checkpoints could not be loaded again.
     """
-    maximize = cfg.checkpoint.maximize_best_checkpoint_metric
-    return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
+    maximize, metric = cfg.checkpoint.maximize_best_checkpoint_metric, cfg.checkpoint.best_checkpoint_metric
+    try:
+        return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
+    except KeyError as error:
+        if error.args != (metric,):
+            raise
+        raise UserError(
+            f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged"
+        ) from error
+
+
+def check_best_metric(train_step: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
+
+    A criterion of this package logs the same keys in both.
+    """
+    logged = train_step(trainer, *args, **kwargs)
+    if logged and not getattr(trainer, "metric_is_known", False):
+        metric = trainer.cfg.checkpoint.best_checkpoint_metric
+        names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
+        is_ours = type(trainer.get_criterion()).__module__.startswith("amos_fairseq.")
+        if is_ours and not trainer.cfg.dataset.disable_validation and metric not in names:
+            raise_on_every_rank(
+                f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "
+                f"{', '.join(names)}"
+            )
+        trainer.metric_is_known = True
+    return logged
 
 
 def comparable(score: Any, maximize: bool) -> float | None:

@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn
+from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM
+from amos_fairseq.setting_checks import describe
 
 # Exception, pattern of its message, line for the user (\1: group 1 of the pattern).
 COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
+    (Exception, r"Incorrect encoding detected in (.*?), please", r"\1 is not UTF-8 text: copy it again"),
     (AssertionError, r"Must specify batch size", "give --batch-size (dataset.batch_size) or --max-tokens"),
     (AssertionError, r"Please specify criterion", "give --criterion (criterion._name)"),
     (AssertionError, r"((?:Criterion|Optimizer) does not match.*)", r"the checkpoint comes from another run: \1"),
@@ -63,6 +66,8 @@ def line_for(error: BaseException) -> str | None:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then start again"
+    if isinstance(error, OmegaConfBaseException):
+        return f"the configuration cannot be used: {describe(error)}"
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         return _model_mismatch(error)
     for kind, pattern, line in COMMON_MISTAKES:
@@ -91,6 +96,10 @@ def report(error: BaseException) -> bool:
     return True
 
 
+def exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, UserError) else UserError.exit_code
+
+
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
     """Turn a user's mistake into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
@@ -99,7 +108,7 @@ def exit_on_mistake() -> Iterator[None]:
     except Exception as error:
         if not report(error):
             raise
-        raise SystemExit(1) from None
+        raise SystemExit(exit_code(error)) from None
 
 
 def install_exception_hook() -> None:
@@ -111,12 +120,12 @@ def install_exception_hook() -> None:
 def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
     with contextlib.suppress(Exception):
         if report(error):
-            raise SystemExit(1)
+            raise SystemExit(exit_code(error))
     sys.__excepthook__(kind, error, traceback)
 
 
 def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> Any:
     """Replace ``JobReturn.return_value``, which raises the exception of a Hydra job."""
     if isinstance(job._return_value, Exception) and report(job._return_value):
-        raise SystemExit(1)
+        raise SystemExit(exit_code(job._return_value))
     return return_value(job)

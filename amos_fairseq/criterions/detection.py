@@ -17,7 +17,7 @@ class DetectionLossConfig(FairseqDataclass):
     """For objectives with a generator and a detection loss (50: AMOS, Appendix B)."""
 
     discriminator_loss_weight: float = field(
-        default=50.0, metadata={"help": "lambda, the weight of the detection loss"}
+        default=50.0, metadata={"range": "0 or more", "help": "lambda, the weight of the detection loss"}
     )
 
 

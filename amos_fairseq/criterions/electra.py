@@ -27,7 +27,10 @@ class ElectraCriterionConfig(DetectionLossConfig):
     # 1: both losses are means in nats over predicted tokens, and train the same token embeddings; no paper gives a value.
     main_loss_weight: float = field(
         default=1.0,
-        metadata={"help": "weight of the main network's loss, with --main-objective replace_mlm or all_tokens_mlm"},
+        metadata={
+            "range": "0 or more",
+            "help": "weight of the main network's loss, with --main-objective replace_mlm or all_tokens_mlm",
+        },
     )
 
 

@@ -16,7 +16,11 @@ from amos_fairseq.modules.span_heads import SpanOutput
 @dataclass
 class SquadCriterionConfig(FairseqDataclass):
     answerable_loss_weight: float = field(
-        default=0.5, metadata={"help": "weight of the answerability classifier, where the head has one (XLNet: 0.5)"}
+        default=0.5,
+        metadata={
+            "range": "0 or more",
+            "help": "weight of the answerability classifier, where the head has one (XLNet: 0.5)",
+        },
     )
 
 

@@ -17,7 +17,9 @@ from amos_fairseq.errors import UserError
 class TeamsCriterionConfig(FairseqDataclass):
     """The other two weights are the model's, which has no branch for a weight of 0."""
 
-    mlm_loss_weight: float = field(default=1.0, metadata={"help": "weight of the generator's loss (1: TEAMS Eq. 9)"})
+    mlm_loss_weight: float = field(
+        default=1.0, metadata={"range": "0 or more", "help": "weight of the generator's loss (1: TEAMS Eq. 9)"}
+    )
     rtd_loss_weight: float = II("model.rtd_loss_weight")
     mws_loss_weight: float = II("model.mws_loss_weight")
 

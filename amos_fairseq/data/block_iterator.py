@@ -5,6 +5,7 @@ an update uses the next G blocks, whatever the factors of G are. fairseq counts 
 becomes wrong when the number of ranks changes; here a checkpoint stores it in blocks.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Dict, List, Optional
 
@@ -13,6 +14,8 @@ from fairseq.data import iterators
 
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start again with the first epoch"
 
@@ -119,7 +122,8 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
             reuse_dataloader=False,
             persistent_workers=False,
         )
-        self.blocks_per_step = num_shards * len(batches[0])
+        self.micro_batch = len(batches[0])
+        self.blocks_per_step = num_shards * self.micro_batch
         self.global_batch = self.blocks_per_step * update_freq
 
     def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,18 +137,28 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         return iterator
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return fairseq's entries, the position in blocks, and the number of blocks of the corpus."""
+        """Return fairseq's entries, the position in blocks, and the numbers of blocks of the corpus and of the batches."""
         state = super().state_dict()
         state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
         state["blocks_in_corpus"] = len(self.dataset)
+        state["blocks_per_update"] = self.global_batch
+        state["blocks_per_micro_batch"] = self.micro_batch
         return state
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Go to the saved position, with as many ranks and micro-batches as there are now.
 
         Raises:
-            UserError: the position is not between two updates of this run, or the corpus is another.
+            UserError: inside an epoch, the global batch or the corpus is another.
         """
+        saved = state_dict.get("blocks_per_micro_batch", self.micro_batch)
+        if saved != self.micro_batch:
+            logger.warning(
+                f"micro-batches of {self.micro_batch} blocks instead of {saved}: same blocks, other noise (dropout, samples)"
+            )
+        saved = state_dict.get("blocks_per_update", self.global_batch)
+        if saved != self.global_batch and state_dict["iterations_in_epoch"] == 0:
+            logger.warning(f"updates of {self.global_batch} blocks instead of {saved}, from this epoch on")
         if state_dict["iterations_in_epoch"] > 0:
             state_dict = {**state_dict, "iterations_in_epoch": self._steps_until(state_dict)}
         super().load_state_dict(state_dict)
@@ -162,10 +176,11 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
                 f"{len(self.dataset)} (other text, or another --tokens-per-sample): {RESET_HINT}"
             )
         blocks_in_batches = sum(len(batch) for batch in self.frozen_batches)
-        if position % self.global_batch != 0 or position >= blocks_in_batches:
+        saved = state_dict.get("blocks_per_update", self.global_batch)
+        if saved != self.global_batch or position % self.global_batch != 0 or position >= blocks_in_batches:
             raise UserError(
-                f"the checkpoint was written after block {position} of epoch {epoch}, which is not between two updates of "
-                f"{self.global_batch} blocks (ranks x update_freq x batch size): keep the global batch by --update-freq "
-                f"and --batch-size, or {RESET_HINT}"
+                f"the checkpoint was written inside epoch {epoch} of a run with {saved} blocks per update (ranks x update_freq "
+                f"x batch size), this one has {self.global_batch}: keep the global batch by --update-freq and --batch-size, "
+                f"or {RESET_HINT}"
             )
         return position // self.blocks_per_step

@@ -1,20 +1,30 @@
 """The binarized text of a corpus: checked, broken into blocks, and its tokens counted."""
 
+import functools
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset, _code_to_dtype
 from torch import Tensor
 from tqdm import tqdm
 
+from amos_fairseq.data.fingerprint import file_sha256, sample_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import file_version
 
 logger = logging.getLogger(__name__)
+
+MANIFEST = "corpus.json"
+_INDEX_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype, number of lines
+_BINARIZE_AGAIN = "copy the corpus again, or remove it and repeat prepare.sh"
 
 # Read at once when counting, a few tens of MB: enough that the counting, not the loop, takes the time.
 TOKENS_AT_ONCE = 4_000_000
@@ -22,12 +32,111 @@ LINES_AT_ONCE = 10_000
 
 
 def require_split(path: str) -> None:
-    """Raise :class:`UserError` if ``path`` (DIR/train, DIR/valid) is not a binarized text, or has no tokens."""
+    """Check a binarized text without reading all of it.
+
+    The index must have the size that it states, and the text the size that follows from the index. Where prepare.sh has
+    stored a sample of both files in ``corpus.json``, the sample must be the same.
+
+    Args:
+        path: DIR/train or DIR/valid.
+
+    Raises:
+        UserError: a file is missing, empty, truncated, or of another corpus.
+    """
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
             raise UserError(f"{path}{suffix} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
     if os.path.getsize(path + ".bin") == 0:
         raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")
+    check_index(path)
+    check_samples(path, file_version(path + ".bin"), file_version(path + ".idx"))
+
+
+def check_index(path: str) -> None:
+    """Compare the index of a memory-mapped text with the sizes of both files; raise :class:`UserError`."""
+    with open(path + ".idx", "rb") as file:
+        header = file.read(_INDEX_HEADER.size)
+        if header[:8] == IndexedDataset._HDR_MAGIC:  # fairseq's older format
+            return
+        magic, version, code, num_lines = _INDEX_HEADER.unpack(header.ljust(_INDEX_HEADER.size))
+        if magic != MMapIndexedDataset.Index._HDR_MAGIC or version != 1 or code not in _code_to_dtype:
+            raise UserError(f"{path}.idx is not an index of fairseq: {_BINARIZE_AGAIN}")
+        expected = _INDEX_HEADER.size + num_lines * (4 + 8)  # int32 length and int64 position of each line
+        if os.path.getsize(path + ".idx") != expected:
+            size = os.path.getsize(path + ".idx")
+            raise UserError(f"{path}.idx has {size} bytes, its {num_lines} lines need {expected}: {_BINARIZE_AGAIN}")
+        file.seek(_INDEX_HEADER.size + 4 * (num_lines - 1))
+        (length,) = struct.unpack("<i", file.read(4))
+        file.seek(expected - 8)
+        (position,) = struct.unpack("<q", file.read(8))
+    end = position + length * np.dtype(_code_to_dtype[code]).itemsize
+    if os.path.getsize(path + ".bin") != end:
+        raise UserError(
+            f"{path}.bin has {os.path.getsize(path + '.bin')} bytes, its index describes {end}: {_BINARIZE_AGAIN}"
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def check_samples(path: str, *versions: tuple[int, ...]) -> None:
+    """Compare a text with the samples in ``corpus.json``, once in a process; raise :class:`UserError`."""
+    directory, split = os.path.split(path)
+    samples = (shard_record(Path(directory)) or {}).get("sample_sha256", {})
+    for name in (f"{split}.bin", f"{split}.idx"):
+        if name in samples and sample_sha256(os.path.join(directory, name)) != samples[name]:
+            raise UserError(f"{directory}/{name} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+
+
+def shard_record(directory: Path) -> dict[str, Any] | None:
+    """Return the record of a shard in ``corpus.json``, with that of the corpus' tokenizer; None without ``corpus.json``.
+
+    Raises:
+        UserError: ``corpus.json`` is damaged.
+    """
+    directory = directory.absolute()
+    for folder, name in ((directory, "."), (directory.parent, directory.name)):
+        path = folder / MANIFEST
+        if not path.is_file():
+            continue
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            records = {record["directory"]: record for record in manifest["shards"]}
+            tokenizer = str(manifest["tokenizer"]["sha256"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(f"{path} is damaged, or was not written by prepare.sh: {_BINARIZE_AGAIN}") from error
+        if name in records:
+            return {**records[name], "tokenizer_sha256": tokenizer}
+    return None
+
+
+def corpus_directories(directories: list[Path]) -> list[Path]:
+    """Return the shards of a corpus, given its directory or the shards themselves."""
+    whole = [directory for directory in directories if (directory / MANIFEST).is_file()]
+    if len(directories) > 1 or not whole or shard_record(whole[0]) is not None:
+        return directories
+    records = json.loads((whole[0] / MANIFEST).read_text(encoding="utf-8"))["shards"]
+    return [whole[0] / record["directory"] for record in records]
+
+
+def verify_files(data: Sequence[Path]) -> int:
+    """Read all files of a corpus and compare them with the hashes in ``corpus.json``; return the number of bytes.
+
+    Raises:
+        UserError: there are no hashes, or a file is missing or differs.
+    """
+    hashes = {}
+    for directory in data:
+        record = shard_record(directory)
+        if record is None:
+            raise UserError(f"{directory} has no {MANIFEST} with hashes: only a corpus of prepare.sh can be verified")
+        hashes |= {directory / name: sha256 for name, sha256 in record["sha256"].items()}
+    if missing := [path for path in hashes if not path.is_file()]:
+        raise UserError(f"{missing[0]} is missing: {_BINARIZE_AGAIN}")
+    size = sum(path.stat().st_size for path in hashes)
+    with tqdm(total=size, desc="verify", unit="B", unit_scale=True, leave=False) as bar:
+        for path, expected in hashes.items():
+            if file_sha256(path, bar.update) != expected:
+                raise UserError(f"{path} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+    return size
 
 
 class MappedBlocks(torch.utils.data.Dataset):
@@ -66,6 +175,10 @@ def read_blocks(
     """
     size = tokens_per_block - 1
     tokens = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
+    if isinstance(tokens, MMapIndexedDataset):
+        num_ids = len(tokens._bin_buffer) // np.dtype(tokens._index.dtype).itemsize
+        if tokens.sizes.min() < 0 or tokens.sizes.sum(dtype=np.int64) != num_ids:
+            raise UserError(f"{path}.idx is damaged (the lengths of its lines do not add up): {_BINARIZE_AGAIN}")
     blocks = TokenBlockDataset(
         tokens, tokens.sizes, size, pad=dictionary.pad(), eos=dictionary.eos(), break_mode=break_mode
     )

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional
 from fairseq import utils
 from fairseq.data import Dictionary
 
+from amos_fairseq.data.corpus import shard_record
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
@@ -63,11 +64,29 @@ class Vocabulary:
             )
         return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
 
+    def check_tokenizer(self) -> None:
+        """Raise :class:`UserError` if ``corpus.json`` names another tokenizer than the one that is used."""
+        record = shard_record(self.dictionary_file.parent)
+        if record is None or self.tokenizer_directory is None or record["tokenizer_sha256"] == self.tokenizer_sha256:
+            return
+        from amos_fairseq.tokenization import load_tokenizer  # seldom needed, and it imports this module
+
+        try:  # the directory may contain other files beside the tokenizer's
+            matches = load_tokenizer(self.tokenizer_directory).sha256 == record["tokenizer_sha256"]
+            reason = "its sha256 is not that in corpus.json"
+        except UserError as error:
+            matches, reason = False, str(error)
+        if not matches:
+            raise UserError(
+                f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({reason}): copy "
+                "it again, or repeat prepare.sh"
+            )
+
     def load_dictionary(self) -> Dictionary:
         """Load ``dict.txt`` and append ``<mask>``; raise :class:`UserError` if fairseq cannot read the file."""
         try:
             dictionary = Dictionary.load(str(self.dictionary_file))
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # fairseq raises a bare Exception for a file that is not UTF-8
             raise UserError(f"{self.dictionary_file} is not a fairseq dictionary: {error}") from error
         dictionary.add_symbol(MASK_SYMBOL)
         return dictionary
@@ -99,7 +118,7 @@ class Vocabulary:
             if self._is_copied_to(target):
                 return target
             raise UserError(
-                f"{target} belongs to a run with another vocabulary than {self.dictionary_file}: give another "
+                f"{target} is damaged, or belongs to a run with another vocabulary than {self.dictionary_file}: give another "
                 "--save-dir, or the corpus of that run"
             )
         try:

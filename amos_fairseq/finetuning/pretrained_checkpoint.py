@@ -1,17 +1,17 @@
 """The checkpoint that fine-tuning starts from: its architecture as flags, its fingerprint, its tokenizer."""
 
-import argparse
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_REGISTRY
+from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoints.read import checkpoint_file, read_tokenizer
+from amos_fairseq.checkpoints.read import check_state, checkpoint_file, model_settings, read_tokenizer
+from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import read_header
+from amos_fairseq.files import read_header, task_state_of
 from amos_fairseq.finetuning.recipes import size_for_width
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
@@ -55,11 +55,8 @@ class PretrainedCheckpoint:
         return size_for_width(int(self.model["encoder_embed_dim"]))
 
     def model_flags(self) -> list[str]:
-        """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes.
-
-        Each setting is a single argument ``--name=value``: a value from the checkpoint file cannot add a flag.
-        """
-        return ["--arch", self.arch, *(f"--{name.replace('_', '-')}={value!s}" for name, value in self.model.items())]
+        """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes."""
+        return ["--arch", self.arch, *as_flags(self.model)]
 
     def check_tokenizer(self, directory: Path) -> None:
         """Raise :class:`UserError` unless ``directory`` holds the tokenizer that the checkpoint was trained with."""
@@ -82,28 +79,11 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     """
     file = checkpoint_file(Path(checkpoint)).resolve()
     header = read_header(str(file))
-    try:
-        settings = header["cfg"]["model"]
-        settings = vars(settings) if isinstance(settings, argparse.Namespace) else dict(settings)
-        arch = settings["_name"]
-        known = {field.name for field in dataclasses.fields(architecture_config(arch))}
-        model = {name: settings[name] for name in sorted(known & MODEL_FIELDS & settings.keys())}
-        num_updates = int(header["optimizer_history"][-1]["num_updates"])
-    except (KeyError, TypeError, IndexError) as error:
-        raise UserError(
-            f"{file} is not a checkpoint of fairseq-train with this package: {error} is missing in it"
-        ) from error
+    check_state(file, header)
+    settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
+    model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    num_updates = int(header["optimizer_history"][-1]["num_updates"])
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
-    state = header.get("task_state") or {}
-    return PretrainedCheckpoint(file, file_sha256(file), arch, model, state, num_updates, from_scratch)
-
-
-def architecture_config(arch: str) -> type:
-    """Return the config class of one of our architectures; raise :class:`UserError` for any other."""
-    config = getattr(ARCH_MODEL_REGISTRY.get(arch), "__dataclass", None)
-    if not (isinstance(config, type) and issubclass(config, EncoderConfig)):
-        raise UserError(
-            f"the checkpoint's architecture is {arch!r}, which is not one of this package: give another checkpoint"
-        )
-    return config
+    state = task_state_of(str(file), header)
+    return PretrainedCheckpoint(file, file_sha256(file), settings["_name"], model, state, num_updates, from_scratch)

@@ -1,6 +1,5 @@
 """Read a configuration, and build its task, model, criterion and batch in real sizes on the meta device, without data."""
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amos_fairseq.checkpoints.read import check_architecture, checkpoint_file, read_state
+from amos_fairseq.checkpoints.read import checkpoint_file, model_settings, read_state
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
+from amos_fairseq.setting_checks import check_ranges
 from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.tasks.text_pretraining import TextPretrainingTask, check_settings
+from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 
 DEVICE = torch.device("meta")
 
@@ -81,10 +81,7 @@ def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple
     """Read the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings."""
     state = read_state(file)
     settings = dict(state["cfg"])
-    model = settings["model"]
-    check_architecture(file, model if isinstance(model, argparse.Namespace) else OmegaConf.create(model))
-    if isinstance(model, argparse.Namespace):
-        settings["model"] = vars(model)
+    settings["model"] = model_settings(file, settings["model"])
     if "embed_tokens.weight" not in state["model"]:
         raise UserError(f"{file} has no token embeddings: give an unmodified pretraining checkpoint")
     try:
@@ -150,7 +147,7 @@ def build_task(cfg: DictConfig, vocabulary_size: int | None) -> TextPretrainingT
     """Build the task with the corpus ``task.data``, or with a synthetic vocabulary."""
     if vocabulary_size is None:
         return TextPretrainingTask.setup_task(cfg)
-    check_settings(cfg)
+    check_ranges(cfg, TextPretrainingConfig)
     # There is no corpus; these files are never opened.
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
     return TextPretrainingTask(cfg, vocabulary, synthetic_dictionary(vocabulary_size))

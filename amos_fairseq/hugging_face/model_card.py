@@ -1,6 +1,7 @@
 """The model card of an exported folder: the facts of the run, and how to use the class."""
 
-import json
+import html
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from amos_fairseq.hugging_face.weights import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
 )
-from amos_fairseq.metrics_file import FILE_NAME as METRICS_FILE
+from amos_fairseq.metrics_file import read_records
 from amos_fairseq.versions import version_of
 
 UNKNOWN_LICENSE = "unknown"
@@ -136,7 +137,7 @@ def write_card(
 def title(loaded: LoadedCheckpoint, part: Part) -> str:
     shape = part.shape
     name = objective(loaded).upper() or import_source(loaded.task)
-    return f"{name}, {shape.num_layers} layers of width {shape.width}: {part.description}"
+    return f"{escape_markup(name)}, {shape.num_layers} layers of width {shape.width}: {part.description}"
 
 
 def objective(loaded: LoadedCheckpoint) -> str:
@@ -151,7 +152,7 @@ def objective(loaded: LoadedCheckpoint) -> str:
 def origin(loaded: LoadedCheckpoint) -> str:
     source = import_source(loaded.task)
     if source:
-        return f"{source}, imported with amos_fairseq and not trained further"
+        return f"{escape_markup(source)}, imported with amos_fairseq and not trained further"
     return "a model trained with amos_fairseq"
 
 
@@ -230,18 +231,7 @@ def validation_metrics(loaded: LoadedCheckpoint) -> dict[str, str]:
 
 def read_metrics(loaded: LoadedCheckpoint) -> list[dict[str, Any]]:
     """Return the log's records up to the checkpoint's update; none without a log. A truncated last line is skipped."""
-    path = loaded.file.parent / METRICS_FILE
-    if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("update", loaded.num_updates + 1) <= loaded.num_updates:
-            records.append(record)
-    return records
+    return [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
 
 
 def limits(loaded: LoadedCheckpoint, part: Part) -> str:
@@ -260,4 +250,10 @@ def license_text(data_license: str) -> str:
 
 
 def as_table(rows: dict[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    lines = (f"| {escape_markup(name)} | {escape_markup(value)} |" for name, value in rows.items())
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def escape_markup(text: str) -> str:
+    """Escape HTML, links, code and cells of tables in text from a checkpoint or a log, which a web page may show."""
+    return re.sub(r"([\\`|\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

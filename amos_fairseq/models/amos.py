@@ -45,20 +45,27 @@ class AmosConfig(EncoderConfig):
         metadata={"help": "how the depths are weighted: adversarially learned, or one of the ablations"},
     )
     fixed_mixture_weights: str = field(default="", metadata={"help": "one weight per depth, for --mixture fixed"})
-    gumbel_temperature: float = field(default=0.3, metadata={"help": "temperature tau of Gumbel-Softmax"})
+    gumbel_temperature: float = field(
+        default=0.3, metadata={"range": "above 0", "help": "temperature tau of Gumbel-Softmax"}
+    )
     # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/truncated_gumbel_softmax.py.
     gumbel_entries: int = field(
         default=128,
         metadata={
+            "range": "0 or more",
             "help": "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
-            "0: all, exactly"
+            "0: all, exactly",
         },
     )
     no_stop_gradient: bool = field(
         default=False, metadata={"help": "let deeper MLM losses train the shallower blocks too (ablation)"}
     )
     adversarial_mlm_multiplier: float = field(
-        default=0.0, metadata={"help": "also train the MLM embeddings h to mislead, times this factor (ablation)"}
+        default=0.0,
+        metadata={
+            "range": "0 or more",
+            "help": "also train the MLM embeddings h to mislead, times this factor (ablation)",
+        },
     )
     separate_generators: bool = field(
         default=False, metadata={"help": "one generator per depth instead of one with several heads (ablation)"}
@@ -221,13 +228,7 @@ class AmosModel(PretrainingModel):
 
 
 def check_settings(cfg: AmosConfig) -> None:
-    """Raise ValueError for values out of range, and for a setting that another one makes meaningless."""
-    if cfg.gumbel_temperature <= 0:
-        raise ValueError(f"--gumbel-temperature {cfg.gumbel_temperature} must be above 0 (0.3 in AMOS, Appendix B)")
-    if cfg.gumbel_entries < 0:
-        raise ValueError(f"--gumbel-entries {cfg.gumbel_entries} must not be negative; 0 keeps all")
-    if cfg.adversarial_mlm_multiplier < 0:
-        raise ValueError(f"--adversarial-mlm-multiplier {cfg.adversarial_mlm_multiplier} must not be negative")
+    """Raise ValueError for a setting that another one makes meaningless."""
     if cfg.fixed_mixture_weights and cfg.mixture != "fixed":
         raise ValueError(f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed")
 

@@ -43,32 +43,54 @@ VOCABULARY_MULTIPLE = 64
 class EncoderConfig(FairseqDataclass):
     """The encoder; the defaults are BERT-base."""
 
-    encoder_layers: int = field(default=12, metadata={"help": "layers of the main encoder"})
-    encoder_embed_dim: int = field(default=768, metadata={"help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(default=3072, metadata={"help": "width of the feed-forward networks"})
-    encoder_attention_heads: int = field(default=12, metadata={"help": "attention heads"})
-    embedding_dim: int = field(default=0, metadata={"help": "width of the token embeddings; 0: the encoder's width"})
-    token_types: int = field(default=0, metadata={"help": "token types of an imported encoder (BERT has 2)"})
-    max_positions: int = field(default=512, metadata={"help": "longest sequence, in tokens"})
-    dropout: float = field(default=0.1, metadata={"help": "dropout of embeddings and layer outputs"})
-    attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention weights"})
-    activation_dropout: float = field(default=0.0, metadata={"help": "dropout inside the feed-forward networks"})
-    pooler_dropout: float = field(default=0.0, metadata={"help": "dropout of a classification head"})
+    encoder_layers: int = field(default=12, metadata={"range": "above 0", "help": "layers of the main encoder"})
+    encoder_embed_dim: int = field(default=768, metadata={"range": "above 0", "help": "width of the encoder"})
+    encoder_ffn_embed_dim: int = field(
+        default=3072, metadata={"range": "above 0", "help": "width of the feed-forward networks"}
+    )
+    encoder_attention_heads: int = field(default=12, metadata={"range": "above 0", "help": "attention heads"})
+    embedding_dim: int = field(
+        default=0, metadata={"range": "0 or more", "help": "width of the token embeddings; 0: the encoder's width"}
+    )
+    token_types: int = field(
+        default=0, metadata={"range": "0 or more", "help": "token types of an imported encoder (BERT has 2)"}
+    )
+    max_positions: int = field(default=512, metadata={"range": "above 0", "help": "longest sequence, in tokens"})
+    dropout: float = field(
+        default=0.1, metadata={"range": "0 or more and below 1", "help": "dropout of embeddings and layer outputs"}
+    )
+    attention_dropout: float = field(
+        default=0.1, metadata={"range": "0 or more and below 1", "help": "dropout of attention weights"}
+    )
+    activation_dropout: float = field(
+        default=0.0, metadata={"range": "0 or more and below 1", "help": "dropout inside the feed-forward networks"}
+    )
+    pooler_dropout: float = field(
+        default=0.0, metadata={"range": "0 or more and below 1", "help": "dropout of a classification head"}
+    )
     pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
         default="tanh", metadata={"help": "activation of a classification head"}
     )
-    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of every LayerNorm"})
-    init_std: float = field(default=0.02, metadata={"help": "standard deviation of the initial embeddings"})
+    layer_norm_eps: float = field(default=1e-5, metadata={"range": "above 0", "help": "epsilon of every LayerNorm"})
+    init_std: float = field(
+        default=0.02, metadata={"range": "0 or more", "help": "standard deviation of the initial embeddings"}
+    )
     linear_init_std: float = field(
         default=0.02,
-        metadata={"help": "standard deviation of the initial linear weights (narrow models need about 0.1)"},
+        metadata={
+            "range": "0 or more",
+            "help": "standard deviation of the initial linear weights (narrow models need about 0.1)",
+        },
     )
     relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
         default="none", metadata={"help": "relative positions: none, t5, or the scheme of the released AMOS checkpoint"}
     )
-    relative_position_buckets: int = field(default=32, metadata={"help": "rows of the relative position table"})
+    relative_position_buckets: int = field(
+        default=32, metadata={"range": "above 0", "help": "rows of the relative position table"}
+    )
     relative_position_max_distance: int = field(
-        default=128, metadata={"help": "distance in tokens from which on all relative positions share a bucket"}
+        default=128,
+        metadata={"range": "above 0", "help": "distance in tokens from which on all relative positions share a bucket"},
     )
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = field(
         default="fast",
@@ -86,20 +108,6 @@ class EncoderConfig(FairseqDataclass):
         default=False,
         metadata={"help": "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"},
     )
-
-
-def check_encoder(cfg: EncoderConfig) -> None:
-    """Raise ValueError if a size is not positive or a dropout is not a probability below 1."""
-    sizes = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions")
-    for name in (*sizes, "layer_norm_eps"):
-        if not getattr(cfg, name) > 0:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must be above 0")
-    for name in ("embedding_dim", "token_types"):
-        if getattr(cfg, name) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must not be negative")
-    for name in ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout"):
-        if not 0 <= getattr(cfg, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(cfg, name)} must be a probability below 1")
 
 
 def embedding_width(cfg: EncoderConfig) -> int:

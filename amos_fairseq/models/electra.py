@@ -53,11 +53,17 @@ class ElectraConfig(EncoderConfig):
     )
     generator_size: float = field(
         default=1 / 3,
-        metadata={"help": "width, FFN width and attention heads of the generator, as a fraction of the encoder's"},
+        metadata={
+            "range": "above 0",
+            "help": "width, FFN width and attention heads of the generator, as a fraction of the encoder's",
+        },
     )
-    generator_layers: int = field(default=0, metadata={"help": "layers of the generator; 0: as many as the encoder"})
+    generator_layers: int = field(
+        default=0, metadata={"range": "0 or more", "help": "layers of the generator; 0: as many as the encoder"}
+    )
     generator_temperature: float = field(
-        default=1.0, metadata={"help": "sample with the generator's probabilities to the power 1 / temperature"}
+        default=1.0,
+        metadata={"range": "above 0", "help": "sample with the generator's probabilities to the power 1 / temperature"},
     )
     disallow_true_token: bool = field(
         default=False, metadata={"help": "never sample the original token as a replacement (section 5.5)"}
@@ -371,11 +377,7 @@ class ElectraModel(SingleMlmModel):
 
 
 def check_settings(cfg: ElectraConfig) -> None:
-    """Raise ValueError for values out of range, and for a setting that another one excludes or makes meaningless."""
-    if cfg.generator_temperature <= 0:
-        raise ValueError(f"--generator-temperature {cfg.generator_temperature:g} must be above 0")
-    if cfg.generator_layers < 0:
-        raise ValueError(f"--generator-layers {cfg.generator_layers} must not be negative; 0 is the encoder's number")
+    """Raise ValueError for a setting that another one excludes or makes meaningless."""
     if cfg.generator != "masked_lm":
         _check_without_network(cfg)
     if cfg.adversarial and cfg.frozen_generator:

@@ -53,7 +53,10 @@ class ElectricConfig(EncoderConfig):
     )
     generator_size: float = field(
         default=1 / 3,
-        metadata={"help": "width, FFN width and attention heads of each tower, as a fraction of the encoder's"},
+        metadata={
+            "range": "above 0",
+            "help": "width, FFN width and attention heads of each tower, as a fraction of the encoder's",
+        },
     )
     generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = field(
         default="sampled", metadata={"help": "tokens whose loss trains the two-tower generator"}

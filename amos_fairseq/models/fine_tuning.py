@@ -10,7 +10,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import (
     EncoderConfig,
     PaddedVocabulary,
-    check_encoder,
     embedding_width,
     transformer_config,
 )
@@ -18,6 +17,7 @@ from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
+from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class FineTunedModel(BaseFairseqModel):
 
     def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
         super().__init__()
-        check_encoder(cfg)
+        check_ranges(cfg, EncoderConfig)
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))

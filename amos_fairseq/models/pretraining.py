@@ -15,11 +15,12 @@ from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
-from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, check_encoder, embedding_width
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, embedding_width
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
+from amos_fairseq.setting_checks import check_ranges
 
 
 @runtime_checkable
@@ -39,7 +40,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     A subclass adds its modules and then calls :meth:`initialize`.
 
     Raises:
-        ValueError: the settings do not describe an encoder.
+        UserError: a setting is out of range.
     """
 
     # The class that build_model() builds for tasks other than pretraining.
@@ -49,7 +50,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
         super().__init__()
-        check_encoder(cfg)
+        # register_model() sets __dataclass.
+        check_ranges(cfg, getattr(type(self), "__dataclass", EncoderConfig))
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))

@@ -45,14 +45,21 @@ class TeamsConfig(EncoderConfig):
 
     generator_layers: int = field(
         default=0,
-        metadata={"help": "layers of the generator, as wide as the encoder's; 0: half as many as the encoder's"},
+        metadata={
+            "range": "0 or more",
+            "help": "layers of the generator, as wide as the encoder's; 0: half as many as the encoder's",
+        },
     )
     share_layers: ChoiceEnum(["none", "half", "all"]) = field(
         default="half",
         metadata={"help": "how many of the generator's layers are the encoder's own, from the bottom (Table 4)"},
     )
     negative_samples: int = field(
-        default=5, metadata={"help": "K, other tokens among which the original is to be selected (TEAMS section 4.1)"}
+        default=5,
+        metadata={
+            "range": "1 or more",
+            "help": "K, other tokens among which the original is to be selected (TEAMS section 4.1)",
+        },
     )
     negative_sampling: ChoiceEnum(["sampled", "hardest"]) = field(
         default="sampled",
@@ -67,10 +74,17 @@ class TeamsConfig(EncoderConfig):
     )
     rtd_loss_weight: float = field(
         default=5.0,
-        metadata={"help": "lambda_1, weight of replaced token detection; 0 leaves its branch out (Table 2)"},
+        metadata={
+            "range": "0 or more",
+            "help": "lambda_1, weight of replaced token detection; 0 leaves its branch out (Table 2)",
+        },
     )
     mws_loss_weight: float = field(
-        default=2.0, metadata={"help": "lambda_2, weight of multi-word selection; 0 leaves its branch out (Table 2)"}
+        default=2.0,
+        metadata={
+            "range": "0 or more",
+            "help": "lambda_2, weight of multi-word selection; 0 leaves its branch out (Table 2)",
+        },
     )
     representation: ChoiceEnum(["mws", "rtd"]) = field(
         default="mws", metadata={"help": "the branch that is fine-tuned, exported and loaded (Table 3)"}
@@ -299,10 +313,6 @@ def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:
 
 
 def _check_tasks(cfg: TeamsConfig) -> None:
-    for task in ("mws", "rtd"):
-        weight = getattr(cfg, f"{task}_loss_weight")
-        if not weight >= 0:
-            raise ValueError(f"--{task}-loss-weight {weight} must not be negative; 0 leaves the task out")
     present = discriminator_tasks(cfg)
     if not present:
         raise ValueError(

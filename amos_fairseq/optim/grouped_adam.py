@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
+from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ class GroupedAdamConfig(FairseqDataclass):
     """AMOS Table 3, which gives no weight decay (0.01 in TEAMS Table 5 and thesis Table 5.1)."""
 
     adam_betas: str = field(default="(0.9, 0.98)", metadata={"help": "decay rates of the two moments"})
-    adam_eps: float = field(default=1e-6, metadata={"help": "epsilon of Adam"})
-    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})
+    adam_eps: float = field(default=1e-6, metadata={"range": "above 0", "help": "epsilon of Adam"})
+    weight_decay: float = field(default=0.0, metadata={"range": "0 or more", "help": "decoupled weight decay"})
     decay_all_parameters: bool = field(
         default=False,
         metadata={"help": "decay LayerNorm weights, biases, mixture weights and bias tables too, as fairseq does"},
@@ -35,8 +36,9 @@ class GroupedAdamConfig(FairseqDataclass):
     layer_wise_lr_decay: float = field(
         default=1.0,
         metadata={
+            "range": "above 0 and at most 1",
             "help": "fine-tuning: a layer's learning rate is that of the layer above it times this factor, "
-            "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)"
+            "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)",
         },
     )
     lr: List[float] = II("optimization.lr")
@@ -56,7 +58,7 @@ class GroupedAdam(FairseqOptimizer):
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
         super().__init__(cfg)
-        check_layer_wise_decay(cfg.layer_wise_lr_decay)
+        check_ranges(cfg, GroupedAdamConfig)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
         fused_adam = apex_fused_adam()
         if fused_adam is not None:
@@ -174,12 +176,6 @@ def parameter_groups(
         }
         for mark in sorted(by_mark, key=lambda mark: (mark.depth, not mark.is_decayed))
     ]
-
-
-def check_layer_wise_decay(decay: float) -> None:
-    """Raise :class:`UserError` for a value that is not a share of a learning rate."""
-    if not 0 < decay <= 1:
-        raise UserError(f"--layer-wise-lr-decay {decay:g} must be above 0 and at most 1 (1: the same rate everywhere)")
 
 
 def parse_betas(text: str) -> tuple[float, float]:

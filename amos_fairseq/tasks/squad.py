@@ -29,13 +29,18 @@ class SquadConfig(FairseqDataclass):
         metadata={"help": "start and end independently (AMOS), or XLNet's joint head (ELECTRA, thesis 5.2.4)"},
     )
     tokens_per_window: int = field(
-        default=512, metadata={"help": "tokens of question, context and special tokens (AMOS Appendix B: 512)"}
+        default=512,
+        metadata={
+            "range": "1 or more",
+            "help": "tokens of question, context and special tokens (AMOS Appendix B: 512)",
+        },
     )
     doc_stride: int = field(
-        default=128, metadata={"help": "distance in tokens between the windows of a longer context (BERT's)"}
+        default=128,
+        metadata={"range": "1 or more", "help": "distance in tokens between the windows of a longer context (BERT's)"},
     )
     max_question_length: int = field(
-        default=64, metadata={"help": "tokens of a question; the rest is cut off (BERT's)"}
+        default=64, metadata={"range": "1 or more", "help": "tokens of a question; the rest is cut off (BERT's)"}
     )
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")

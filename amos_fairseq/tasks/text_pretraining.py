@@ -26,6 +26,7 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.setting_checks import check_ranges
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
@@ -39,7 +40,8 @@ class TextPretrainingConfig(FairseqDataclass):
         metadata={"help": "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next one"},
     )
     tokens_per_sample: int = field(
-        default=512, metadata={"help": "tokens per block, <s> included (AMOS Table 3: sequence length 512)"}
+        default=512,
+        metadata={"range": "2 or more", "help": "tokens per block, <s> included (AMOS Table 3: sequence length 512)"},
     )
     sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc"]) = field(
         default="none",
@@ -49,7 +51,11 @@ class TextPretrainingConfig(FairseqDataclass):
         },
     )
     mask_prob: float = field(
-        default=0.15, metadata={"help": "share of a block's tokens that is masked (AMOS Appendix B: 15 %%)"}
+        default=0.15,
+        metadata={
+            "range": "above 0 and below 1",
+            "help": "share of a block's tokens that is masked (AMOS Appendix B: 15 %%)",
+        },
     )
     mask_treatment: ChoiceEnum(["default", *TREATMENTS]) = field(
         default="default",
@@ -61,6 +67,14 @@ class TextPretrainingConfig(FairseqDataclass):
     )
     tokenizer_directory: Optional[str] = field(
         default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
+    )
+    divergence_factor: float = field(
+        default=3.0,
+        metadata={
+            "range": "0 or more",
+            "help": "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
+            "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
+        },
     )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")
@@ -83,8 +97,9 @@ class TextPretrainingTask(CorpusTask):
         """Read the vocabulary; raise :class:`UserError` for paths, dictionaries or settings that cannot be used."""
         if OmegaConf.is_missing(cfg, "data"):
             raise UserError("no corpus is given: give the directory that prepare.sh wrote, as task.data=DIR")
-        check_settings(cfg)
+        check_ranges(cfg, TextPretrainingConfig)
         vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
+        vocabulary.check_tokenizer()
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
         return cls(cfg, vocabulary, dictionary)
@@ -215,11 +230,3 @@ class TextPretrainingTask(CorpusTask):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, self.cfg.seed, 0, sample["first_id"]))
             return super().valid_step(sample, model, criterion)
-
-
-def check_settings(cfg: TextPretrainingConfig) -> None:
-    """Raise :class:`UserError` for values with which there are no masked blocks."""
-    if not 0.0 < cfg.mask_prob < 1.0:
-        raise UserError(f"--mask-prob {cfg.mask_prob} is not a share: give a number between 0 and 1")
-    if cfg.tokens_per_sample < 2:
-        raise UserError(f"--tokens-per-sample {cfg.tokens_per_sample} leaves no room beside <s>: give 2 or more")

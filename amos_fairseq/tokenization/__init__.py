@@ -36,7 +36,10 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         raise UserError(f"{directory} is not a directory: give the tokenizer directory of a corpus or of a run")
     if (directory / SETTINGS_FILE).is_file():
         settings = _read_settings(directory / SETTINGS_FILE)
-        tokenizer = KINDS[settings["kind"]].from_files(directory, settings)
+        try:
+            tokenizer = KINDS[settings["kind"]].from_files(directory, settings)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{directory / SETTINGS_FILE} has a missing or wrong setting: {error!r}") from error
         tokenizer.check_dictionary(directory / DICTIONARY_FILE)
         return tokenizer
     if (directory / FastTokenizer.model_file).is_file() and not (directory / DICTIONARY_FILE).is_file():
@@ -50,8 +53,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(settings, dict) or settings.get("kind") not in KINDS:
+    if not isinstance(settings, dict) or str(settings.get("kind")) not in KINDS:
         raise UserError(f"{path}: 'kind' must be one of {', '.join(KINDS)}")
     return settings

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List
 
-from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.fingerprint import file_sha256, sample_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization import Tokenizer
 from amos_fairseq.versions import version_of
@@ -32,8 +32,11 @@ def describe(counts: Counts) -> Dict[str, Any]:
     }
 
 
-def file_hashes(directory: Path) -> Dict[str, str]:
-    return {path.name: file_sha256(path) for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")}
+def file_hashes(directory: Path) -> Dict[str, Dict[str, str]]:
+    """Return the hashes of whole files, for ``amos verify``, and of samples, which every training compares."""
+    paths = [path for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")]
+    hashes = {"sha256": file_sha256, "sample_sha256": sample_sha256}
+    return {name: {path.name: compute(path) for path in paths} for name, compute in hashes.items()}
 
 
 def build_manifest(

@@ -139,7 +139,7 @@ def _shard(
     _refuse_empty(counts)
     shutil.copyfile(work.tokenizer / DICTIONARY_FILE, directory / DICTIONARY_FILE)
     record = {name: manifest.describe(count) for name, count in counts.items()}
-    record["sha256"] = manifest.file_hashes(directory)
+    record |= manifest.file_hashes(directory)
     work.save_counts(directory, record)
     work.finish(directory)
     for path in files["train"]:  # frees disk space

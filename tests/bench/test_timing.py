@@ -139,7 +139,7 @@ def test_small_budget_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with 64 FLOP/s for the small and 256 for the large product, and a copy of half a second."""
+    """A processor with 64 FLOP/s for products of 2, 256 for those of 4, too slow for 32; a copy of half a second."""
     clock, products, copies = Clock(monkeypatch), [], []
 
     def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
@@ -147,7 +147,7 @@ def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyP
         clock.takes({2: 16 / 64, 4: 128 / 256}[len(left)])
 
     monkeypatch.setattr(torch, "mm", product)
-    assert machine.matmul_peak(CPU, torch.bfloat16, edges=(2, 4)) == 256
+    assert machine.matmul_peak(CPU, torch.bfloat16, edges=(2, 4, 32)) == 256
     assert {tuple(matrix.shape) for matrices in products for matrix in matrices} == {(2, 2), (4, 4)}
     assert {matrix.dtype for matrices in products for matrix in matrices} == {torch.bfloat16}
 

@@ -83,6 +83,25 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
     assert str(runs) not in text, "no path of this machine"
 
 
+def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):
+    """Keys of the log, the name of the task and of an imported model, as a web page of the Hub would show them."""
+    script = "<script>alert(1)</script>"
+    run = write_run(tmp_path / "run", task={"_name": f"x|{script}"})
+    with (run / "metrics.jsonl").open("w") as log:
+        for record in ({script: 1.5, "[link](javascript:alert(1))": 2}, {"loss": script}, {"loss": [1]}):
+            log.write(json.dumps({"split": "valid", "update": 5, "epoch": 1} | record) + "\n")
+        log.write("[" * 100_000 + "\n")
+    main(["export", str(run), str(tmp_path / "out"), "--no-check"])
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "<script" not in card
+    assert "| &lt;script&gt;alert(1)&lt;/script&gt; | 1.5 |" in card
+    assert r"| \[link\](javascript:alert(1)) | 2 |" in card
+    assert r"| Task | x\|&lt;script&gt;" in card
+    imported = write_run(tmp_path / "imported", task={"data": f"imported from {script}", "_name": "text_pretraining"})
+    main(["export", str(imported), str(tmp_path / "other"), "--no-check"])
+    assert "<script" not in (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
+
+
 def test_card_of_an_imported_model_has_no_facts_of_training(runs, tmp_path):
     """The settings that are stored with imported weights are unused defaults."""
     run = write_run(tmp_path / "run", task={"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"})

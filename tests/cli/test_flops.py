@@ -82,7 +82,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
         (["mlm_tiny", "--set", "model.max_positions=63"], "allows 63"),
         (["mlm_tiny", "--set", "dataset.batch_size=null"], "no room for one block"),
         (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
-        (["mlm_tiny", "--set", "task.mask_prob=2"], "not a share"),
+        (["mlm_tiny", "--set", "task.mask_prob=2"], "must be above 0 and below 1"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

@@ -4,6 +4,7 @@ import argparse
 import errno
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
 
 from amos_fairseq import files
+from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.compat import checkpoints
 from amos_fairseq.compat.checkpoints import (
     UNSAFE_LOADING,
@@ -143,6 +145,69 @@ def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(
     assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
     assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in caplog.text
     assert "checkpoint_2_10.pt (10 updates)" in caplog.text
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the middle of the tensor, so that the file still loads."""
+    content = bytearray(path.read_bytes())
+    start = content.index(checkpoint(10)["model"]["weight"].numpy().tobytes()[:40])
+    content[start + 41] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_damage(save_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.save(checkpoint(10), save_dir / "checkpoint_last.pt")
+    flip_a_bit(save_dir / "checkpoint_last.pt")
+    assert not torch.equal(
+        torch.load(save_dir / "checkpoint_last.pt")["model"]["weight"], checkpoint(10)["model"]["weight"]
+    )
+    for read in (read_header, checkpoint_utils.load_checkpoint_to_cpu, lambda path: read_state(Path(path))):
+        with pytest.raises(
+            DamagedCheckpoint, match=r"damaged \(the checksum of checkpoint_last/data/0 in it is wrong\)"
+        ):
+            read(str(save_dir / "checkpoint_last.pt"))
+    assert repair_last_checkpoint(str(save_dir)) is None
+    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in caplog.text
+    assert torch.equal(
+        read_header(str(save_dir / "checkpoint_last.pt"))["model"]["weight"], checkpoint(10)["model"]["weight"]
+    )
+
+
+def test_the_newest_of_damaged_checkpoints_is_passed_over(save_dir: Path) -> None:
+    (save_dir / "checkpoint_last.pt").unlink()
+    flip_a_bit(save_dir / "checkpoint_2_10.pt")
+    assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_best.pt"), 5)
+
+
+def test_a_checkpoint_is_read_once_for_its_checksums(save_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    test = zipfile.ZipFile.testzip
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda archive: (reads.append(archive.filename), test(archive))[1])
+    path = str(save_dir / "checkpoint_2_10.pt")
+    for _ in range(3):
+        read_header(path)
+    assert reads == [path]
+    torch.save(checkpoint(11), path)
+    assert read_header(path)["optimizer_history"] == [{"num_updates": 11}]
+    assert reads == [path, path]
+
+
+def test_a_compressed_archive_is_not_unpacked(tmp_path: Path) -> None:
+    """A few kilobytes could become any number of bytes."""
+    torch.save(checkpoint(1), tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "bomb.pt", "w", 8) as bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    with pytest.raises(DamagedCheckpoint, match=r"not written by torch\.save"):
+        read_header(str(tmp_path / "bomb.pt"))
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), [1], "text", None])
+def test_what_is_no_dictionary_is_no_checkpoint(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "model.pt")
+    for read in (read_header, lambda path: read_state(Path(path))):
+        with pytest.raises(UserError, match=r"model\.pt (contains a \w+, not a checkpoint|is not a checkpoint)"):
+            read(str(tmp_path / "model.pt"))
 
 
 def test_a_missing_last_checkpoint_is_replaced(save_dir: Path) -> None:

@@ -32,7 +32,7 @@ def read(save_dir):
 def _stock_fairseq(monkeypatch):
     """Each test applies the patches to fairseq's own functions, as a new process does."""
     monkeypatch.setattr(progress_bar, "progress_bar", inspect.unwrap(progress_bar.progress_bar))
-    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda cfg, trainer, **_: ("extra", "iterator"))
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint", lambda cfg, trainer, **_: ({}, "iterator"))
     Patch(progress_bar, "progress_bar", metrics_log.record_logged_values).apply_to(progress_bar)
     Patch(checkpoint_utils, "load_checkpoint", metrics_log.note_resumed_update).apply_to(checkpoint_utils)
 
@@ -40,7 +40,7 @@ def _stock_fairseq(monkeypatch):
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):
     """The calls of fairseq_cli.train in a process, with the real progress bar and synthetic statistics."""
     trainer = types.SimpleNamespace(get_num_updates=lambda: first_update - 1)
-    checkpoint_utils.load_checkpoint(types.SimpleNamespace(save_dir=save_dir), trainer)
+    checkpoint_utils.load_checkpoint(types.SimpleNamespace(save_dir=save_dir, reset_meters=False), trainer)
     if stop_early:
         return
     place = (first_update - 1) % updates_per_epoch

@@ -26,10 +26,17 @@ def modules_of(function: Any) -> Iterator[str]:
     ("owner", "name", "expected"),
     [
         (Trainer, "__init__", ["compilation", "distribution", "patching", "signals"]),
-        (Trainer, "train_step", ["failing_updates", "failing_updates"]),
+        (Trainer, "train_step", ["run_lifecycle", "failing_updates", "divergence", "failing_updates"]),
         (Trainer, "clip_grad_norm", ["host_reads", "failing_updates"]),
         (Trainer, "_check_grad_norms", ["host_reads", "distribution"]),
-        (checkpoint_utils, "load_checkpoint", ["checkpoints", "metrics_log", "run_lifecycle"]),
+        (Trainer, "state_dict", ["divergence", "run_lifecycle"]),
+        # SAVE_DIR is locked before it is repaired.
+        (
+            checkpoint_utils,
+            "load_checkpoint",
+            ["divergence", "run_lifecycle", "checkpoints", "metrics_log", "run_lifecycle"],
+        ),
+        (checkpoint_utils, "save_checkpoint", ["signals", "divergence"]),
         (distributed_utils, "call_main", ["distribution", "signals"]),
         (options, "parse_args_and_arch", ["precision", "known_names"]),
     ],

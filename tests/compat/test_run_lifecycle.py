@@ -1,10 +1,14 @@
 """Starts that are refused, that do nothing, and that continue; validation scores of a run."""
 
+import errno
 import functools
 import hashlib
 import math
+import os
 import pickle
 import queue
+import signal
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +27,10 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.compat import run_lifecycle
 from amos_fairseq.compat.run_lifecycle import (
+    check_content,
     check_fits,
     checkpoint_to_load,
+    claim_save_dir,
     comparable,
     finished,
     refusal,
@@ -78,6 +84,84 @@ def test_other_runs_continue(updates: int, max_update: int, total: int) -> None:
     for restore_file in ("checkpoint_last.pt", "elsewhere.pt"):
         assert refusal(trainer, restore_file) is None
     assert finished(trainer, SimpleNamespace(next_epoch_idx=9)) is None
+
+
+def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
+    """The second process is refused with the name of the first; a process that was killed holds nothing."""
+    run = str(tmp_path / "run")
+    reader, writer = os.pipe()
+    first = os.fork()
+    if first == 0:
+        claim_save_dir(run)
+        os.write(writer, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(reader, 1)
+    with pytest.raises(UserError, match=f"in use by another run .process {first} on {socket.gethostname()}"):
+        claim_save_dir(run)
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    claim_save_dir(run)
+    claim_save_dir(run)
+
+
+def test_a_save_dir_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/run cannot be written \(Not a directory\)"):
+        claim_save_dir(str(tmp_path / "file" / "run"))
+
+    def refuse(path: str, *args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(run_lifecycle, "open", refuse, raising=False)
+    with pytest.raises(UserError, match=r"run cannot be written \(Read-only file system\)"):
+        claim_save_dir(str(tmp_path / "run"))
+
+
+POSITION = {"version": 2, "epoch": 2, "iterations_in_epoch": 3, "shuffle": True, "blocks_in_epoch": 12}
+WHOLE = {
+    "model": {"weight": torch.zeros(2)},
+    "optimizer_history": [{"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}],
+    "extra_state": {"train_iterator": POSITION},
+    "last_optimizer_state": {"state": {}},
+}
+START = {"finetune_from_model": None, "reset_optimizer": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"last_optimizer_state": None}, "no optimizer state, so the run would start its schedule again"),
+        ({"last_optimizer_state": 3}, "damaged optimizer state"),
+        ({"extra_state": {}}, "train_iterator is missing"),
+        ({"extra_state": 5}, "extra_state is missing in it, or damaged"),
+        ({"model": torch.zeros(2)}, "model is missing in it, or damaged"),
+        ({"model": {"weight": 3}}, "other things than tensors"),
+        ({"optimizer_history": []}, "does not say after how many updates"),
+        ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
+        ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is missing"),
+        *(
+            ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name} is")
+            for name, value in [
+                ("epoch", 0), ("epoch", "2"), ("epoch", None), ("iterations_in_epoch", -1),
+                ("iterations_in_epoch", [3]), ("blocks_in_epoch", 1.5), ("blocks_per_update", -4),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_with_nonsense_is_one_line(changes: dict, words: str) -> None:
+    check_content("a.pt", WHOLE, SimpleNamespace(**START))
+    with pytest.raises(UserError, match=f"^a.pt .*{words}"):
+        check_content("a.pt", WHOLE | changes, SimpleNamespace(**START))
+
+
+def test_weights_alone_start_a_new_run() -> None:
+    """As amos import writes them, or as the start of another run."""
+    weights = WHOLE | {"last_optimizer_state": None}
+    check_content("a.pt", weights, SimpleNamespace(**START | {"finetune_from_model": "a.pt"}))
+    check_content("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
+    imported = weights | {"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": 0}]}
+    check_content("a.pt", imported, SimpleNamespace(**START))
 
 
 def test_a_run_is_finished_by_updates_or_epochs() -> None:
@@ -215,7 +299,8 @@ NAN = np.float64("nan")
 
 
 def validated(scores, maximize=True):
-    cfg = SimpleNamespace(checkpoint=SimpleNamespace(maximize_best_checkpoint_metric=maximize))
+    settings = SimpleNamespace(maximize_best_checkpoint_metric=maximize, best_checkpoint_metric="score")
+    cfg = SimpleNamespace(checkpoint=settings)
     return return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
 
 

@@ -115,7 +115,7 @@ def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(
     make_task(other, save_dir=str(tmp_path / "run")).vocabulary.copy_into(str(tmp_path / "run"))
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     as_rank(0)
-    with pytest.raises(UserError, match=r"run/tokenizer belongs to a run with another vocabulary"):
+    with pytest.raises(UserError, match=r"run/tokenizer is damaged, or belongs to a run with another vocabulary"):
         task.begin_epoch(1, READY)
     as_rank(1)
     with pytest.raises(SystemExit) as ended:

@@ -79,6 +79,36 @@ def test_cloze_model_is_refused(tmp_path: Path) -> None:
         amos_fairseq.load(run)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"pooler_activation_fn": "--user-dir=model/src"},
+            "model.pooler_activation_fn: Invalid value '--user-dir=model",
+        ),
+        ({"kernels": "/tmp/kernels.py"}, "model.kernels: Invalid value"),
+        ({"max_positions": "80 --user-dir=x"}, "model.max_positions: Value '80 --user-dir=x'.* could not be converted"),
+        ({"layer_norm_eps": "__import__('os')"}, "model.layer_norm_eps: Value"),
+        ({"encoder_layers": [2]}, "model.encoder_layers: Value"),
+        ({"dropout": float("nan")}, "--dropout nan must be a finite number"),
+        ({"encoder_attention_heads": -1}, "--encoder-attention-heads -1 must be above 0"),
+        ({"_name": "os.system"}, "architecture 'os.system', which is not one of this package"),
+        ({"_name": ["mlm"]}, "architecture .*mlm.*, which is not one of this package"),
+        ({"max_positions": "${oc.env:HOME}"}, r"unresolved setting '\${oc.env:HOME}'"),
+    ],
+)
+def test_settings_of_a_stranger_are_refused(tmp_path: Path, settings: dict, reason: str) -> None:
+    """By fine-tuning, which passes them on a command line, and by load; fairseq's training saves none of these."""
+    run = write_run(tmp_path, "mlm")
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["model"] |= settings
+    torch.save(state, run / "checkpoint_last.pt")
+    for read in (read_pretrained_checkpoint, amos_fairseq.load):
+        with pytest.raises(UserError, match=reason) as refused:
+            read(run)
+        assert "\n" not in str(refused.value)
+
+
 def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
     model = {"relative_position_scheme": "--user-dir=/elsewhere", "max_positions": 80}
     pretrained = PretrainedCheckpoint(Path("x.pt"), "", "amos", model, {}, 7)

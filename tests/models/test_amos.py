@@ -181,12 +181,12 @@ def test_nan_reaches_the_loss_without_an_error(settings):
         ({"fixed_mixture_weights": "0,0,0"}, "has no meaning with --mixture learned"),
         ({"mixture": "layer_switch", "max_update": 0}, "needs --max-update"),
         ({"gumbel_temperature": 0.0}, "--gumbel-temperature 0.0 must be above 0"),
-        ({"gumbel_entries": -1}, "--gumbel-entries -1 must not be negative; 0 keeps all"),
-        ({"adversarial_mlm_multiplier": -0.1}, "--adversarial-mlm-multiplier -0.1 must not be negative"),
+        ({"gumbel_entries": -1}, "--gumbel-entries -1 must be 0 or more"),
+        ({"adversarial_mlm_multiplier": -0.1}, "--adversarial-mlm-multiplier -0.1 must be 0 or more"),
         ({"encoder_attention_heads": 3}, "multiple of the number of attention heads 3"),
         ({"encoder_attention_heads": 0}, "--encoder-attention-heads 0 must be above 0"),
         ({"encoder_layers": 0}, "--encoder-layers 0 must be above 0"),
-        ({"dropout": 1.5}, "--dropout 1.5 must be a probability below 1"),
+        ({"dropout": 1.5}, "--dropout 1.5 must be 0 or more and below 1"),
         ({"attention_dropout": -0.1}, "--attention-dropout -0.1"),
         ({"relative_position_buckets": 2}, "--relative-position-buckets 2 is too few"),
         ({"relative_position_buckets": 7}, "--relative-position-buckets 7 is odd"),
@@ -194,6 +194,6 @@ def test_nan_reaches_the_loss_without_an_error(settings):
     ],
 )
 def test_invalid_settings_are_one_clear_line(settings, complaint):
-    with pytest.raises(UserError, match=f"the model cannot be built: .*{complaint}") as error:
+    with pytest.raises(UserError, match=complaint) as error:
         small_amos(**settings)
     assert "\n" not in str(error.value)

@@ -207,7 +207,7 @@ def test_fine_tuning_a_missing_branch_is_refused(pretrained: dict, representatio
         ({"mws_loss_weight": 0.0, "rtd_loss_weight": 0.0}, "--arch mlm_base"),
         ({"mws_loss_weight": 0.0}, "--representation rtd"),
         ({"rtd_loss_weight": 0.0, "representation": "rtd"}, "--representation mws"),
-        ({"rtd_loss_weight": -1.0}, "--rtd-loss-weight -1.0 must not be negative"),
+        ({"rtd_loss_weight": -1.0}, "--rtd-loss-weight -1.0 must be 0 or more"),
         ({"mws_loss_weight": float("nan")}, "--mws-loss-weight nan"),
         (ONLY_MWS | {"task_heads": "ffn"}, "--task-heads ffn has no meaning with a single task"),
         ({"task_heads": "ffn", "representation": "rtd"}, "--representation rtd has no meaning"),

@@ -168,7 +168,7 @@ def test_pretraining_models_have_one_rate():
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.25, float("nan")])
 def test_invalid_decay_is_refused(decay):
-    with pytest.raises(UserError, match=r"--layer-wise-lr-decay \S+ must be above 0 and at most 1"):
+    with pytest.raises(UserError, match=r"--layer-wise-lr-decay \S+ must be .*above 0 and at most 1"):
         GroupedAdam(config(decay), fine_tuned_model(1).parameters())
 
 

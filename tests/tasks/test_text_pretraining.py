@@ -42,9 +42,9 @@ def test_masked_share_by_hand(corpus: Path) -> None:
         ({"data": "{corpus}/tokenizer/tokenizer.json"}, r"tokenizer.json is not a directory"),
         ({"data": "{corpus}/.."}, r"dict.txt is missing: give a directory that prepare.sh"),
         ({"tokenizer_directory": "{corpus}/other"}, r"--tokenizer-directory .*other is not a directory"),
-        ({"mask_prob": 15.0}, r"--mask-prob 15.0 is not a share"),
-        ({"mask_prob": 0.0}, r"--mask-prob 0.0 is not a share"),
-        ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 leaves no room"),
+        ({"mask_prob": 15.0}, r"--mask-prob 15.0 must be above 0 and below 1"),
+        ({"mask_prob": 0.0}, r"--mask-prob 0.0 must be above 0 and below 1"),
+        ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 must be 2 or more"),
     ],
 )
 def test_invalid_settings_are_refused(corpus: Path, settings: dict, message: str) -> None:
@@ -164,8 +164,12 @@ def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
     for _ in range(6):
         next(batches)
     state = iterator.state_dict()  # 12 blocks
-    with pytest.raises(UserError, match=r"after block 12 of epoch 1, .* updates of 8 blocks .* --reset-dataloader"):
+    with pytest.raises(UserError, match=r"run with 4 blocks per update .* has 8: .* --reset-dataloader"):
         train_iterator(corpus, update_freq=2, batch_size=2, num_shards=2).load_state_dict(state)
+    # 12 blocks are between two updates of 2, of 6 and of 12 blocks.
+    for batch_size in (2, 6, 12):
+        with pytest.raises(UserError, match=rf"run with 4 blocks per update .* has {batch_size}: "):
+            train_iterator(corpus, batch_size=batch_size).load_state_dict(state)
     with pytest.raises(UserError, match=r"another --tokens-per-sample.*--reset-dataloader"):
         train_iterator(corpus).load_state_dict({**state, "blocks_in_corpus": 5})
     with pytest.raises(UserError, match=r"another task's data.*--reset-dataloader"):
@@ -173,6 +177,19 @@ def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
     at_the_start = train_iterator(corpus, num_shards=2)
     at_the_start.load_state_dict({**state, "iterations_in_epoch": 0, "blocks_in_epoch": 0})
     assert at_the_start.iterations_in_epoch == 0
+
+
+def test_another_micro_batch_of_the_same_update_is_noted(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+    iterator = train_iterator(corpus, update_freq=2, batch_size=2)
+    batches = iterator.next_epoch_itr(shuffle=True)
+    for _ in range(6):
+        next(batches)
+    train_iterator(corpus, update_freq=1, batch_size=2, num_shards=2).load_state_dict(iterator.state_dict())
+    assert "micro-batches" not in caplog.text
+    resumed = train_iterator(corpus, update_freq=1, batch_size=4)
+    resumed.load_state_dict(iterator.state_dict())
+    assert "micro-batches of 4 blocks instead of 2: same blocks, other noise" in caplog.text
+    assert resumed.iterations_in_epoch == 3
 
 
 class NoisyCriterion:

@@ -5,9 +5,13 @@ and are continued by one rank. Dropout and Gumbel noise are on, an epoch ends on
 """
 
 import json
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,11 +88,42 @@ def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: 
     refused = run_training(changed, *FLAGS, "--update-freq", "3", *until_end, env=ON_CPU, check=False)
     assert refused.returncode == 1
     assert re.search(
-        r"error: the checkpoint was written after block \d+ of epoch 2, which is not between two updates",
+        r"error: the checkpoint was written inside epoch 2 of a run with \d+ blocks per update",
         refused.stderr,
     )
     run_training(changed, *FLAGS, "--update-freq", "4", *until_end, env=ON_CPU)
     assert_same_run(changed, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Path, tmp_path: Path) -> None:
+    """Three ranks that were started without torchrun, whose agent would end the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        world = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    flags = [str(binarized_corpus), *TINY_RUN, *FLAGS, "--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
+    ranks = []
+    for rank in range(3):
+        env = {**ON_CPU, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        outputs = [tmp_path / f"{name}{rank}" for name in ("out", "err")]
+        ranks.append(fork_server().start("fairseq_cli.train", flags, ROOT, *outputs, env))
+    try:
+        end = time.monotonic() + 120
+        while "num_updates=3," not in (tmp_path / "out0").read_text() and time.monotonic() < end:
+            time.sleep(0.05)
+        os.killpg(ranks[lost].pid, signal.SIGKILL)
+        others = [rank for rank in range(3) if rank != lost]
+        assert [ranks[rank].wait(30) for rank in others] == [1, 1]
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    for rank in others:
+        text = (tmp_path / f"err{rank}").read_text()
+        assert "Traceback" not in text
+        (line,) = [line for line in text.splitlines() if "error:" in line]
+        assert f"rank {lost} has ended or cannot be reached" in line
 
 
 def launch(
@@ -125,7 +160,7 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
     save_dir = tmp_path / "run"
     message = launch([str(binarized_corpus), *TINY_RUN, "--save-dir", str(save_dir), *flags], monkeypatch, capsys, env)
     assert re.match(r"amos_fairseq: error: .*" + line, message)
-    assert not list(save_dir.rglob("*")), "something was written"
+    assert [path.name for path in save_dir.rglob("*")] in ([], [".lock"]), "something was written"
     assert not distributed_utils.dist.is_initialized()
 
 

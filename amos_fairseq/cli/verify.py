@@ -1,0 +1,31 @@
+"""``amos verify``: compare a corpus with the hashes that prepare.sh stored."""
+
+import argparse
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_subcommand
+
+DESCRIPTION = """\
+Read all files of a corpus of prepare.sh and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
+Training itself compares only sizes and samples of 1 MiB. A difference exits with code 1 and names the file.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "verify", "compare a corpus with its hashes", DESCRIPTION)
+    parser.add_argument(
+        "data", metavar="DATA", help="directory that prepare.sh wrote, or DIR0:DIR1:... for shards of it"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from amos_fairseq.data.corpus import corpus_directories, verify_files
+    from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
+
+    directories = corpus_directories(shard_directories(arguments.data))
+    Vocabulary.of_corpus(directories, None).check_tokenizer()
+    size = verify_files(directories)
+    print(
+        f"{arguments.data}: {size:,} bytes in {len(directories)} shards are as prepare.sh wrote them, and the tokenizer"
+    )

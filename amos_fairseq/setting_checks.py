@@ -1,0 +1,123 @@
+"""Checks of settings from a command line, a YAML file or a checkpoint: type, choices and range.
+
+OmegaConf checks types and choices against the configuration's dataclass. A field states its range in its metadata, as one of
+:data:`RANGES`; for settings of fairseq itself :data:`RANGES_OF_FAIRSEQ` states it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from amos_fairseq.errors import UserError
+
+RANGES = {
+    "above 0": lambda value: value > 0,
+    "0 or more": lambda value: value >= 0,
+    "1 or more": lambda value: value >= 1,
+    "2 or more": lambda value: value >= 2,
+    "0 or more and below 1": lambda value: 0 <= value < 1,
+    "above 0 and below 1": lambda value: 0 < value < 1,
+    "above 0 and at most 1": lambda value: 0 < value <= 1,
+}
+_COUNT, _SIZE, _POSITIVE = "0 or more", "1 or more", "above 0"
+RANGES_OF_FAIRSEQ = {
+    "common": {"log_interval": _SIZE, "seed": _COUNT},
+    "dataset": {
+        "batch_size": _SIZE,
+        "batch_size_valid": _SIZE,
+        "max_tokens": _SIZE,
+        "max_tokens_valid": _SIZE,
+        "num_workers": _COUNT,
+        "data_buffer_size": _COUNT,
+        "validate_interval": _SIZE,
+        "validate_interval_updates": _COUNT,
+        "validate_after_updates": _COUNT,
+    },
+    "optimization": {
+        "lr": _POSITIVE,
+        "max_update": _COUNT,
+        "max_epoch": _COUNT,
+        "stop_time_hours": _COUNT,
+        "clip_norm": _COUNT,
+        "update_freq": _SIZE,
+    },
+    "checkpoint": {"save_interval": _SIZE, "save_interval_updates": _COUNT},
+    "distributed_training": {"distributed_world_size": _SIZE},
+    "optimizer": {"weight_decay": _COUNT, "adam_eps": _POSITIVE},
+    "lr_scheduler": {
+        "warmup_updates": _COUNT,
+        "end_learning_rate": _COUNT,
+        "power": _POSITIVE,
+        "total_num_update": _POSITIVE,
+        "min_lr": _COUNT,
+    },
+}
+
+
+def config_class(kind: str, name: Any) -> type | None:
+    """Return the dataclass of a section (task, model, criterion, ...) with this ``_name``; None if it has none."""
+    if not isinstance(name, str):
+        return None
+    if kind == "task":
+        return TASK_DATACLASS_REGISTRY.get(name)
+    if kind == "model":
+        return MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(name, name))
+    return REGISTRIES[kind]["dataclass_registry"].get(name) if kind in REGISTRIES else None
+
+
+def read_section(kind: str, fields: type, values: Mapping[str, Any]) -> DictConfig:
+    """Return ``values`` over the defaults of the dataclass ``fields``.
+
+    Raises:
+        UserError: a setting is unknown, or has another type or none of the choices.
+    """
+    try:
+        return OmegaConf.merge(OmegaConf.structured(fields), values)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{kind}.{describe(error)}") from error
+
+
+def describe(error: OmegaConfBaseException) -> str:
+    """Return the key of OmegaConf's error and the reason, which contains the value and what is allowed."""
+    return f"{error.full_key or error.key}: {str(error).partition(chr(10))[0]}"
+
+
+def check_ranges(cfg: Any, fields: type) -> None:
+    """Raise :class:`UserError` for a value of ``cfg`` outside the range of its field, or not finite."""
+    for name, range_ in _ranges_of(fields).items():
+        for problem in _out_of_range(getattr(cfg, name, None), range_):
+            raise UserError(f"--{name.replace('_', '-')} {problem}")
+
+
+def check_configuration(cfg: Mapping[str, Any]) -> None:
+    """Check the ranges of a complete, resolved configuration; raise :class:`UserError`."""
+    for kind, section in cfg.items():
+        if not isinstance(section, Mapping):
+            continue
+        fields = config_class(kind, section.get("_name"))
+        ranges = {**RANGES_OF_FAIRSEQ.get(kind, {}), **(_ranges_of(fields) if fields else {})}
+        for name in section:
+            value = None if OmegaConf.is_missing(section, name) else section[name]
+            for problem in _out_of_range(value, ranges.get(name)):
+                raise UserError(f"{kind}.{name} (--{name.replace('_', '-')}) {problem}")
+
+
+def _ranges_of(fields: type) -> dict[str, str]:
+    return {field.name: field.metadata["range"] for field in dataclasses.fields(fields) if "range" in field.metadata}
+
+
+def _out_of_range(value: Any, range_: str | None) -> Iterator[str]:
+    for number in value if isinstance(value, (list, tuple)) or OmegaConf.is_list(value) else [value]:
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        if not math.isfinite(number):
+            yield f"{number} must be a finite number{f', {range_}' if range_ else ''}"
+        elif range_ and not RANGES[range_](number):
+            yield f"{number} must be {range_}"

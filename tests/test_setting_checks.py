@@ -1,0 +1,103 @@
+"""Values of settings that are refused before anything is built, and those of the recipes, which are not."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+
+from amos_fairseq.compat.known_names import check_config_before_defaults
+from amos_fairseq.composition import RECIPES, compose_recipe, compose_with_hydra
+from amos_fairseq.errors import UserError
+from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
+from amos_fairseq.setting_checks import RANGES, check_configuration
+
+OURS = [
+    *(fields for fields in MODEL_DATACLASS_REGISTRY.values() if fields.__module__.startswith("amos_fairseq")),
+    *(fields for fields in CRITERION_DATACLASS_REGISTRY.values() if fields.__module__.startswith("amos_fairseq")),
+    TASK_DATACLASS_REGISTRY["text_pretraining"],
+    TASK_DATACLASS_REGISTRY["squad"],
+    GroupedAdamConfig,
+]
+
+
+@pytest.mark.parametrize("fields", OURS, ids=lambda fields: fields.__name__)
+def test_every_number_of_this_package_has_a_range(fields: type) -> None:
+    """Numbers that another section owns are checked there."""
+    assert OPTIMIZER_REGISTRY["grouped_adam"]
+    for field in dataclasses.fields(fields):
+        if field.type in (int, float) and not str(field.default).startswith("${"):
+            assert field.metadata.get("range") in RANGES, field.name
+
+
+def compose(*overrides: str) -> DictConfig:
+    """What fairseq-hydra-train does before it launches its ranks."""
+    cfg = compose_with_hydra("amos_tiny", ["task.data=DATA", *overrides], with_hydra_settings=False)
+    check_config_before_defaults(add_defaults, cfg)
+    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
+    check_configuration(cfg)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimization.lr=[0]", "optimization.lr (--lr) 0.0 must be above 0"),
+        ("optimization.lr=[nan]", "optimization.lr (--lr) nan must be a finite number, above 0"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay (--weight-decay) -1.0 must be 0 or more"),
+        ("lr_scheduler.end_learning_rate=inf", "lr_scheduler.end_learning_rate (--end-learning-rate) inf must be"),
+        ("lr_scheduler.power=-inf", "lr_scheduler.power (--power) -inf must be a finite number"),
+        ("common.log_interval=0", "common.log_interval (--log-interval) 0 must be 1 or more"),
+        ("dataset.batch_size=0", "dataset.batch_size (--batch-size) 0 must be 1 or more"),
+        ("optimization.update_freq=[1,0]", "optimization.update_freq (--update-freq) 0 must be 1 or more"),
+        ("optimization.clip_norm=-2", "optimization.clip_norm (--clip-norm) -2.0 must be 0 or more"),
+        ("task.mask_prob=1.5", "task.mask_prob (--mask-prob) 1.5 must be above 0 and below 1"),
+        ("task.mask_prob=much", "task.mask_prob: Value 'much' of type 'str' could not be converted to Float"),
+        ("task.mask_treatment=none", "task.mask_treatment: Invalid value 'none', expected one of [default,"),
+        ("task.seed={a: 1}", "task.seed: "),
+        ("+task.mask_probability=0.1", "task.mask_probability: Key 'mask_probability' not in 'TextPretrainingConfig'"),
+        ("task._name=5", "there is no task '5' (task._name)"),
+        ("task._name=null", "no task is named"),
+        ("model._name=[amos]", "there is no model '['amos']' (model._name)"),
+        ("model.dropout=-0.1", "model.dropout (--dropout) -0.1 must be 0 or more and below 1"),
+        ("model.encoder_layers=2.5", "model.encoder_layers: Value '2.5' of type 'float' could not be converted"),
+        ("model.encoder_layers=null", "model.encoder_layers: "),
+        ("model.compile=maybe", "model.compile: Value 'maybe' is not a valid bool"),
+        ("model.relative_position_scheme=t6", "model.relative_position_scheme: Invalid value 't6', expected one of"),
+        (
+            "criterion.discriminator_loss_weight=-50",
+            "criterion.discriminator_loss_weight (--discriminator-loss-weight) -50",
+        ),
+        ("criterion._name=1.5", "there is no criterion '1.5'"),
+        ("optimizer.adam_eps=0", "optimizer.adam_eps (--adam-eps) 0.0 must be above 0"),
+        ("optimizer.adam_eps=[]", "optimizer.adam_eps: "),
+        ("lr_scheduler.warmup_updates=-5", "lr_scheduler.warmup_updates (--warmup-updates) -5"),
+        (
+            "+lr_scheduler.force_anneal=soon",
+            "lr_scheduler.force_anneal: Value 'soon' of type 'str' could not be converted",
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(override: str, line: str) -> None:
+    overrides = [override.replace("task.seed", "+task.seed")]
+    with pytest.raises(UserError) as refused:
+        compose(*overrides)
+    assert str(refused.value).startswith(line), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_the_recipes_are_accepted(recipe: str) -> None:
+    check_configuration(compose_recipe(recipe, ["task.data=DATA"]))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": None}, {"optimizer": {"weight_decay": None, "lr": [0.1]}}, {"unknown": {"x": -1}}]
+)
+def test_what_is_not_stated_is_not_judged(changes: dict[str, Any]) -> None:
+    check_configuration(OmegaConf.create(changes))
