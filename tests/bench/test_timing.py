@@ -139,12 +139,12 @@ def test_small_budget_gives_three_bursts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with 64 FLOP/s for products of 2, 256 for those of 4, too slow for 32; a copy of half a second."""
+    """A processor with 160 FLOP/s for products of 2, 256 for those of 4, too slow for 32; a copy of half a second."""
     clock, products, copies = Clock(monkeypatch), [], []
 
     def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         products.append((left, right, out))
-        clock.takes({2: 16 / 64, 4: 128 / 256}[len(left)])
+        clock.takes({2: 16 / 160, 4: 128 / 256}[len(left)])
 
     monkeypatch.setattr(torch, "mm", product)
     assert machine.matmul_peak(CPU, torch.bfloat16, edges=(2, 4, 32)) == 256

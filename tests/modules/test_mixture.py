@@ -154,7 +154,7 @@ def test_layer_switch_continues_after_a_resume(tmp_path):
     config.common.cpu, config.model, config.task = True, {"_name": "amos"}, {}
     config.optimizer = vars(GroupedAdamConfig(lr=[0.1])) | {"_name": "grouped_adam"}
     config.lr_scheduler = vars(FixedLRScheduleConfig(lr=[0.1])) | {"_name": "fixed"}
-    task = SimpleNamespace(**vars(small_task()), state_dict=dict, load_state_dict=lambda state: None)
+    task = SimpleNamespace(**vars(small_task()), cfg=None, state_dict=dict, load_state_dict=lambda state: None)
     trainers = [Trainer(config, task, small_amos(mixture="layer_switch"), amos_criterion()) for _ in range(2)]
     trainers[0].set_num_updates(20)
     trainers[0].consolidate_optimizer()  # as fairseq does before it saves

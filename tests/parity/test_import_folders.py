@@ -168,9 +168,9 @@ def test_report_lists_newly_initialized_weights_and_unexpected_keys(folders, tmp
     for name in ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias"):
         assert name in printed
     assert "3 rows of the vocabulary have no token" in printed
-    assert "--token-types 2" in printed
-    assert "--layer-norm-eps 1e-12" in printed
-    assert "--relative-position-scheme none" in printed
+    assert "--token-types=2" in printed
+    assert "--layer-norm-eps=1e-12" in printed
+    assert "--relative-position-scheme=none" in printed
 
 
 def test_seed_determines_newly_initialized_weights(folders, checkpoints, tmp_path):
