@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from saved_models import small_tokenizer
 from synthetic_corpus import make_task, write_corpus, write_split
+from saved_models import small_tokenizer
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.data.fingerprint import sample_sha256
@@ -76,8 +76,8 @@ def test_damage_is_noticed_before_training(corpus: Path, name: str, with_hashes:
 def test_a_cut_tokenizer_is_noticed_before_training(corpus: Path) -> None:
     (corpus / "tokenizer" / "notes.txt").write_text("mine")  # no part of the tokenizer
     make_task(corpus)
-    model = next(path for path in (corpus / "tokenizer").iterdir() if path.suffix == ".model")
-    cut(model, 200)
+    files = [path for path in (corpus / "tokenizer").iterdir() if path.name not in ("dict.txt", "notes.txt")]
+    cut(max(files, key=lambda path: path.stat().st_size), 200)
     with pytest.raises(UserError, match="tokenizer is not the tokenizer that binarized this corpus, or is damaged"):
         make_task(corpus)
 

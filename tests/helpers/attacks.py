@@ -97,7 +97,7 @@ def kill(process: ForkedProcess, save_dir: Path, draw: random.Random, at_write: 
 
 
 def kills(place: Place, tries: int, seed: int) -> Iterator[Attack]:
-    """Kill runs until they end, every other time at a checkpoint's write; the end must be that of the undisturbed run."""
+    """Kill each run up to three times, every other time at a checkpoint's write; it must end as the undisturbed run."""
     draw = random.Random(seed)
     number, run_number = 0, 0
     while number < tries:
@@ -105,7 +105,7 @@ def kills(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         save_dir = place.folder / f"killed{run_number}"
         command = flags_command(place.corpus, save_dir, *FLAGS, *PRECISIONS[precision])
         times, ended = [], False
-        while not ended and number < tries:
+        while not ended and number < tries and len(times) < 3:
             run = BackgroundRun(command, place.folder / "killed.log")
             at_write = number % 2 == 0
             if kill(run, save_dir, draw, at_write):
