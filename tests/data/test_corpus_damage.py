@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from synthetic_corpus import make_task, write_corpus, write_split
 from saved_models import small_tokenizer
+from synthetic_corpus import make_task, write_corpus, write_split
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.data.fingerprint import sample_sha256

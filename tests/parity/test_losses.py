@@ -99,7 +99,7 @@ def test_mlm(treatment: str) -> None:
 
 def test_padding_and_padded_slots_of_mlm_do_not_count() -> None:
     model, criterion = small_mlm(), MlmCriterion(small_task())
-    batch, padded = small_batch(lengths=(12, 12)), small_batch(lengths=(12, 12), num_tokens=16, slots=6)
+    batch, padded = small_batch(lengths=(12, 12)), small_batch(lengths=(12, 12), num_columns=16, slots=6)
     torch.testing.assert_close(criterion(model, batch)[0], criterion(model, padded)[0], **CLOSE)
     # With all weights 0 every row is equally likely.
     with torch.no_grad():
