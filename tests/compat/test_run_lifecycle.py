@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.compat import run_lifecycle
 from amos_fairseq.compat.run_lifecycle import (
+    check_best_metric,
     check_content,
     check_fits,
     checkpoint_to_load,
@@ -162,6 +163,33 @@ def test_weights_alone_start_a_new_run() -> None:
     check_content("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
     imported = weights | {"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": 0}]}
     check_content("a.pt", imported, SimpleNamespace(**START))
+
+
+class OurCriterion:
+    __module__ = "amos_fairseq.criterions.made_up"
+
+
+@pytest.mark.parametrize(
+    ("metric", "criterion", "is_refused"),
+    [
+        ("los", OurCriterion(), True),
+        ("loss", OurCriterion(), False),
+        ("num_updates", OurCriterion(), False),
+        ("x", 3, False),
+    ],
+)
+def test_an_unknown_best_metric_ends_the_run_at_its_first_update(metric: str, criterion: Any, is_refused: bool) -> None:
+    """A stock criterion may log more in a validation than in training."""
+    cfg = {"checkpoint": {"best_checkpoint_metric": metric}, "dataset": {"disable_validation": False}}
+    trainer = SimpleNamespace(cfg=OmegaConf.create(cfg), get_criterion=lambda: criterion)
+    logged = {"loss": 1.0, "_hidden": 2}
+    if is_refused:
+        with pytest.raises(
+            UserError, match=r"--best-checkpoint-metric los .* is not logged: give one of loss, num_updates$"
+        ):
+            check_best_metric(lambda trainer: logged, trainer)
+    else:
+        assert check_best_metric(lambda trainer: logged, trainer) is logged
 
 
 def test_a_run_is_finished_by_updates_or_epochs() -> None:
