@@ -172,8 +172,10 @@ def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
         for name, kind in (("criterion_name", str), ("optimizer_name", str), ("lr_scheduler_state", dict)):
             _part(history[-1], name, kind, path)
     position = _part(extra, "train_iterator", dict, path)
-    numbers = {name: position.get(name) for name in ("epoch", "iterations_in_epoch")}
-    numbers |= {name: value for name, value in position.items() if name.startswith("blocks_")}
+    numbers = {"epoch": position.get("epoch")}  # fairseq prints it in any case
+    if not (starts_anew or cfg.reset_dataloader):
+        numbers["iterations_in_epoch"] = position.get("iterations_in_epoch")
+        numbers |= {name: value for name, value in position.items() if name.startswith("blocks_")}
     for name, number in numbers.items():
         if type(number) is not int or number < (name == "epoch"):
             raise UserError(

@@ -126,7 +126,7 @@ WHOLE = {
     "extra_state": {"train_iterator": POSITION},
     "last_optimizer_state": {"state": {}},
 }
-START = {"finetune_from_model": None, "reset_optimizer": False}
+START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloader": False}
 
 
 @pytest.mark.parametrize(

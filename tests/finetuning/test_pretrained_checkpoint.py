@@ -117,7 +117,8 @@ def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
 
 
 def test_a_checkpoint_of_another_package_is_refused(tmp_path: Path) -> None:
-    state = {"cfg": {"model": {"_name": "roberta"}}, "optimizer_history": [{"num_updates": 1}], "model": {}}
+    cfg = {"model": {"_name": "roberta"}, "task": {}}
+    state = {"cfg": cfg, "optimizer_history": [{"num_updates": 1}], "model": {"weight": torch.zeros(1)}}
     torch.save(state, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(UserError, match="architecture is 'roberta', which is not one of this package"):
+    with pytest.raises(UserError, match="architecture 'roberta', which is not one of this package"):
         read_pretrained_checkpoint(tmp_path)
