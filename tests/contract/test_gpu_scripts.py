@@ -118,7 +118,7 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, 
 
 
 def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> None:
-    script = tmp_path / "made_up.sh"
+    script = tmp_path / "example.sh"
     script.write_text(
         f'set -euo pipefail\nsource "{SCRIPTS}/common.sh"\nbegin "${{BASH_SOURCE[0]}}" --device cpu\n'
         'step "first" 60 false\nstep "slow" 1 sleep 60\nstep "second" 60 echo of the second\n'
@@ -129,7 +129,7 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
     )
     finished = subprocess.run(["bash", str(script)], env=variables, capture_output=True, text=True, check=False)
     assert finished.returncode == 1
-    page = (tmp_path / "out" / "made_up.md").read_text(encoding="utf-8")
+    page = (tmp_path / "out" / "example.md").read_text(encoding="utf-8")
     assert results(page) == {
         "first": "FAILED (exit status 1)", "slow": "FAILED (stopped after 1 s)", "second": "passed",
         "third": "not run: no time left",

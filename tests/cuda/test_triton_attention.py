@@ -42,7 +42,7 @@ def by_definition(
     return mixed.gather(1, positions[:, :, None, None].expand(-1, -1, *mixed.shape[2:]))
 
 
-def made_up(
+def random_inputs(
     length: int, width: int, has_bias: bool, has_padding: bool, has_positions: bool, num_heads: int = 2
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Heads, bias, padding (the second of two sequences ends in the middle) and positions, one of them given twice."""
@@ -98,7 +98,7 @@ def test_values_and_gradients(
     tolerance,
 ) -> None:
     """Against float64 of the same rounded inputs, by norm: 16-bit kernels round weights and dS to 11 or 8 bits."""
-    heads, bias, padding, positions = made_up(length, width, has_bias, has_padding, has_positions)
+    heads, bias, padding, positions = random_inputs(length, width, has_bias, has_padding, has_positions)
     heads = heads.to(dtype)
     bias = None if bias is None else bias.float()
     leaves = [heads.requires_grad_()] + ([bias.requires_grad_()] if has_bias else [])
@@ -163,7 +163,7 @@ def test_dropout_follows_the_seed(kernels) -> None:
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_the_backward_pass_drops_what_the_forward_pass_dropped(kernels, has_positions: bool) -> None:
     """Against autograd of the definition with the mask of the same seed, in float64."""
-    heads, bias, padding, positions = made_up(20, 20, True, True, has_positions, num_heads=1)
+    heads, bias, padding, positions = random_inputs(20, 20, True, True, has_positions, num_heads=1)
     torch.manual_seed(3)
     kept = mask_of(kernels, 20, 0.4, num_heads=1, sequences=2)
     leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
@@ -187,7 +187,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(kernels, has_posi
 
 def test_a_sequence_of_padding_alone_and_a_position_given_often(kernels) -> None:
     """Nothing that padding reads means anything, but it is finite; a position's gradient is the sum over its queries."""
-    heads, bias, _, _ = made_up(18, 16, True, False, False)
+    heads, bias, _, _ = random_inputs(18, 16, True, False, False)
     leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
     padding = torch.ones(2, 18, dtype=torch.bool)
     out = kernels.triton_attention(*leaves, padding, "all", 0.1)
@@ -200,7 +200,7 @@ def test_a_sequence_of_padding_alone_and_a_position_given_often(kernels) -> None
 
 
 def test_the_same_inputs_give_the_same_bits(kernels) -> None:
-    heads, bias, padding, _ = made_up(18, 16, True, True, False)
+    heads, bias, padding, _ = random_inputs(18, 16, True, True, False)
     results = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -213,7 +213,7 @@ def test_the_same_inputs_give_the_same_bits(kernels) -> None:
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_the_operators_are_what_they_are_declared_to_be(kernels, has_positions: bool) -> None:
     """By PyTorch's own checks: schema, autograd, and shapes, strides and dtypes without values."""
-    heads, bias, padding, positions = made_up(17, 16, True, True, has_positions)
+    heads, bias, padding, positions = random_inputs(17, 16, True, True, has_positions)
     seed = torch.zeros(1, dtype=torch.int64)
     arguments = (heads.float(), bias.float(), padding, seed, positions, 0, 0.1)
     out, lse = kernels.attention_op(*arguments)
@@ -225,7 +225,7 @@ def test_the_operators_are_what_they_are_declared_to_be(kernels, has_positions: 
 
 def test_torch_compile_sees_one_operator(kernels) -> None:
     """Forward and backward pass without a graph break."""
-    heads, bias, padding, _ = made_up(16, 16, True, True, False)
+    heads, bias, padding, _ = random_inputs(16, 16, True, True, False)
     leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
 
     def attend(heads: Tensor, bias: Tensor) -> Tensor:

@@ -106,11 +106,13 @@ def test_values_and_gradients(
     if samples:
         sampler = MixtureReplacementSampler(torch.full((num_positions, num_depths), 1 / num_depths))
         unsampled = torch.tensor([0, 1, num_rows - 1])
-    guesses = output_layer.output_layer(*leaves, targets, unsampled, sampler, with_triton=True)
+    prediction = output_layer.output_layer(*leaves, targets, unsampled, sampler, with_triton=True)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = with_gradients(doubles, by_definition(*doubles, targets))
-    assert guesses.nll.dtype == torch.float32
-    for got, exact, leaf in zip(with_gradients(leaves, guesses.nll), expected, [guesses.nll, *leaves], strict=True):
+    assert prediction.nll.dtype == torch.float32
+    for got, exact, leaf in zip(
+        with_gradients(leaves, prediction.nll), expected, [prediction.nll, *leaves], strict=True
+    ):
         assert got.dtype == leaf.dtype
         assert (got.double() - exact).norm() <= tolerance * exact.norm() + 1e-6
 
@@ -145,21 +147,21 @@ def test_correct_is_a_target_with_the_largest_logit_of_all_rows(kernels) -> None
     for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
         bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
         for sampler in (None, ReplacementSampler()):
-            guesses = output_layer.output_layer(
+            prediction = output_layer.output_layer(
                 hidden, weight, bias, targets, torch.tensor([3, 4]), sampler, with_triton=True
             )
-            assert guesses.correct[0].tolist() == expected
+            assert prediction.correct[0].tolist() == expected
 
 
 def test_no_position_at_all_gives_nothing(kernels) -> None:
     hidden, weight, biases, targets = inputs(3, 1, 2, 40)
     sampler = MixtureReplacementSampler(torch.ones(0, 3), 5)
-    guesses = output_layer.output_layer(
+    prediction = output_layer.output_layer(
         hidden[:, :0], weight, biases, targets[:0], torch.tensor([0]), sampler, with_triton=True
     )
-    assert guesses.nll.shape == guesses.correct.shape == (3, 0)
-    assert [len(part) for part in guesses.samples] == [0] * 5
-    guesses.nll.sum().backward()
+    assert prediction.nll.shape == prediction.correct.shape == (3, 0)
+    assert [len(part) for part in prediction.samples] == [0] * 5
+    prediction.nll.sum().backward()
     assert not weight.grad.any()
 
 
@@ -194,7 +196,7 @@ def check_draws(rows: Tensor, probabilities: Tensor) -> None:
     ("num_depths", "num_rows", "dtype"), [(1, 150, torch.float32), (3, 150, torch.bfloat16), (3, 20, torch.float16)]
 )
 def test_rows_follow_the_mixture_of_the_depths(kernels, num_depths: int, num_rows: int, dtype) -> None:
-    """10,000 draws at one of two positions, from three blocks of rows or one; what is drawn comes with its logits."""
+    """10,000 draws at one of two positions, from three blocks of rows or one; each sample comes with its logits."""
     torch.manual_seed(0)
     logits = torch.randn(num_depths, 2, num_rows).mul_(2).to(dtype)
     unsampled = [0, num_rows // 2, num_rows - 1]
@@ -287,21 +289,21 @@ def test_numbers_that_are_not_finite_reach_the_loss_and_draw_rows(kernels, value
     leaves[0][:, 0], leaves[1][:, 0], leaves[2][:] = value, 1.0, 0.0
     leaves = [leaf.requires_grad_() for leaf in leaves]
     targets = torch.tensor([65, 66])
-    guesses = output_layer.output_layer(
+    prediction = output_layer.output_layer(
         *leaves, targets, torch.tensor([0, 69]), MixtureReplacementSampler(torch.ones(2, 1), 3), with_triton=True
     )
-    rows = guesses.samples[1]
+    rows = prediction.samples[1]
     assert rows.ge(0).all()
     assert rows.lt(70).all()
-    assert not guesses.nll[0, 0].isfinite()
-    assert guesses.nll[0, 1].isfinite()
-    guesses.nll.sum().backward()
+    assert not prediction.nll[0, 0].isfinite()
+    assert prediction.nll[0, 1].isfinite()
+    prediction.nll.sum().backward()
     assert leaves[0].grad[0, 1].isfinite().all()
     assert not leaves[1].grad.isfinite().all()
 
 
 def test_negatives_are_other_words_drawn_one_after_another(kernels) -> None:
-    """Words 100 apart are drawn in their order, but for the original: what is likelier is never drawn after something else."""
+    """Tokens with logits 100 apart are sampled in the order of their logits, except for the original."""
     logits = -100.0 * torch.tensor([[[5.0, 3, 9, 2, 4, 0, 1, 7, 6, 8]]])
     originals = torch.tensor([6])
     sampler = ReplacementAndNegativeSampler(originals, 5, hardest=False)
@@ -349,10 +351,10 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     gamma = torch.tensor([[0.3, 0.7]]).repeat(count, 1)
     unsampled = torch.tensor([0, 99])
     sampler = MixtureReplacementSampler(gamma, 20, 0.3)
-    guesses = output_layer.output_layer(
+    prediction = output_layer.output_layer(
         hidden, weight, biases, torch.zeros(count, dtype=torch.int64), unsampled, sampler, with_triton=True
     )
-    tokens, rows, scores, of_depths, lost = guesses.samples
+    tokens, rows, scores, of_depths, lost = prediction.samples
     logits = hidden[:, 0] @ weight.T + biases
     mixed = (gamma[0, :, None] * logits).sum(0).index_fill(0, unsampled, -math.inf).double()
     assert torch.equal(tokens, rows[:, 0])
@@ -372,8 +374,8 @@ def test_the_same_inputs_give_the_same_bits(kernels, monkeypatch) -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(0)
-        guesses = output_layer.output_layer(*leaves, targets, torch.tensor([0]), sampler, with_triton=True)
-        results.append([*with_gradients(leaves, guesses.nll), guesses.correct, *guesses.samples])
+        prediction = output_layer.output_layer(*leaves, targets, torch.tensor([0]), sampler, with_triton=True)
+        results.append([*with_gradients(leaves, prediction.nll), prediction.correct, *prediction.samples])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
@@ -410,7 +412,7 @@ class Float32Tensors(TorchDispatchMode):
 def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> None:
     """32 blocks of 512 tokens, 77 of them masked, AMOS-base in bfloat16, on tensors without numbers.
 
-    Float32 are the gradient of the embeddings [V,E], sums of the gradient over 64 positions each, the blocks' sums, the draws
+    Float32 are the gradient of the embeddings [V,E], sums of the gradient over 64 positions each, the blocks' sums, the samples
     and the weights of the 4 positions whose lost mass is measured. At most 0.58 GiB live at once, one chunk of logits among
     them; all logits would be 0.45 GiB in bfloat16 and 0.90 in float32.
     """
@@ -425,8 +427,8 @@ def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> 
         unsampled = torch.empty(69, dtype=torch.int64)
         rows = OutputLayerWeights(embedding, bias, unsampled, with_triton=True)
         with LiveBytes() as live, Float32Tensors() as made:
-            guesses = predict_chunked(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
-            (guesses.nll.sum() + guesses.adversarial_term.float().sum()).backward()
+            prediction = predict_chunked(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
+            (prediction.nll.sum() + prediction.adversarial_term.float().sum()).backward()
     assert 0.9 * kernels.CHUNK_BYTES < live.largest <= kernels.CHUNK_BYTES
     # A chunk has 1,232 positions of 3 depths; not even one depth of it is there in float32.
     assert max(math.prod(shape) for shape in made.shapes) == V * width < 1_232 * V

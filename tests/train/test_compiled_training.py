@@ -45,7 +45,7 @@ def test_compiled_layers_train_what_eager_layers_train(
 ) -> None:
     """On one rank, and on two that accumulate two micro-batches, so that one backward pass of two exchanges gradients.
 
-    The same samples are drawn as long as no rounding changes one; a checkpoint is the same with and without compilation.
+    Samples are the same as long as no rounding changes one; a checkpoint is the same with and without compilation.
     """
     cache = {CACHE: str(tmp_path / "cache")}  # the ranks load what the single rank compiled
     eager, compiled = tmp_path / "eager", tmp_path / "compiled"

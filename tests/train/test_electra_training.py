@@ -20,7 +20,7 @@ def test_electra_trains_and_its_losses_fall(run_training, read_metrics, tmp_path
     records = read_metrics(tmp_path)
     train = [record for record in records if record["split"] == "train"]
     first, last = ([record[key] for key in ("mlm_loss_2", "loss")] for record in (train[0], train[-1]))
-    # 200 words: a guess by chance costs log 200 nats; each word has four frequent successors.
+    # 200 words: a prediction by chance costs log 200 nats; each word has four frequent successors.
     assert first[0] > 0.95 * math.log(200)
     assert last[0] < first[0] - 0.1
     assert last[1] < first[1]

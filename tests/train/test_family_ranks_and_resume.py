@@ -13,7 +13,7 @@ from forked_command import run_command
 from interrupted_run import assert_same_run, checkpoint
 from tiny_runs import TINY_RUN
 
-# Global batch 16: the made-up corpus gives 18 updates an epoch.
+# Global batch 16: the synthetic corpus gives 18 updates an epoch.
 LAST_UPDATE, SAVED_UPDATE = 21, 11
 # As in test_ranks: float32 sums in another order (1e-7 of a gradient), which Adam divides by the gradient's own size. An
 # update moves a parameter by about the learning rate, 2e-3.

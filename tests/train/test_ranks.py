@@ -22,7 +22,7 @@ from fairseq_cli import train
 from forked_command import fork_server
 from tiny_runs import ROOT, TINY_RUN, environment
 
-# Global batch 16: the made-up corpus gives 18 updates an epoch.
+# Global batch 16: the synthetic corpus gives 18 updates an epoch.
 LAST_UPDATE = 22
 CHANGE_OF_RANKS = 20
 # Float32 gradients are summed in another order (relative 1e-7); Adam divides them by their own size, so that entries near

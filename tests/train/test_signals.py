@@ -139,7 +139,7 @@ FAKE_SLURM = {
 def test_a_run_that_submitit_has_submitted_is_requeued(
     binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path
 ) -> None:
-    """Hydra's submitit launcher and submitit itself, with the settings of slurm_8x8.yaml, in a made-up Slurm.
+    """Hydra's submitit launcher and submitit itself, with the settings of slurm_8x8.yaml, in an imitation of Slurm.
 
     submitit's own handlers would requeue the job at SIGUSR2 without saving, and ignore SIGTERM.
     """
@@ -173,7 +173,7 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
 
 
 class JobLog:
-    """What the made-up job and its task have written."""
+    """The output of the job and of its task."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

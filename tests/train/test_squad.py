@@ -1,4 +1,4 @@
-"""``amos squad`` end to end: a small model learns a made-up SQuAD by heart; a stopped run continues as if it had not been."""
+"""``amos squad`` end to end: a small model memorizes a synthetic SQuAD; a stopped run gives the results of an uninterrupted one."""
 
 import json
 import signal
@@ -69,7 +69,7 @@ def learned(request, place) -> tuple[str, Path, str]:
     return request.param, out, run(place, out, "--span-head", request.param)
 
 
-def test_a_made_up_squad_is_learned_by_heart(place, learned, capsys):
+def test_a_synthetic_squad_is_memorized(place, learned, capsys):
     """Training and dev questions are the same 40: EM is high only where alignment, windows, labels, masks and decoding
     agree. Contexts are longer than a window, answers hold accents, ligatures, symbols and spaces.
     """

@@ -26,7 +26,7 @@ def test_teams_trains_and_leaves_both_branches(
     records = read_metrics(tmp_path)
     train = [record for record in records if record["split"] == "train"]
     first, last = train[0], train[-1]
-    # 200 words: a guess by chance costs log 200 nats, among six candidates log 6; each word has four frequent successors.
+    # 200 words: a prediction by chance costs log 200 nats, among six candidates log 6; each word has four frequent successors.
     # The candidates grow harder as the generator learns: test_teams_learns.py sees the selection learn.
     assert first["mlm_loss_2"] > 0.95 * math.log(200)
     assert last["mlm_loss_2"] < first["mlm_loss_2"] - 0.1
