@@ -1,4 +1,4 @@
-"""``amos squad`` end to end: a small model memorizes a synthetic SQuAD; a stopped run gives the results of an uninterrupted one."""
+"""``amos squad`` end to end: a small model memorizes a synthetic SQuAD; a stopped run ends as an uninterrupted one."""
 
 import json
 import signal
