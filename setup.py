@@ -17,8 +17,19 @@ setup(
     license="MIT",
     # The README's table of versions says what was run with each.
     python_requires=">=3.10,<3.14",
-    packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+    packages=[
+        *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+        *(f"amos_fairseq.preprocess.{name}" for name in ("common", "glue", "pretraining", "squad")),
+        "amos_fairseq.recipes",
+    ],
+    # These two have their own places in the checkout: amos_fairseq/preprocess/__init__.py, amos_fairseq/recipe_files.py.
+    package_dir={
+        "amos_fairseq": "amos_fairseq",
+        "amos_fairseq.preprocess": "preprocess",
+        "amos_fairseq.recipes": "examples/pretraining/config",
+    },
     package_data={
+        "amos_fairseq.recipes": ["**/*.yaml"],
         "amos_fairseq.bench": ["fake_cuda.cpp"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
     },

@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
-
-RECIPES = Path(__file__).resolve().parents[1] / "examples" / "pretraining" / "config"
+from amos_fairseq.recipe_files import RECIPES, search_path
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
@@ -27,8 +26,6 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
     Raises:
         UserError: the recipe does not exist, or it or an override contains a setting that fairseq does not know.
     """
-    if not (config_dir / f"{name}.yaml").is_file():
-        raise UserError(f"{config_dir / name}.yaml is missing: name a recipe such as amos_base, or the path of a YAML")
     try:
         cfg = compose_with_hydra(name, overrides, config_dir, with_hydra_settings=False)
         add_defaults(cfg)
@@ -50,7 +47,7 @@ def compose_with_hydra(
         HydraException, OmegaConfBaseException: the configuration cannot be composed.
     """
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
-        return compose(name, overrides=list(overrides), return_hydra_config=with_hydra_settings)
+        return compose(name, [*search_path(config_dir), *overrides], return_hydra_config=with_hydra_settings)
 
 
 @contextlib.contextmanager

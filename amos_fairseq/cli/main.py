@@ -7,11 +7,25 @@ import signal
 import sys
 from typing import Optional, Sequence
 
-from amos_fairseq.cli import bench, export, flops, glue, import_, inspect, plot, score, squad, verify
+from amos_fairseq.cli import (
+    bench,
+    export,
+    flops,
+    glue,
+    import_,
+    inspect,
+    plot,
+    prepare,
+    recipes,
+    score,
+    squad,
+    train,
+    verify,
+)
 from amos_fairseq.errors import report_user_errors
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells report for a command ended by Ctrl-C
-SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
+SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional
 
+from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
+from amos_fairseq.preprocess.common.processes import take_lock
+from amos_fairseq.preprocess.glue.official_files import (
+    BASE_URL,
+    MRPC_DEV_IDS,
+    REMOTE_FILES,
+    RemoteFile,
+    check_hash,
+    fetch,
+)
+from amos_fairseq.preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
+from amos_fairseq.preprocess.glue.unpacking import build_mrpc, extract_tables
+
 from amos_fairseq.errors import UserError, report_user_errors
-from preprocess.common.command import ending_in_one_line, progress_bar, say
-from preprocess.common.processes import take_lock
-from preprocess.glue.official_files import BASE_URL, MRPC_DEV_IDS, REMOTE_FILES, RemoteFile, check_hash, fetch
-from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
-from preprocess.glue.unpacking import build_mrpc, extract_tables
 
 COMMAND = "download"
 BASE_URL_VARIABLE = "GLUE_BASE_URL"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
+from amos_fairseq.preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
+from amos_fairseq.preprocess.common.processes import ordered_results, use_threads
+from amos_fairseq.preprocess.glue.tables import Row
+from amos_fairseq.preprocess.glue.tasks import GlueTask, is_test
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
-from preprocess.common.processes import ordered_results, use_threads
-from preprocess.glue.tables import Row
-from preprocess.glue.tasks import GlueTask, is_test
 
 # The maximum length of most pretrained encoders, and the default of --max-positions in fine-tuning.
 USUAL_MAX_POSITIONS = 512

@@ -1,4 +1,4 @@
-"""Convert raw text to a binarized corpus for ``fairseq-train``; see ``prepare.sh --help``.
+"""Convert raw text to a binarized corpus for ``fairseq-train``; see ``amos prepare --help``.
 
 Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode -> publish.
 """
@@ -10,20 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
+from amos_fairseq.preprocess.common.processes import (
+    end_children_with_this_process,
+    in_own_process,
+    process_pool,
+    use_threads,
+)
+from amos_fairseq.preprocess.common.reading import refuse_other_formats
+from amos_fairseq.preprocess.pretraining import encoding, manifest
+from amos_fairseq.preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
+from amos_fairseq.preprocess.pretraining.workspace import Workspace
+
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.conversion import from_sentencepiece
 from amos_fairseq.tokenization.tokenizer import Tokenizer
-from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
-from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
-from preprocess.common.reading import refuse_other_formats
-from preprocess.pretraining import encoding, manifest
-from preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
-from preprocess.pretraining.vocabulary import learn_tokenizer
-from preprocess.pretraining.workspace import Workspace
 
-_DESCRIPTION = """Convert raw text to a binarized corpus for fairseq-train.
+DESCRIPTION = """\
+Convert raw text to a binarized corpus for fairseq-train.
 
 Inputs are UTF-8: .jsonl with one document per line ({"text": ...}), anything else plain text with one paragraph per
 line and blank lines between documents; each also as .gz, .xz or .zst. NUL characters are removed. All processors are
@@ -73,7 +80,7 @@ def prepare(inputs: List[Path], out: Path, settings: Settings, workers: int, tok
             except UserError:
                 work.discard()
                 raise
-    say(f"done: fairseq-train {_task_data(out)} --user-dir amos_fairseq ...; counts and hashes in {out}/corpus.json")
+    say(f"done: train with task.data={_task_data(out)} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
 
 
 def _run_stages(
@@ -163,10 +170,8 @@ def _task_data(out: Path) -> str:
     return manifest.read_manifest(out)["task_data"]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``amos prepare`` and ``prepare.sh``."""
     add = parser.add_argument
     add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
@@ -193,14 +198,25 @@ def build_parser() -> argparse.ArgumentParser:
     add("--valid-megabytes", type=float, default=4, help="hold out no more than this (default: %(default)s)")
     add("--sample-megabytes", type=float, default=200, help="text to learn pieces from (default: %(default)s)")
     add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard (default: %(default)s)")
-    return parser
 
 
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    """Run ``prepare.sh``. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    run(parser.parse_args(arguments))
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check the arguments and prepare the corpus.
+
+    Raises:
+        UserError: bad input; nothing was written.
+    """
     with ending_in_one_line("it continues after the last finished part"):
-        given = build_parser().parse_args(arguments)
         # What can be checked is checked before any work.
         _check_inputs(given.text)
         if ":" in str(given.out):

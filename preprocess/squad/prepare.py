@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
+
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.command import ending_in_one_line, progress_bar, say
 
 _DESCRIPTION = """Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
 
@@ -81,9 +82,8 @@ def sample_questions(paragraphs: Sequence[Paragraph], number: int, seed: int) ->
 def _write(
     directory: Path, files: Dict[str, SquadFile], paragraphs: Dict[str, Sequence[Paragraph]], tokenizer: Tokenizer
 ) -> Dict[str, Any]:
+    from amos_fairseq.preprocess.squad.encoding import write_split
     from fairseq.data import Dictionary  # takes seconds to import
-
-    from preprocess.squad.encoding import write_split
 
     tokenizer.save(directory / "tokenizer")
     shutil.copyfile(directory / "tokenizer" / "dict.txt", directory / "dict.txt")

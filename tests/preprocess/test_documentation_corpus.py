@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from amos_fairseq.preprocess.pretraining import documentation_corpus as corpus
 from failures import error_line, full_disk
-
-from preprocess.pretraining import documentation_corpus as corpus
 
 DOCSTRING = """Return the smallest value of a sequence that holds at least one.
 

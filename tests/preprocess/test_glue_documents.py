@@ -6,10 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
+from amos_fairseq.preprocess.glue.tables import find_files
+from amos_fairseq.preprocess.glue.tasks import TASKS
 from synthetic_glue import CLASSES, FILES
-
-from preprocess.glue.tables import find_files
-from preprocess.glue.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_PAGE = (ROOT / "examples" / "glue" / "DATA.md").read_text(encoding="utf-8")

@@ -6,12 +6,12 @@ import lzma
 from pathlib import Path
 
 import pytest
+from amos_fairseq.preprocess.glue import prepare
+from amos_fairseq.preprocess.glue.tasks import TASKS
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
 from amos_fairseq.data.fingerprint import directory_sha256
-from preprocess.glue import prepare
-from preprocess.glue.tasks import TASKS
 
 
 def task_record(out: Path, task: str) -> dict:

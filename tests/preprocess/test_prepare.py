@@ -6,6 +6,9 @@ from collections import Counter
 
 import pytest
 import sentencepiece
+from amos_fairseq.preprocess.common.binarizing import END_ID
+from amos_fairseq.preprocess.common.processes import ordered_results
+from amos_fairseq.preprocess.pretraining import encoding, prepare
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
@@ -14,9 +17,6 @@ from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.tokenization import load_tokenizer
-from preprocess.common.binarizing import END_ID
-from preprocess.common.processes import ordered_results
-from preprocess.pretraining import encoding, prepare
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from amos_fairseq.preprocess.squad import prepare
 from failures import error_line
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
@@ -20,7 +21,6 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization import load_tokenizer
-from preprocess.squad import prepare
 
 SQUAD = make_squad()
 

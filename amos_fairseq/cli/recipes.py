@@ -1,0 +1,96 @@
+"""``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.flops.training import training_flops
+from amos_fairseq.recipe_files import find_recipe, packaged_recipes
+
+# FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
+# predicts for amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on
+# 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.1 MFLOP in the quickstart.
+A100_RATE = 0.4 * 312e12
+CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.048e12, 64
+# Dictionary entries: 400 pieces and the special tokens suit the tiny recipes.
+TINY_VOCABULARY = 405
+
+DESCRIPTION = f"""\
+List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by amos
+flops), and predicted hours of training. Hours are FLOPs divided by a rate: one A100 in bf16, {A100_RATE / 1e12:.0f} TFLOP/s
+(40 %% of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s ({NARROW_CPU_RATE / 1e12} for
+the tiny recipes), both measured. Validation, checkpoints and waiting for data are not included.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION)
+    parser.add_argument(
+        "recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)"
+    )
+    parser.add_argument("--variants", action="store_true", help="list the variants of the papers as well")
+    parser.add_argument(
+        "--vocabulary-size", type=int, metavar="N",
+        help="number of dictionary entries, special tokens included "
+        f"(default: {DEFAULT_VOCABULARY}; {TINY_VOCABULARY} for the tiny recipes)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    names = arguments.recipes or packaged_recipes()
+    names += packaged_recipes("variants/*.yaml") if arguments.variants else []
+    found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
+    rows = (recipe_costs(*recipe, arguments.vocabulary_size) for recipe in found)
+    if arguments.json:
+        print(json.dumps(list(rows), indent=2))
+        return
+    for line in table(rows, width=max(map(len, names))):
+        print(line, flush=True)  # each row takes a fraction of a second to count
+
+
+def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int | None = None) -> dict[str, Any]:
+    """Return the size, tokens, FLOPs and predicted hours of a recipe on one rank.
+
+    Args:
+        title: what to call it in the list.
+        config_dir, name: see :func:`find_recipe`.
+        vocabulary_size: number of dictionary entries; None: one that suits the width.
+    """
+    cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
+    narrow = cfg.model.encoder_embed_dim <= NARROW
+    vocabulary_size = vocabulary_size or (TINY_VOCABULARY if narrow else DEFAULT_VOCABULARY)
+    cost = training_flops(cfg, vocabulary_size)
+    return {
+        "recipe": title,
+        "layers": cfg.model.encoder_layers,
+        "width": cfg.model.encoder_embed_dim,
+        "length": cfg.task.tokens_per_sample,
+        "vocabulary_size": vocabulary_size,
+        "max_update": cost.max_update,
+        "tokens": cost.tokens_per_update * cost.max_update,
+        "flops": cost.total,
+        "predicted_a100_hours": cost.total / A100_RATE / 3600,
+        "predicted_cpu_hours": cost.total / (NARROW_CPU_RATE if narrow else CPU_RATE) / 3600,
+    }
+
+
+def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
+    """Yield the lines of the table as the rows arrive."""
+    yield f"{'':{width}}  layers x  length  updates    tokens    FLOPs   hours, predicted:"
+    yield f"{'recipe':{width}}     width                                     one A100     one CPU"
+    for row in rows:
+        size = f"{row['layers']} x {row['width']}"
+        yield (
+            f"{row['recipe']:{width}}  {size:>8}  {row['length']:>6}  {row['max_update']:>7}  {row['tokens']:>8.2g}  "
+            f"{row['flops']:>7.2g}  {hours(row['predicted_a100_hours']):>8}  {hours(row['predicted_cpu_hours']):>10}"
+        )
+
+
+def hours(number: float) -> str:
+    return f"{number:,.2f}" if number < 10 else f"{number:,.0f}"

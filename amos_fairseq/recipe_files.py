@@ -1,0 +1,54 @@
+"""Find the YAML recipes of pretraining: those of the package by name, others by path."""
+
+import difflib
+from pathlib import Path
+
+from amos_fairseq.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parent
+# A wheel has the recipes in the package (setup.py), a checkout in examples.
+_FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "examples" / "pretraining" / "config")
+RECIPES = next(folder for folder in _FOLDERS if folder.is_dir())
+
+
+def packaged_recipes(pattern: str = "*.yaml") -> list[str]:
+    """Return the sorted names of the packaged recipes; those of ``variants/*.yaml`` start with ``variants/``."""
+    return sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.glob(pattern))
+
+
+def find_recipe(source: str) -> tuple[Path, str]:
+    """Return what Hydra calls ``--config-dir`` and ``--config-name``.
+
+    Args:
+        source: a recipe's name such as ``amos_base`` or ``variants/electra_unigram``, or the path of a YAML file.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        if not (RECIPES / f"{source}.yaml").is_file():
+            known = packaged_recipes() + packaged_recipes("variants/*.yaml")
+            similar = ", ".join(difflib.get_close_matches(source, known) or ["amos_base"])
+            raise UserError(
+                f"there is no recipe {source}: name one that amos recipes lists, such as {similar}, or the path of a YAML file"
+            )
+        return RECIPES, source
+    if not path.is_file():
+        raise UserError(f"{source} is missing: give the path of a recipe, or a name that amos recipes lists")
+    if path.suffix != ".yaml":
+        raise UserError(f"{source}: Hydra reads *.yaml only, rename the file")
+    path = path.absolute()
+    folder = RECIPES if path.is_relative_to(RECIPES) else path.parent
+    return folder, str(path.relative_to(folder).with_suffix(""))
+
+
+def search_path(config_dir: Path) -> list[str]:
+    """Return the override that lets a recipe of any folder start from a packaged one: ``defaults: [/amos_base, _self_]``."""
+    return [] if config_dir == RECIPES else [f"hydra.searchpath=[{quoted(f'file://{RECIPES}')}]"]
+
+
+def quoted(text: str) -> str:
+    """Return a string as a value of a Hydra override, where spaces, commas and brackets have a meaning."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,45 @@
+"""``amos recipes``: tokens, FLOPs and predicted hours."""
+
+import json
+from pathlib import Path
+
+import pytest
+from failures import error_line
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.recipe_files import packaged_recipes
+
+
+def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    """Tokens by hand; FLOPs as of ``amos flops``; hours from the rates that the help states."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [/mlm_tiny, _self_]\noptimization: {max_update: 10}\n")
+    main(["recipes", "mlm_tiny", str(mine), "--json"])
+    tiny, own = json.loads(capsys.readouterr().out)
+    assert tiny["tokens"] == 1750 * 128 * 64
+    assert own["recipe"] == str(mine)
+    assert own["tokens"] == 10 * 128 * 64
+    assert own["flops"] * 175 == tiny["flops"]
+    main(["flops", "mlm_tiny", "--vocabulary-size", "405", "--json"])
+    assert tiny["flops"] == json.loads(capsys.readouterr().out)["training"]["today"]["total"]
+    assert tiny["predicted_a100_hours"] == pytest.approx(tiny["flops"] / (0.4 * 312e12) / 3600)
+    assert tiny["predicted_cpu_hours"] == pytest.approx(tiny["flops"] / 0.048e12 / 3600)
+
+
+def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting all of them takes seconds, so their costs are replaced; a fixed width keeps the columns under their names."""
+    row = {"layers": 24, "width": 1024, "length": 512, "max_update": 1_950_000, "tokens": 2.04e12, "flops": 2.1e21}
+    row |= {"predicted_a100_hours": 4682.3, "predicted_cpu_hours": 0.123}
+    monkeypatch.setattr("amos_fairseq.cli.recipes.recipe_costs", lambda title, *_: {"recipe": title, **row})
+    main(["recipes", "--variants"])
+    head, second, *rows = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in rows] == [*packaged_recipes(), *packaged_recipes("variants/*.yaml")]
+    assert rows[0].split()[1:] == ["24", "x", "1024", "512", "1950000", "2e+12", "2.1e+21", "4,682", "0.12"]
+    assert {len(line) for line in (second, *rows)} == {len(second)}
+    assert head.index("length") + len("length") == rows[0].index("512") + 3
+
+
+def test_unknown_recipe_is_one_line(capsys: pytest.CaptureFixture) -> None:
+    line = error_line(capsys, main, "recipes", "mlm_tiny", "amos_bass")
+    assert "there is no recipe amos_bass" in line
+    assert "such as amos_base" in line
