@@ -15,6 +15,18 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
+    project_urls={"AMOS (paper)": "https://openreview.net/forum?id=sX3XaHwotOg"},
+    keywords=["pretraining", "text encoder", "AMOS", "ELECTRA", "TEAMS", "Electric", "BERT", "fairseq"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
     # The README's table of versions says what was run with each.
     python_requires=">=3.10,<3.14",
     packages=[
@@ -71,6 +83,7 @@ setup(
             "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
             "sentence-transformers>=5,<6",
         ],
+        "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],
     },

@@ -3,6 +3,8 @@
 import difflib
 from pathlib import Path
 
+import yaml
+
 from amos_fairseq.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
@@ -39,16 +41,27 @@ def find_recipe(source: str) -> tuple[Path, str]:
     if path.suffix != ".yaml":
         raise UserError(f"{source}: Hydra reads *.yaml only, rename the file")
     path = path.absolute()
-    folder = RECIPES if path.is_relative_to(RECIPES) else path.parent
+    if path.is_relative_to(RECIPES):
+        folder = RECIPES
+    else:
+        # fairseq lays a recipe without a folder in its name over all of its defaults, and so over those that it starts from.
+        folder = path.parent.parent if _starts_from_another(path) else path.parent
     return folder, str(path.relative_to(folder).with_suffix(""))
 
 
+def _starts_from_another(path: Path) -> bool:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    return isinstance(content, dict) and "defaults" in content
+
+
 def search_path(config_dir: Path) -> list[str]:
-    """Return the override that lets a recipe of any folder start from a packaged one: ``defaults: [/amos_base, _self_]``."""
+    """Return the override that lets a recipe of any folder start from a packaged one, as the files in ``variants`` do."""
     return [] if config_dir == RECIPES else [f"hydra.searchpath=[{quoted(f'file://{RECIPES}')}]"]
 
 
 def quoted(text: str) -> str:
     """Return a string as a value of a Hydra override, where spaces, commas and brackets have a meaning."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return "'{}'".format(text.replace("'", "\\'"))

@@ -13,9 +13,10 @@ from amos_fairseq.recipe_files import find_recipe, packaged_recipes
 
 # FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
 # predicts for amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on
-# 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.1 MFLOP in the quickstart.
+# 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.45 MFLOP in the quickstart.
 A100_RATE = 0.4 * 312e12
-CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.048e12, 64
+CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
+SIZES = ("tiny", "small", "base", "large")
 # Dictionary entries: 400 pieces and the special tokens suit the tiny recipes.
 TINY_VOCABULARY = 405
 
@@ -43,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names = arguments.recipes or packaged_recipes()
+    names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
     names += packaged_recipes("variants/*.yaml") if arguments.variants else []
     found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
     rows = (recipe_costs(*recipe, arguments.vocabulary_size) for recipe in found)
@@ -52,6 +53,12 @@ def run(arguments: argparse.Namespace) -> None:
         return
     for line in table(rows, width=max(map(len, names))):
         print(line, flush=True)  # each row takes a fraction of a second to count
+
+
+def by_size(name: str) -> tuple[int, str]:
+    """Sort tiny, small, base, large: the first rows are counted fastest."""
+    objective, _, size = name.partition("_")
+    return SIZES.index(size.removesuffix("_pp")), objective
 
 
 def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int | None = None) -> dict[str, Any]:
@@ -81,15 +88,16 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
 
 
 def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
-    """Yield the lines of the table as the rows arrive."""
-    yield f"{'':{width}}  layers x  length  updates    tokens    FLOPs   hours, predicted:"
-    yield f"{'recipe':{width}}     width                                     one A100     one CPU"
+    """Yield the lines of the table as the rows arrive; ``width`` is that of the first column."""
+    line = f"{{:{width}}}  {{:>9}}  {{:>6}}  {{:>9}}  {{:>7}}  {{:>7}}  {{:>9}}  {{:>9}}"
+    yield line.format("", "layers x", "", "", "", "", "one A100,", "one CPU,")
+    yield line.format("recipe", "width", "length", "updates", "tokens", "FLOPs", "hours", "hours")
     for row in rows:
         size = f"{row['layers']} x {row['width']}"
-        yield (
-            f"{row['recipe']:{width}}  {size:>8}  {row['length']:>6}  {row['max_update']:>7}  {row['tokens']:>8.2g}  "
-            f"{row['flops']:>7.2g}  {hours(row['predicted_a100_hours']):>8}  {hours(row['predicted_cpu_hours']):>10}"
-        )
+        numbers = (f"{row['max_update']:,}", f"{row['tokens']:.2g}", f"{row['flops']:.2g}")
+        predicted = (hours(row["predicted_a100_hours"]), hours(row["predicted_cpu_hours"]))
+        yield line.format(row["recipe"], size, row["length"], *numbers, *predicted)
+    yield "Hours are predicted from the FLOPs, not measured: amos recipes --help."
 
 
 def hours(number: float) -> str:

@@ -19,8 +19,8 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION)
     parser.add_argument(
         "recipe", metavar="RECIPE",
-        help="recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe: "
-        "defaults: [/amos_base, _self_]",
+        help="recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe as "
+        "variants/electra_unigram.yaml does",
     )  # fmt: skip
     parser.add_argument(
         "settings", nargs=argparse.REMAINDER, metavar="KEY=VALUE",

@@ -33,7 +33,7 @@ _DESCRIPTION = f"""Download GLUE's official files, in the layout that prepare.sh
 
 Tasks: {", ".join(TASKS)}; all of them if none is given. Every file is checked against its published sha256. A task that
 is already there is skipped, and an interrupted download is continued. MRPC is built from the files of
-its authors. The data has its own licenses: examples/glue/DATA.md."""
+its authors. The data has its own licenses: docs/glue_data.md."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _DESCRIPTION = f"""Convert GLUE's official TSV files to the input of fairseq's s
 
 Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
 tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
-settings are the same, and made again otherwise. preprocess/glue/README.md describes both layouts."""
+settings are the same, and made again otherwise. docs/glue_data.md describes both layouts."""
 _SHOWN_BROKEN_LINES = 5
 
 

@@ -261,9 +261,9 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
 
 
 def readme_overrides() -> dict[str, str]:
-    """Ablation -> override string, from the table of the README."""
+    """Ablation -> override string, from the table of docs/pretraining.md."""
     row = r"^\| ([^|]+) \| (?:Fig\. 3, )?T[67] \| `([^`]+)` \|$"
-    rows = re.findall(row, (RECIPES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(row, (RECIPES.parents[1] / "docs" / "pretraining.md").read_text(encoding="utf-8"), re.MULTILINE)
     return {name.strip(): overrides for name, overrides in rows}
 
 

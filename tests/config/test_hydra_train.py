@@ -44,7 +44,9 @@ def test_same_command_continues_the_run_bit_for_bit(
     """The run without an interruption is one of ``amos train`` in a folder without a checkout, with a recipe of that folder."""
     data = f"task.data={binarized_corpus}"
     elsewhere = tmp_path_factory.mktemp("with a space")
-    (elsewhere / "mine.yaml").write_text("defaults: [/amos_tiny, _self_]\ncheckpoint: {save_dir: runs/whole}\n")
+    (elsewhere / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [/fairseq/defaults@_global_, /amos_tiny, _self_]\ncheckpoint: {save_dir: runs/whole}\n"
+    )
     whole_run = ["train", "mine.yaml", *SMALLER, data, "optimization.max_update=8"]
     for done in (
         hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=4"),

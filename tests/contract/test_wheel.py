@@ -3,13 +3,13 @@
 The fresh environment sees the dependencies of the present one, but neither the checkout nor its editable installation.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import textwrap
 import venv
 import zipfile
 from pathlib import Path
@@ -86,33 +86,41 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert names == files_of_package()
 
 
+# The installed command, called several times by one Python: starting one takes seconds.
+AMOS = """
+import os, runpy, sys
+def amos(*arguments):
+    sys.argv = [os.path.join(os.path.dirname(sys.executable), "amos"), *arguments]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, arguments
+"""
+TRAIN = """
+import amos_fairseq
+print(amos_fairseq.__file__)
+amos("recipes", "amos_tiny")
+amos("prepare", "my.txt", "--out", "D", "--vocab-size", "600")
+amos("train", "amos_tiny", "task.data=D", "optimization.max_update=20")
+"""
+USE = """
+import amos_fairseq
+amos("export", "checkpoints/amos_tiny", "HF")
+print(amos_fairseq.load("checkpoints/amos_tiny")(["A text.", "Another."]).pooled().shape)
+"""
+
+
 @pytest.mark.slow
 def test_from_text_to_features_in_an_empty_folder(fresh_environment: Path, corpus_text: Path, tmp_path: Path):
-    """The commands of the README. Those of one process are called in one, because starting Python takes seconds."""
     python = str(fresh_environment / "bin" / "python")
     shutil.copyfile(corpus_text, tmp_path / "my.txt")
-    first = run_there(fresh_environment, tmp_path, python, "-c", textwrap.dedent("""
-        import amos_fairseq
-        from amos_fairseq.cli.main import main
-        print(amos_fairseq.__file__)
-        main(["recipes", "amos_tiny"])
-        main(["prepare", "my.txt", "--out", "D", "--vocab-size", "600"])
-    """))  # fmt: skip
+    first = run_there(fresh_environment, tmp_path, python, "-c", AMOS + TRAIN)
+    last = run_there(fresh_environment, tmp_path, python, "-c", AMOS + USE)
     assert Path(first.stdout.splitlines()[0]).is_relative_to(fresh_environment)
-    assert re.search(r"^amos_tiny +2 x 64 +64 +1750 +1.4e\+07 ", first.stdout, re.MULTILINE)
-
-    settings = ["task.data=D", "optimization.max_update=20"]
-    training = run_there(
-        fresh_environment, tmp_path, str(fresh_environment / "bin" / "amos"), "train", "amos_tiny", *settings
-    )
-    last = run_there(fresh_environment, tmp_path, python, "-c", textwrap.dedent("""
-        import amos_fairseq
-        from amos_fairseq.cli.main import main
-        main(["export", "checkpoints/amos_tiny", "HF"])
-        print(amos_fairseq.load("checkpoints/amos_tiny")(["A text.", "Another."]).pooled().shape)
-    """))  # fmt: skip
-    assert str(ROOT) not in "".join(done.stdout + done.stderr for done in (first, training, last))
-    assert len((tmp_path / "checkpoints/amos_tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()) > 0
+    assert re.search(r"^amos_tiny +2 x 64 +64 +1,750 +1.4e\+07 ", first.stdout, re.MULTILINE)
+    assert str(ROOT) not in "".join(done.stdout + done.stderr for done in (first, last))
+    records = (tmp_path / "checkpoints/amos_tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(records[-1])["update"] == 20
     assert (tmp_path / "HF" / "model.safetensors").is_file()
     assert last.stdout.splitlines()[-1] == "torch.Size([2, 64])"
     assert {path.name for path in tmp_path.iterdir()} == {"my.txt", "D", "checkpoints", "HF"}
