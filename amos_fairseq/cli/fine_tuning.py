@@ -3,12 +3,15 @@
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from amos_fairseq.cli.arguments import import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Table
-from amos_fairseq.finetuning.runner import Failure
-from amos_fairseq.finetuning.session import OVERRIDES, Session, open_session
+
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.report import Table
+    from amos_fairseq.finetuning.runner import Failure
+    from amos_fairseq.finetuning.session import Session
 
 STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
 
@@ -50,8 +53,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep all checkpoints of every run, not only the weights of each task's best run")  # fmt: skip
 
 
-def session_from(arguments: argparse.Namespace) -> Session:
+def session_from(arguments: argparse.Namespace) -> "Session":
     """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
+    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.finetuning.session import OVERRIDES, open_session
+
     return open_session(
         arguments.checkpoint, arguments.out, arguments.recipe, size=arguments.size, num_seeds=arguments.seeds,
         from_scratch=arguments.from_scratch, overrides={name: getattr(arguments, name) for name in OVERRIDES},
@@ -66,7 +72,7 @@ def exit_stopped(out: str) -> NoReturn:
     sys.exit(STOPPED)
 
 
-def print_outcome(table: Table | None, lines: Iterable[object], failures: Sequence[Failure]) -> None:
+def print_outcome(table: "Table | None", lines: Iterable[object], failures: "Sequence[Failure]") -> None:
     """Print the table and further lines of a session; raise :class:`UserError` if a run failed."""
     if table is not None:
         table.print()

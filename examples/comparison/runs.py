@@ -283,7 +283,7 @@ class FineTuning:
             "--tasks": ",".join(self.tasks),
             "--seeds": self.num_seeds,
         }
-        command = [sys.executable, "-W", "ignore", "-m", "amos_fairseq.cli.main", "glue"]
+        command = [sys.executable, "-W", "ignore", "-m", "amos_start", "glue"]
         command += [*(str(part) for pair in values.items() for part in pair), *self.flags]
         total = len(self.tasks) * self.num_seeds
         runner.run(self.label, command, self.directory, dict(os.environ), total, lambda _: len(self.results))
