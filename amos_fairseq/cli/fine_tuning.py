@@ -6,14 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from amos_fairseq.cli.arguments import import_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:
     from amos_fairseq.finetuning.report import Table
     from amos_fairseq.finetuning.runner import Failure
     from amos_fairseq.finetuning.session import Session
-
-STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, data_help: str, required: bool = True) -> None:
@@ -69,7 +67,7 @@ def session_from(arguments: argparse.Namespace) -> "Session":
 def exit_stopped(out: str) -> NoReturn:
     """Exit after SIGINT or SIGTERM, with a line that says how to continue."""
     print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
-    sys.exit(STOPPED)
+    sys.exit(INTERRUPTED)
 
 
 def print_outcome(table: "Table | None", lines: Iterable[object], failures: "Sequence[Failure]") -> None:

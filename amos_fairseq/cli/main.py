@@ -2,15 +2,13 @@
 
 import argparse
 import os
-import signal
 import sys
 from typing import Optional, Sequence
 
 from amos_fairseq.cli import bench, export, flops, glue, import_, inspect, plot, score, squad, verify
-from amos_fairseq.errors import report_user_errors
+from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells report for a command ended by Ctrl-C
 SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
 
 
