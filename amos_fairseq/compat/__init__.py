@@ -15,13 +15,14 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import progress_bar
 from fairseq.models import distributed_fairseq_model
-from fairseq.optim import AMPOptimizer
+from fairseq.optim import AMPOptimizer, FairseqOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.compat import (
+    apex,
     checkpoints,
     compilation,
     distribution,
@@ -59,6 +60,9 @@ PATCHES = {
         Patch(_MemoryEfficientFP16OptimizerMixin, "load_state_dict", master_weights.load_masters),
         Patch(AMPOptimizer, "state_dict", master_weights.save_scaler),
         Patch(AMPOptimizer, "load_state_dict", master_weights.load_scaler),
+    ),
+    "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
+        Patch(FairseqOptimizer, "load_state_dict", apex.load_either_layout),
     ),
     "Gradients of accumulated micro-batches are added up in 16 bits": (
         Patch(_FP16OptimizerMixin, "backward", master_weights.sum_after_backward),

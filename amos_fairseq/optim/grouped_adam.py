@@ -12,6 +12,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
+from amos_fairseq.compat.apex import fused_adam
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
 from amos_fairseq.setting_checks import check_ranges
@@ -52,18 +53,18 @@ class GroupedAdam(FairseqOptimizer):
     lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.initialization.mark_layer_depths`).
     ELECTRA's released code has one step more between heads and top layer: its X^2 is X here, and so on for lower layers.
 
-    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses NVIDIA's fused
-    Adam if apex and a GPU are present, PyTorch's fused kernels otherwise.
+    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses the FusedAdam of
+    NVIDIA's apex if apex and a GPU are present, PyTorch's fused kernels otherwise (:mod:`amos_fairseq.compat.apex`).
     """
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
         super().__init__(cfg)
         check_ranges(cfg, GroupedAdamConfig)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
-        fused_adam = apex_fused_adam()
-        if fused_adam is not None:
-            logger.info("optimizer: fused Adam of NVIDIA apex")
-            self._optimizer = fused_adam(groups, adam_w_mode=True, **self.optimizer_config)
+        apex_adam = fused_adam() if on_gpu(groups) else None
+        if apex_adam is not None:
+            logger.info("optimizer: FusedAdam of NVIDIA's apex")
+            self._optimizer = apex_adam(groups, adam_w_mode=True, **self.optimizer_config)
         else:
             self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
             # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
@@ -178,6 +179,11 @@ def parameter_groups(
     ]
 
 
+def on_gpu(groups: list[dict[str, Any]]) -> bool:
+    """Return whether the parameters are on a GPU: with ``--cpu`` they are not, whatever the machine has."""
+    return groups[0]["params"][0].is_cuda
+
+
 def parse_betas(text: str) -> tuple[float, float]:
     """Parse "(0.9, 0.98)" to (0.9, 0.98); raise UserError."""
     try:
@@ -193,14 +199,3 @@ def parse_betas(text: str) -> tuple[float, float]:
 def first(lr: List[float] | float) -> float:
     """Return the first of fairseq's learning rates by epoch."""
     return float(lr) if isinstance(lr, (int, float)) else float(lr[0])
-
-
-def apex_fused_adam() -> type[torch.optim.Optimizer] | None:
-    """Return NVIDIA's FusedAdam if it can run here. The package called apex on PyPI is another one without optimizers."""
-    if not torch.cuda.is_available():
-        return None
-    try:
-        from apex.optimizers import FusedAdam
-    except ImportError:
-        return None
-    return FusedAdam
