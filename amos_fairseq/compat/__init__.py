@@ -17,6 +17,7 @@ from fairseq.logging import progress_bar
 from fairseq.models import distributed_fairseq_model
 from fairseq.optim import AMPOptimizer, FairseqOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
+from fairseq.tasks import sentence_prediction
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
@@ -35,6 +36,7 @@ from amos_fairseq.compat import (
     precision,
     run_lifecycle,
     signals,
+    truncation,
     user_errors,
 )
 from amos_fairseq.compat.patching import Patch, Script, apply_patches, patch_training_script
@@ -129,6 +131,9 @@ PATCHES = {
     "--compile and --kernels are our settings": (Patch(Trainer, "__init__", compilation.compile_if_requested),),
     "The settings of a launch are checked before any rank exists": (
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
+    ),
+    "A pair that is too long loses the end of the row, often its whole second text, and nothing says so": (
+        Patch(sentence_prediction, "maybe_shorten_dataset", truncation.cut_longer_text_first),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "Validation scores can be numpy scalars or nan, or have an unknown name": (
