@@ -40,12 +40,13 @@ setup(
         "amos_fairseq.preprocess": "preprocess",
         "amos_fairseq.recipes": "examples/pretraining/config",
     },
+    py_modules=["amos_start"],
     package_data={
         "amos_fairseq.recipes": ["**/*.yaml"],
         "amos_fairseq.bench": ["fake_cuda.cpp"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
     },
-    entry_points={"console_scripts": ["amos=amos_fairseq.cli.main:main"]},
+    entry_points={"console_scripts": ["amos=amos_start:main"]},
     install_requires=[
         # The one fairseq that imports on Python 3.11 and later; the original 0.12.2 does not.
         "fairseq-fixed==0.12.3.1",
@@ -84,6 +85,7 @@ setup(
             "sentence-transformers>=5,<6",
         ],
         "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
+        "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],
     },

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand
-from amos_fairseq.composition import compose_recipe
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand, import_fairseq
 from amos_fairseq.recipe_files import find_recipe, packaged_recipes
 
 # FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
@@ -47,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
     names += packaged_recipes("variants/*.yaml") if arguments.variants else []
     found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
+    import_fairseq()
     rows = (recipe_costs(*recipe, arguments.vocabulary_size) for recipe in found)
     if arguments.json:
         print(json.dumps(list(rows), indent=2))
@@ -69,6 +68,9 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
         config_dir, name: see :func:`find_recipe`.
         vocabulary_size: number of dictionary entries; None: one that suits the width.
     """
+    from amos_fairseq.composition import compose_recipe
+    from amos_fairseq.flops.training import training_flops
+
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
     narrow = cfg.model.encoder_embed_dim <= NARROW
     vocabulary_size = vocabulary_size or (TINY_VOCABULARY if narrow else DEFAULT_VOCABULARY)

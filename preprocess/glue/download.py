@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional
 
+from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.preprocess.glue.official_files import (
@@ -23,8 +24,6 @@ from amos_fairseq.preprocess.glue.official_files import (
 )
 from amos_fairseq.preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
 from amos_fairseq.preprocess.glue.unpacking import build_mrpc, extract_tables
-
-from amos_fairseq.errors import UserError, report_user_errors
 
 COMMAND = "download"
 BASE_URL_VARIABLE = "GLUE_BASE_URL"

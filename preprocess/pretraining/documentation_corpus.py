@@ -20,13 +20,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Iterable, Iterator
 
-from amos_fairseq.preprocess.common.check_environment import name_of, requirements
-from amos_fairseq.preprocess.pretraining.prose import prose_paragraphs
 from packaging.requirements import Requirement
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_file
+from amos_fairseq.preprocess.common.check_environment import name_of, requirements
+from amos_fairseq.preprocess.pretraining.prose import prose_paragraphs
 
 # Tests and vendored copies repeat other text, and distributions differ in which of them they contain.
 SKIPPED_FOLDERS = frozenset(

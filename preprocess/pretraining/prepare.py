@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
+from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from amos_fairseq.preprocess.common.processes import (
     end_children_with_this_process,
@@ -22,9 +24,6 @@ from amos_fairseq.preprocess.pretraining import encoding, manifest
 from amos_fairseq.preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
 from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from amos_fairseq.preprocess.pretraining.workspace import Workspace
-
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
-from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.conversion import from_sentencepiece
 from amos_fairseq.tokenization.tokenizer import Tokenizer

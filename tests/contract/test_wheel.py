@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("sources") / "checkout"
     for name in ("amos_fairseq", "preprocess", "examples/pretraining/config"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     out = tmp_path_factory.mktemp("wheel")
     command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(out), "."]
@@ -76,7 +76,7 @@ def files_of_package() -> set[str]:
         for path in (ROOT / folder).rglob(pattern)
         if path.is_file() and path.parent.name != "__pycache__"
     }
-    return files - {"amos_fairseq/preprocess/__init__.py"}  # leads to the folder of the checkout
+    return (files | {"amos_start.py"}) - {"amos_fairseq/preprocess/__init__.py"}  # leads to the folder of the checkout
 
 
 @pytest.mark.slow

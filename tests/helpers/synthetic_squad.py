@@ -5,10 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.checkpoints.write import Imported, build_model, configuration, write
 from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from amos_fairseq.preprocess.squad import prepare
-
-from amos_fairseq.checkpoints.write import Imported, build_model, configuration, write
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ta", "re", "sí", "on", "ﬁ"]

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from amos_fairseq.preprocess.pretraining import documentation_corpus as corpus
 from failures import error_line, full_disk
+
+from amos_fairseq.preprocess.pretraining import documentation_corpus as corpus
 
 DOCSTRING = """Return the smallest value of a sequence that holds at least one.
 

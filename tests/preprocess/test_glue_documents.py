@@ -6,9 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+from synthetic_glue import CLASSES, FILES
+
 from amos_fairseq.preprocess.glue.tables import find_files
 from amos_fairseq.preprocess.glue.tasks import TASKS
-from synthetic_glue import CLASSES, FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES_PAGE, DATA_PAGE = (ROOT / "docs" / "glue_data.md").read_text(encoding="utf-8").split("## Tasks and licences\n")

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from failures import error_line
+from synthetic_glue import FILES, MRPC_HEADER
+
 from amos_fairseq.preprocess.glue import download, official_files
 from amos_fairseq.preprocess.glue.official_files import REMOTE_FILES, RemoteFile
 from amos_fairseq.preprocess.glue.tasks import TASKS
 from amos_fairseq.preprocess.glue.unpacking import build_mrpc
-from failures import error_line
-from synthetic_glue import FILES, MRPC_HEADER
 
 RTE = {f"RTE/{name}": FILES[f"RTE/{name}"] for name in ("train.tsv", "dev.tsv")}
 RTE = {**RTE, "RTE/test.tsv": "index\tsentence1\tsentence2\n0\tRain\tSnow\n", "RTE/readme.txt": "licence"}

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from amos_fairseq.preprocess.pretraining import prepare
 from synthetic_corpus import file_bytes, make_documents, write_text
 from tiny_runs import ROOT
+
+from amos_fairseq.preprocess.pretraining import prepare
 
 
 def text(directory: Path) -> Path:

@@ -5,10 +5,11 @@ import os
 from contextlib import ExitStack
 
 import pytest
-from amos_fairseq.preprocess.pretraining import encoding, prepare, vocabulary
-from amos_fairseq.preprocess.pretraining.workspace import Workspace
 from failures import full_disk
 from synthetic_corpus import FLAGS, file_bytes
+
+from amos_fairseq.preprocess.pretraining import encoding, prepare, vocabulary
+from amos_fairseq.preprocess.pretraining.workspace import Workspace
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from amos_fairseq.preprocess.pretraining.splitting import SmallestHashes, SplitSettings, group_into_shards, split_corpus
 from synthetic_corpus import make_documents, write_text
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.pretraining.splitting import SmallestHashes, SplitSettings, group_into_shards, split_corpus
 
 DOCUMENTS = make_documents(300)
 SETTINGS = SplitSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from amos_fairseq.preprocess.squad import prepare
 from failures import error_line
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
@@ -20,6 +19,7 @@ from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.squad import prepare
 from amos_fairseq.tokenization import load_tokenizer
 
 SQUAD = make_squad()

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import pytest
 import sentencepiece
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer, train_sentencepiece
 from fairseq.data import Dictionary
 from sentencepiece import sentencepiece_model_pb2
 from tokenizer_text import ALPHABETS, HOSTILE, random_texts, write_sample
 from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer, train_sentencepiece
 from amos_fairseq.tokenization.conversion import (
     check_pieces,
     from_bpe,

@@ -3,9 +3,9 @@
 import unicodedata
 
 import pytest
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from tokenizer_text import HOSTILE, write_sample
 
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import tidy_spans, unspell_piece
 from tests.tokenization.test_fast_tokenizer import hugging_face_directory
