@@ -27,7 +27,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Text Processing :: Linguistic",
     ],
-    # The README's table of versions says what was run with each.
+    # docs/limits.md says what was run with each.
     python_requires=">=3.10,<3.14",
     packages=[
         *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
