@@ -31,6 +31,8 @@ from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn.parallel import DistributedDataParallel
 
 from amos_fairseq.compat.precision import choose_precision
+from amos_fairseq.compat.progress import announce
+from amos_fairseq.compat.side_effects import quiet_console
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.setting_checks import check_configuration
@@ -60,6 +62,8 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
         num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
         choose_precision(cfg, has_gpu=num_gpus > 0)
         arrange_ranks(cfg, os.environ, num_gpus)
+    if cfg.distributed_training.distributed_rank == 0:
+        announce(cfg)
     try:
         call_main(cfg, functools.partial(run_rank, main), **kwargs)
     except ProcessExitedException as ended:
@@ -69,6 +73,7 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
 
 def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
     """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
+    quiet_console(cfg)
     with exit_on_mistake():
         try:
             main(cfg, **kwargs)
