@@ -1,4 +1,4 @@
-"""A small made-up corpus and tiny training runs that all tests share."""
+"""A small synthetic corpus and tiny training runs that all tests share."""
 
 import json
 import random

@@ -17,7 +17,7 @@ from amos_fairseq.flops.training import training_flops
 
 aten = torch.ops.aten
 PLAIN = Device(
-    "made up",
+    "an example",
     peak=dict.fromkeys((torch.bfloat16, torch.float32), 1e12),
     attention={"flash": (1e12, 5e11), "efficient": (2e12, 1e12), "triton": (4e12, 3e12)},
     bandwidth=1e9,
