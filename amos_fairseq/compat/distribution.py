@@ -35,6 +35,7 @@ from amos_fairseq.compat.progress import announce
 from amos_fairseq.compat.side_effects import quiet_console
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
 from amos_fairseq.setting_checks import check_configuration
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,10 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
         arrange_ranks(cfg, os.environ, num_gpus)
     if cfg.distributed_training.distributed_rank == 0:
         announce(cfg)
+        if num_gpus == 0 and torch.get_num_threads() > 1 and not any(name in os.environ for name in OPENMP_VARIABLES):
+            logger.info(
+                "on a busy machine, set OMP_WAIT_POLICY=passive before this command: threads that wait then sleep"
+            )
     try:
         call_main(cfg, functools.partial(run_rank, main), **kwargs)
     except ProcessExitedException as ended:
@@ -74,6 +79,8 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
 def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
     """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
     quiet_console(cfg)
+    if cfg.common.cpu or not torch.cuda.is_available():
+        keep_freed_memory()
     with exit_on_mistake():
         try:
             main(cfg, **kwargs)

@@ -66,7 +66,7 @@ class RunProgress:
     def __init__(self, max_update: int, get_num_updates: Callable[[], int]) -> None:
         self._total, self._get_num_updates = max_update or None, get_num_updates
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
-        self._last_line = time.monotonic()
+        self._last_line, self._has_line = time.monotonic(), False
         self._bar: tqdm | None = None
 
     def show_bar(self) -> None:
@@ -84,14 +84,16 @@ class RunProgress:
         self._times.append(time.monotonic())
         if self._bar is not None:
             self._bar.update(num_updates - self._bar.n)
-        # The first update of a process takes longer than the others.
-        elif len(self._times) == 3 or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+        # The first update of a process takes longer than the others, so the third one is the first to tell the rate.
+        elif (len(self._times) == 3 and not self._has_line) or self._times[
+            -1
+        ] - self._last_line > SECONDS_BETWEEN_LINES:
             self.note_line()
             of = f" of {self._total:,}" if self._total else ""
-            logger.info(f"update {num_updates:,}{of}: {self._rate()}{self.time_left(', about {} to the end')}")
+            logger.info(f"update {num_updates:,}{of}{self._rate()}{self.time_left(', about {} to the end')}")
 
     def note_line(self) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._has_line = time.monotonic(), True
 
     def show(self, stats: dict[str, Any]) -> None:
         """Show the loss and the throughput of an interval beside the bar."""
@@ -119,7 +121,9 @@ class RunProgress:
 
     def _rate(self) -> str:
         seconds = self._seconds_per_update()
-        return f"{seconds:.2g} s per update" if seconds >= 0.1 else f"{1 / max(seconds, 1e-9):.0f} updates/s"
+        if seconds is None:
+            return ""
+        return f": {seconds:.2g} s per update" if seconds >= 0.1 else f": {1 / max(seconds, 1e-9):.0f} updates/s"
 
     def _seconds_per_update(self) -> float | None:
         if len(self._times) < 2:
