@@ -49,10 +49,9 @@ def did_you_mean(similar: Sequence[str]) -> str:
 
 def explain(error: Exception, name: str, config_dir: Path) -> str:
     """Return the reason why a recipe cannot be composed; for an unknown setting, similar ones."""
-    reason = str(error).partition("\n")[0]
-    unknown = re.match(r"Could not override '([\w.]+)'", reason)
+    unknown = re.match(r"Could not override '([\w.]+)'", str(error))
     if unknown is None:
-        return reason
+        return str(error)
     key = unknown.group(1)
     sections = OmegaConf.to_container(compose_with_hydra(name, (), config_dir, with_hydra_settings=False))
     known = [f"{section}.{each}" for section, keys in sections.items() if isinstance(keys, dict) for each in keys]

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: run_module MODULE [ARGUMENTS...] runs with $PYTHON, in the active environment, or else in the
-# checkout's.
+# Sourced by the other scripts: run_module MODULE [ARGUMENTS...] runs in the active environment, or else in that of the checkout;
+# with $PYTHON where that is given (another version than that of the checkout is refused).
 run_module() {
     local checkout python=python
     checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -12,7 +12,7 @@ run_module() {
     elif [[ -n "${PYTHON:-}" ]]; then
         # shellcheck source=examples/environment.sh
         source "$checkout/examples/environment.sh"
-        python="$(find_python)" || exit 1
+        python="$(python_of_environment)" || exit 1
     elif [[ -z "${VIRTUAL_ENV:-}" && -x "$checkout/.venv/bin/python" ]]; then
         python="$checkout/.venv/bin/python"
     fi
