@@ -39,14 +39,14 @@ def _update_size(cfg: Any) -> str:
         return ""
     ranks, micro_batches = cfg.distributed_training.distributed_world_size, cfg.optimization.update_freq[0]
     sequences = cfg.dataset.batch_size * micro_batches * ranks
-    length = cfg.task.get("tokens_per_sample")
+    length = getattr(cfg.task, "tokens_per_sample", None)
     tokens = f" = {sequences * length:,} tokens" if length else ""
     return f" of {sequences} sequences{f' x {length}' if length else ''}{tokens}, on {ranks} rank{'s'[: ranks > 1]}"
 
 
 def _saves(cfg: Any) -> str:
     """Return when checkpoints are written."""
-    checkpoint, minutes = cfg.checkpoint, cfg.task.get("save_interval_minutes")
+    checkpoint, minutes = cfg.checkpoint, getattr(cfg.task, "save_interval_minutes", 0)
     if checkpoint.no_save:
         return "no checkpoints"
     times = [f"{checkpoint.save_interval_updates:,} updates"] if checkpoint.save_interval_updates > 0 else []
@@ -180,7 +180,8 @@ class RunBar(progress_bar.BaseProgressBar):
             self.run.show(stats)
         else:
             self.run.note_line()
-            stats = {**stats, "left": self.run.time_left() or "unknown"}
+            if left := self.run.time_left():
+                stats = {**stats, "left": left}
         self.wrapped_bar.log(stats, tag=tag, step=step)
 
     def print(self, stats: dict[str, Any], tag: str | None = None, step: int | None = None) -> None:
