@@ -15,13 +15,15 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import progress_bar
 from fairseq.models import distributed_fairseq_model
-from fairseq.optim import AMPOptimizer
+from fairseq.optim import AMPOptimizer, FairseqOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
+from fairseq.tasks import sentence_prediction
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.compat import (
+    apex,
     checkpoints,
     compilation,
     distribution,
@@ -35,6 +37,7 @@ from amos_fairseq.compat import (
     progress,
     run_lifecycle,
     signals,
+    truncation,
     user_errors,
 )
 from amos_fairseq.compat.patching import Patch, Script, apply_patches, patch_training_script
@@ -60,6 +63,9 @@ PATCHES = {
         Patch(_MemoryEfficientFP16OptimizerMixin, "load_state_dict", master_weights.load_masters),
         Patch(AMPOptimizer, "state_dict", master_weights.save_scaler),
         Patch(AMPOptimizer, "load_state_dict", master_weights.load_scaler),
+    ),
+    "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
+        Patch(FairseqOptimizer, "load_state_dict", apex.load_either_layout),
     ),
     "Gradients of accumulated micro-batches are added up in 16 bits": (
         Patch(_FP16OptimizerMixin, "backward", master_weights.sum_after_backward),
@@ -130,6 +136,9 @@ PATCHES = {
     "--compile and --kernels are our settings": (Patch(Trainer, "__init__", compilation.compile_if_requested),),
     "The settings of a launch are checked before any rank exists": (
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
+    ),
+    "A pair that is too long loses the end of the row, often its whole second text, and nothing says so": (
+        Patch(sentence_prediction, "maybe_shorten_dataset", truncation.cut_longer_text_first),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "Validation scores can be numpy scalars or nan, or have an unknown name": (

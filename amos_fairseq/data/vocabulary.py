@@ -74,7 +74,7 @@ class Vocabulary:
         if self.tokenizer_directory is None:
             return
         from amos_fairseq.data.corpus import shard_record  # imports fairseq
-        from amos_fairseq.tokenization import load_tokenizer  # it imports this module
+        from amos_fairseq.tokenization import load_tokenizer  # imports this module
 
         record = shard_record(self.dictionary_file.parent)
         try:
