@@ -60,11 +60,12 @@ class RunProgress:
 
     Args:
         max_update: 0 without a limit.
-        get_num_updates: returns the number of updates so far.
+        trainer: it knows the number of updates so far.
     """
 
-    def __init__(self, max_update: int, get_num_updates: Callable[[], int]) -> None:
-        self._total, self._get_num_updates = max_update or None, get_num_updates
+    def __init__(self, max_update: int, trainer: Any) -> None:
+        self.trainer = trainer
+        self._total = max_update or None
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
         self._last_line, self._has_line = time.monotonic(), False
         self._bar: tqdm | None = None
@@ -73,21 +74,23 @@ class RunProgress:
         """Show a bar on the terminal from now on."""
         if self._bar is None:
             self._bar = tqdm(
-                total=self._total, initial=self._get_num_updates(), unit="update", dynamic_ncols=True, smoothing=0.05
+                total=self._total,
+                initial=self.trainer.get_num_updates(),
+                unit="update",
+                dynamic_ncols=True,
+                smoothing=0.05,
             )
             for console in console_filters():
                 console.bar = self._bar
 
     def count(self) -> None:
         """Note that an update has ended, with all that follows it, and print a line where none appears for long."""
-        num_updates = self._get_num_updates()
-        self._times.append(time.monotonic())
+        num_updates, now = self.trainer.get_num_updates(), time.monotonic()
+        self._times.append(now)
         if self._bar is not None:
             self._bar.update(num_updates - self._bar.n)
         # The first update of a process takes longer than the others, so the third one is the first to tell the rate.
-        elif (len(self._times) == 3 and not self._has_line) or self._times[
-            -1
-        ] - self._last_line > SECONDS_BETWEEN_LINES:
+        elif now - self._last_line > SECONDS_BETWEEN_LINES or (len(self._times) == 3 and not self._has_line):
             self.note_line()
             of = f" of {self._total:,}" if self._total else ""
             logger.info(f"update {num_updates:,}{of}{self._rate()}{self.time_left(', about {} to the end')}")
@@ -105,7 +108,7 @@ class RunProgress:
 
     def close(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._get_num_updates() - self._bar.n)
+            self._bar.update(self.trainer.get_num_updates() - self._bar.n)
             self._bar.close()
 
     @property
@@ -117,7 +120,7 @@ class RunProgress:
         seconds = self._seconds_per_update()
         if seconds is None or self._total is None:
             return ""
-        return text.format(duration(seconds * max(0, self._total - self._get_num_updates())))
+        return text.format(duration(seconds * max(0, self._total - self.trainer.get_num_updates())))
 
     def _rate(self) -> str:
         seconds = self._seconds_per_update()
@@ -150,8 +153,8 @@ _runs: list[RunProgress] = []
 
 def follow(train: Callable[..., Any], cfg: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace the training script's ``train``, which is called for every epoch."""
-    if not _runs:
-        _runs.append(RunProgress(cfg.optimization.max_update, trainer.get_num_updates))
+    if not (_runs and _runs[0].trainer is trainer):  # a sweep has several runs in one process
+        _runs[:] = [RunProgress(cfg.optimization.max_update, trainer)]
     should_stop = True
     try:
         valid_losses, should_stop = train(cfg, trainer, *args, **kwargs)
