@@ -244,7 +244,10 @@ def test_apex_is_used_with_a_gpu(fake_apex, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     optimizer = GroupedAdam(config(), [parameter]).optimizer
     assert isinstance(optimizer, fake_apex)
-    assert optimizer.settings == {"lr": LEARNING_RATE, "betas": (0.9, 0.98), "eps": 1e-6, "adam_w_mode": True}
+    settings = {"lr": LEARNING_RATE, "betas": (0.9, 0.98), "eps": 1e-6, "adam_w_mode": True, "bias_correction": True}
+    assert optimizer.settings == settings
+    uncorrected = GroupedAdam(config(bias_correction=False), [parameter]).optimizer
+    assert uncorrected.settings == settings | {"bias_correction": False}
     assert optimizer.param_groups[0]["weight_decay"] == DECAY
 
 
