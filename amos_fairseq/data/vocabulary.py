@@ -65,18 +65,22 @@ class Vocabulary:
         return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
 
     def check_tokenizer(self) -> None:
-        """Raise :class:`UserError` if ``corpus.json`` names another tokenizer than the one that is used."""
-        record = shard_record(self.dictionary_file.parent)
-        if record is None or self.tokenizer_directory is None or record["tokenizer_sha256"] == self.tokenizer_sha256:
-            return
-        from amos_fairseq.tokenization import load_tokenizer  # seldom needed, and it imports this module
+        """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported.
 
-        try:  # the directory may contain other files beside the tokenizer's
-            matches = load_tokenizer(self.tokenizer_directory).sha256 == record["tokenizer_sha256"]
-            reason = "its sha256 is not that in corpus.json"
+        Raises:
+            UserError: the tokenizer cannot be loaded, or ``corpus.json`` names another one.
+        """
+        if self.tokenizer_directory is None:
+            return
+        from amos_fairseq.tokenization import load_tokenizer  # it imports this module
+
+        record = shard_record(self.dictionary_file.parent)
+        try:
+            sha256 = load_tokenizer(self.tokenizer_directory).sha256
+            reason = "its sha256 is not that in corpus.json" if record and record["tokenizer_sha256"] != sha256 else ""
         except UserError as error:
-            matches, reason = False, str(error)
-        if not matches:
+            reason = str(error)
+        if reason:
             raise UserError(
                 f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({reason}): copy "
                 "it again, or repeat prepare.sh"
