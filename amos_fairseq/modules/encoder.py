@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
-from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
@@ -128,10 +127,10 @@ class TransformerLayer(nn.Module):
     def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
-        self.attention_norm = LayerNorm(shape.width, shape.layer_norm_eps)
+        self.attention_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
-        self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
+        self.ffn_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
@@ -184,7 +183,7 @@ class TransformerEncoder(nn.Module):
         embedding_width = shape.embedding_width or shape.width
         self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
         self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
-        self.embedding_norm = LayerNorm(embedding_width, shape.layer_norm_eps)
+        self.embedding_norm = nn.LayerNorm(embedding_width, shape.layer_norm_eps)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
         self.embedding_projection = None if embedding_width == shape.width else nn.Linear(embedding_width, shape.width)
         self.relative_position = (

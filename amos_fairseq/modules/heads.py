@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
@@ -18,7 +17,7 @@ class EmbeddingHead(nn.Module):
     def __init__(self, width: int, embedding_width: int, layer_norm_eps: float):
         super().__init__()
         self.dense = nn.Linear(width, embedding_width)
-        self.norm = LayerNorm(embedding_width, layer_norm_eps)
+        self.norm = nn.LayerNorm(embedding_width, layer_norm_eps)
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., E], the width of the token embeddings."""
@@ -124,7 +123,7 @@ class FeedForwardHead(nn.Module):
         super().__init__()
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
-        self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
+        self.ffn_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 

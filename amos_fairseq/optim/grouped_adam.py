@@ -14,14 +14,15 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
+from amos_fairseq.compat.apex import fused_adam
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
 from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
 
-# Settings of a group that are not restored from a checkpoint.
-SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale")
+# Settings of a group that are not restored from a checkpoint; only apex has the last one in its groups.
+SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale", "bias_correction")
 
 
 @dataclass
@@ -65,20 +66,20 @@ class GroupedAdam(FairseqOptimizer):
     -lr (m / (sqrt(v) + eps) + decay w), as in the optimizer of BERT's and ELECTRA's released code. With betas 0.9 and 0.999 the
     first term is 6.5 times as large at t = 10, 3.2 times at t = 100 and 1.3 times at t = 1,000.
 
-    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses NVIDIA's fused
-    Adam if apex and a GPU are present, PyTorch's fused kernels otherwise.
+    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses the FusedAdam of
+    NVIDIA's apex if apex and a GPU are present, PyTorch's fused kernels otherwise (:mod:`amos_fairseq.compat.apex`).
     """
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
         super().__init__(cfg)
         check_ranges(cfg, GroupedAdamConfig)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
-        fused_adam = apex_fused_adam()
+        apex_adam = fused_adam() if on_gpu(groups) else None
         self._num_steps = 0
-        self._undoes_correction = fused_adam is None and not cfg.bias_correction
-        if fused_adam is not None:
-            logger.info("optimizer: fused Adam of NVIDIA apex")
-            self._optimizer = fused_adam(
+        self._undoes_correction = apex_adam is None and not cfg.bias_correction
+        if apex_adam is not None:
+            logger.info("optimizer: FusedAdam of NVIDIA's apex")
+            self._optimizer = apex_adam(
                 groups, bias_correction=cfg.bias_correction, adam_w_mode=True, **self.optimizer_config
             )
         else:
@@ -154,7 +155,7 @@ class GroupedAdam(FairseqOptimizer):
                 "--decay-all-parameters, the model and whether there is a --layer-wise-lr-decay as they were, "
                 "or give --reset-optimizer"
             )
-        flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]
+        flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
         self._num_steps = next((int(state["step"]) for state in self.optimizer.state.values() if "step" in state), 0)
         leading = self.param_groups[0]
@@ -226,6 +227,11 @@ def without_bias_correction(groups: list[dict[str, Any]], step: int) -> Iterator
             group.update(settings)
 
 
+def on_gpu(groups: list[dict[str, Any]]) -> bool:
+    """Return whether the parameters are on a GPU: with ``--cpu`` they are not, whatever the machine has."""
+    return groups[0]["params"][0].is_cuda
+
+
 def parse_betas(text: str) -> tuple[float, float]:
     """Parse "(0.9, 0.98)" to (0.9, 0.98); raise UserError."""
     try:
@@ -241,14 +247,3 @@ def parse_betas(text: str) -> tuple[float, float]:
 def first(lr: List[float] | float) -> float:
     """Return the first of fairseq's learning rates by epoch."""
     return float(lr) if isinstance(lr, (int, float)) else float(lr[0])
-
-
-def apex_fused_adam() -> type[torch.optim.Optimizer] | None:
-    """Return NVIDIA's FusedAdam if it can run here. The package called apex on PyPI is another one without optimizers."""
-    if not torch.cuda.is_available():
-        return None
-    try:
-        from apex.optimizers import FusedAdam
-    except ImportError:
-        return None
-    return FusedAdam

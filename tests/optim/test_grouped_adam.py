@@ -1,8 +1,7 @@
 """GroupedAdam against AdamW written out in float64, its two groups by name, and its way through fairseq."""
 
 import math
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,58 +219,6 @@ def test_groups_survive_mixed_precision():
 def test_parameters_of_one_kind_make_one_group():
     parameter = torch.nn.Parameter(torch.zeros(2))
     assert len(GroupedAdam(config(), [parameter]).param_groups) == 1
-
-
-@pytest.fixture
-def fake_apex(monkeypatch):
-    """NVIDIA's module with an optimizer that stores its settings."""
-
-    class FusedAdam(torch.optim.SGD):
-        def __init__(self, groups, **settings):
-            super().__init__(groups, lr=settings["lr"])
-            self.settings = settings
-
-    apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
-    optimizers.FusedAdam = FusedAdam
-    monkeypatch.setitem(sys.modules, "apex", apex)
-    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
-    return FusedAdam
-
-
-def test_apex_is_used_with_a_gpu(fake_apex, monkeypatch):
-    parameter = torch.nn.Parameter(torch.zeros(2, 2))
-    assert isinstance(GroupedAdam(config(), [parameter]).optimizer, torch.optim.AdamW)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    optimizer = GroupedAdam(config(), [parameter]).optimizer
-    assert isinstance(optimizer, fake_apex)
-    settings = {"lr": LEARNING_RATE, "betas": (0.9, 0.98), "eps": 1e-6, "adam_w_mode": True, "bias_correction": True}
-    assert optimizer.settings == settings
-    uncorrected = GroupedAdam(config(bias_correction=False), [parameter]).optimizer
-    assert uncorrected.settings == settings | {"bias_correction": False}
-    assert optimizer.param_groups[0]["weight_decay"] == DECAY
-
-
-def test_apex_steps_with_the_rate_of_each_depth(fake_apex, monkeypatch):
-    """The replacement is SGD, so a step shows the rate itself."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    head, layer = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
-    for depth, parameter in enumerate((head, layer)):
-        parameter.param_group = ParameterGroup(depth=depth)
-        parameter.grad = torch.ones(2)
-    optimizer = GroupedAdam(config(layer_wise_lr_decay=0.5), [layer, head])
-    assert [group["lr"] for group in optimizer.param_groups] == [LEARNING_RATE, LEARNING_RATE / 2]
-    optimizer.set_lr(0.5)
-    optimizer.step()
-    assert isinstance(optimizer.optimizer, fake_apex)
-    assert (head.tolist(), layer.tolist()) == ([-0.5, -0.5], [-0.25, -0.25])
-
-
-def test_another_package_called_apex_is_ignored(monkeypatch):
-    """The one on PyPI has no optimizers."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-    monkeypatch.setitem(sys.modules, "apex.optimizers", None)
-    assert isinstance(GroupedAdam(config(), [torch.nn.Parameter(torch.zeros(2))]).optimizer, torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])
