@@ -202,6 +202,11 @@ def parameter_groups(
     ]
 
 
+def on_gpu(groups: list[dict[str, Any]]) -> bool:
+    """Return whether the parameters are on a GPU: with ``--cpu`` they are not, whatever the machine has."""
+    return groups[0]["params"][0].is_cuda
+
+
 @contextmanager
 def without_bias_correction(groups: list[dict[str, Any]], step: int) -> Iterator[None]:
     """Change the groups' settings, for one step of AdamW, so that this step has no bias correction.
@@ -225,11 +230,6 @@ def without_bias_correction(groups: list[dict[str, Any]], step: int) -> Iterator
     finally:
         for group, settings in zip(groups, before, strict=True):
             group.update(settings)
-
-
-def on_gpu(groups: list[dict[str, Any]]) -> bool:
-    """Return whether the parameters are on a GPU: with ``--cpu`` they are not, whatever the machine has."""
-    return groups[0]["params"][0].is_cuda
 
 
 def parse_betas(text: str) -> tuple[float, float]:
