@@ -3,14 +3,15 @@
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Table
-from amos_fairseq.finetuning.runner import Failure
-from amos_fairseq.finetuning.session import OVERRIDES, Session, open_session
+from amos_fairseq.cli.arguments import import_fairseq
+from amos_fairseq.errors import INTERRUPTED, UserError
 
-STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.report import Table
+    from amos_fairseq.finetuning.runner import Failure
+    from amos_fairseq.finetuning.session import Session
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, data_help: str, required: bool = True) -> None:
@@ -50,8 +51,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep all checkpoints of every run, not only the weights of each task's best run")  # fmt: skip
 
 
-def session_from(arguments: argparse.Namespace) -> Session:
+def session_from(arguments: argparse.Namespace) -> "Session":
     """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
+    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.finetuning.session import OVERRIDES, open_session
+
     return open_session(
         arguments.checkpoint, arguments.out, arguments.recipe, size=arguments.size, num_seeds=arguments.seeds,
         from_scratch=arguments.from_scratch, overrides={name: getattr(arguments, name) for name in OVERRIDES},
@@ -63,10 +67,10 @@ def session_from(arguments: argparse.Namespace) -> Session:
 def exit_stopped(out: str) -> NoReturn:
     """Exit after SIGINT or SIGTERM, with a line that says how to continue."""
     print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
-    sys.exit(STOPPED)
+    sys.exit(INTERRUPTED)
 
 
-def print_outcome(table: Table | None, lines: Iterable[object], failures: Sequence[Failure]) -> None:
+def print_outcome(table: "Table | None", lines: Iterable[object], failures: "Sequence[Failure]") -> None:
     """Print the table and further lines of a session; raise :class:`UserError` if a run failed."""
     if table is not None:
         table.print()

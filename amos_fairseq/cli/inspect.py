@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
+    import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
     from amos_fairseq.inspection.html_page import render_page

@@ -5,12 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.checkpoints.encoder import check_device
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.jobs import rerank, score_file, stored_input
-from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
@@ -55,6 +51,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_arguments(arguments, parser)
+    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.scoring.jobs import rerank, score_file, stored_input
+    from amos_fairseq.scoring.pseudo_likelihood import LineScorer
+
     check_device(arguments.device)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(arguments.device)

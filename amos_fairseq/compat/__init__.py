@@ -103,11 +103,12 @@ PATCHES = {
     "A batch that does not fit into memory is skipped, forever": (
         Patch(Trainer, "train_step", failing_updates.stop_when_out_of_memory),
     ),
-    "SIGTERM, SIGUSR1 and SIGUSR2 kill a run without a checkpoint": (
+    "SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C kill a run without a checkpoint": (
         Patch(Trainer, "__init__", signals.handle_in_rank),
         Patch(distributed_utils, "call_main", signals.handle_in_launcher),
         Patch(checkpoint_utils, "save_checkpoint", signals.record_last_save),
         Patch(signal_handling, "_set_worker_signal_handlers", signals.handle_in_loader_process),
+        Patch(Script.TRAINING, "train", signals.finish_updates),
         Patch(Script.TRAINING, "validate_and_save", signals.stop_after_update),
     ),
     "Functions of the training script can be replaced only when it runs": (

@@ -95,7 +95,7 @@ class EncoderConfig(FairseqDataclass):
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = field(
         default="fast",
         metadata={
-            "help": "implementation of attention, dropout, linear and output layers; triton: this package's Triton kernels on "
+            "help": "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
             "CUDA (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: the slow "
             "reference implementation"
         },

@@ -4,12 +4,10 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
-import torch
 from tokenizers import processors
-from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -26,6 +24,9 @@ from amos_fairseq.tokenization.tokenizer import (
     tidy_spans,
     unspell_piece,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Kinds: what learned the vocabulary. The last is a file of unknown origin.
 SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
@@ -179,12 +180,14 @@ def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, s
     )
 
 
-def row_map(tokenizer: FastTokenizer) -> Tensor:
+def row_map(tokenizer: FastTokenizer) -> "Tensor":
     """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none.
 
     Raises:
         UserError: the tokenizer has no token for ``<s>``, ``<pad>`` or ``</s>``.
     """
+    import torch  # not needed to tokenize
+
     ids = tokenizer.hugging_face_ids
     absent = [symbol for symbol in _REQUIRED if symbol not in ids]
     if absent:

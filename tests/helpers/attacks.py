@@ -283,10 +283,10 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         torch.save(state, folder / "run" / "checkpoint_last.pt", _use_new_zipfile_serialization=draw.random() < 0.8)
         run, out = str(folder / "run"), str(folder / "out")
         name, arguments = draw.choice([
-            ("export", ["amos_fairseq.cli.main", "export", run, out, "--no-check"]),
-            ("inspect", ["amos_fairseq.cli.main", "inspect", run, "--text", "a text"]),
-            ("flops", ["amos_fairseq.cli.main", "flops", run]),
-            ("glue", ["amos_fairseq.cli.main", "glue", "--checkpoint", run, "--data", run, "--out", out]),
+            ("export", ["amos_start", "export", run, out, "--no-check"]),
+            ("inspect", ["amos_start", "inspect", run, "--text", "a text"]),
+            ("flops", ["amos_start", "flops", run]),
+            ("glue", ["amos_start", "glue", "--checkpoint", run, "--data", run, "--out", out]),
             ("train", ["fairseq_cli.train", str(place.corpus), *RUN, *FLAGS, "--save-dir", run]),
         ])  # fmt: skip
         code, text = run_command(arguments[0], arguments[1:])
