@@ -1,6 +1,8 @@
 """Compose a YAML recipe as ``fairseq-hydra-train`` does, to use its configuration without training."""
 
 import contextlib
+import difflib
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipe_files import RECIPES, search_path
+from amos_fairseq.recipe_files import RECIPES, did_you_mean, search_path
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
@@ -31,7 +33,21 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
         add_defaults(cfg)
         return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"{config_dir / name}.yaml cannot be composed: {error}") from error
+        raise UserError(f"{config_dir / name}.yaml cannot be composed: {explain(error, name, config_dir)}") from error
+
+
+def explain(error: Exception, name: str, config_dir: Path) -> str:
+    """Return the reason why a recipe cannot be composed; for an unknown setting, similar ones."""
+    unknown = re.match(r"Could not override '([\w.]+)'", str(error))
+    if unknown is None:
+        return str(error)
+    key = unknown.group(1)
+    sections = OmegaConf.to_container(compose_with_hydra(name, (), config_dir, with_hydra_settings=False))
+    known = [f"{section}.{each}" for section, keys in sections.items() if isinstance(keys, dict) for each in keys]
+    # Also where the section is missing, or another one.
+    elsewhere = [path for path in known if path.partition(".")[2] == key.rpartition(".")[2]]
+    similar = elsewhere or difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    return f"there is no setting {key}{did_you_mean(similar)}"
 
 
 def compose_with_hydra(

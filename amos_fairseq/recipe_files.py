@@ -1,6 +1,7 @@
 """Find the YAML recipes of pretraining: those of the package by name, others by path."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -31,9 +32,9 @@ def find_recipe(source: str) -> tuple[Path, str]:
     if path.suffix not in (".yaml", ".yml"):
         if not (RECIPES / f"{source}.yaml").is_file():
             known = packaged_recipes() + packaged_recipes("variants/*.yaml")
-            similar = ", ".join(difflib.get_close_matches(source, known) or ["amos_base"])
+            similar = did_you_mean(difflib.get_close_matches(source, known, cutoff=0.75))
             raise UserError(
-                f"there is no recipe {source}: name one that amos recipes lists, such as {similar}, or the path of a YAML file"
+                f"there is no recipe {source}: name one that amos recipes lists, or the path of a YAML file{similar}"
             )
         return RECIPES, source
     if not path.is_file():
@@ -55,6 +56,11 @@ def _starts_from_another(path: Path) -> bool:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {error}") from error
     return isinstance(content, dict) and "defaults" in content
+
+
+def did_you_mean(similar: Sequence[str]) -> str:
+    """Return "; did you mean A or B?", or an empty string without any similar name."""
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def search_path(config_dir: Path) -> list[str]:

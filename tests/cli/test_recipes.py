@@ -47,4 +47,4 @@ def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypa
 def test_unknown_recipe_is_one_line(capsys: pytest.CaptureFixture) -> None:
     line = error_line(capsys, main, "recipes", "mlm_tiny", "amos_bass")
     assert "there is no recipe amos_bass" in line
-    assert "such as amos_base" in line
+    assert "did you mean amos_base or " in line

@@ -54,7 +54,10 @@ def test_paths_are_quoted_for_hydra(path: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("amos_bas", "there is no recipe amos_bas: name one that amos recipes lists, such as amos_base"),
+        (
+            "amos_bas",
+            "there is no recipe amos_bas: name one that amos recipes lists, or the path of a YAML file; did you mean amos_base",
+        ),
         ("absent.yaml", "absent.yaml is missing"),
         ("old.yml", "old.yml: Hydra reads *.yaml only"),
         ("broken.yaml", "broken.yaml is not YAML"),

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
+from amos_fairseq.recipe_files import find_recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
 # Hydra warns that a function that fairseq calls is deprecated.
@@ -295,6 +296,25 @@ def test_ablations_of_the_readme_describe_another_model(ablation: str) -> None:
 
 def overrides_of(ablation: str) -> list[str]:
     return shlex.split(readme_overrides()[ablation])
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("amos_tinny", "task.data=DATA", r"there is no recipe amos_tinny: .*; did you mean amos_tiny or .*\?$"),
+        (
+            "amos_tiny",
+            "optimization.max_updates=5",
+            r"there is no setting optimization\.max_updates; did you mean .*max_update",
+        ),
+        ("amos_tiny", "max_update=5", r"there is no setting max_update; did you mean optimization\.max_update\?$"),
+        ("amos_tiny", "zzzz=5", r"there is no setting zzzz$"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config_dir, name = find_recipe(name)
+        composition.compose_recipe(name, [override], config_dir)
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
