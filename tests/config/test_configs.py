@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipe_files import find_recipe
+from amos_fairseq.flops.recipe import read_configuration
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
 # Hydra warns that a function that fairseq calls is deprecated.
@@ -313,8 +313,7 @@ def overrides_of(ablation: str) -> list[str]:
 )
 def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config_dir, name = find_recipe(name)
-        composition.compose_recipe(name, [override], config_dir)
+        read_configuration(name, [override])
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
