@@ -36,12 +36,14 @@ class TrainingFlops:
 
 
 def training_flops(
-    cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today"
+    cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today", reference: bool = False
 ) -> TrainingFlops:
     """Count one update of the model and criterion of ``cfg``, assuming full blocks.
 
     - ``today``: the matrix products of forward and backward pass, as autograd runs them. The backward pass has twice those
-      of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator).
+      of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator), and more
+      where it computes something again: the logits of the output layer, unless ``reference`` (a CPU keeps up to 64 MiB of
+      them, which is not considered here), and checkpointed layers.
     - ``thesis`` (section 5.2.2): the backward pass costs as much as the forward pass, embeddings are looked up by products
       with one-hot vectors, and element-wise operations count.
 
@@ -63,11 +65,12 @@ def training_flops(
         vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
             ``task.data``.
         convention: one of the above.
+        reference: count the reference implementation instead of ``model.kernels``.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
-    recipe = build_recipe(cfg, vocabulary_size)
+    recipe = build_recipe(cfg, vocabulary_size, reference)
     if convention == "thesis":
         return by_thesis(recipe, forward_of_batch(recipe)["Global"])
     return by_autograd(recipe)

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -65,6 +66,14 @@ class TextPretrainingConfig(FairseqDataclass):
             "electra, mask for all others"
         },
     )
+    mask_rare_tokens: float = field(
+        default=0.0,
+        metadata={
+            "range": "0 or more",
+            "help": "mask a token of the training text with a probability in proportion to its frequency to the power of minus "
+            "this number; 0: all tokens equally often (thesis section 5.5)",
+        },
+    )
     tokenizer_directory: Optional[str] = field(
         default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
     )
@@ -91,6 +100,8 @@ class TextPretrainingTask(CorpusTask):
     """
 
     cfg: TextPretrainingConfig
+    # Set at the first use, from the training text.
+    _mask_weights: Optional[np.ndarray] = None
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -98,6 +109,11 @@ class TextPretrainingTask(CorpusTask):
         if OmegaConf.is_missing(cfg, "data"):
             raise UserError("no corpus is given: give the directory that prepare.sh wrote, as task.data=DIR")
         check_ranges(cfg, TextPretrainingConfig)
+        if cfg.mask_rare_tokens and cfg.objective == "electric":
+            raise UserError(
+                "--mask-rare-tokens has no meaning for the criterion electric, whose noise needs one probability for all "
+                "tokens: leave it out"
+            )
         vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
         vocabulary.check_tokenizer()
         dictionary = vocabulary.load_dictionary()
@@ -173,9 +189,26 @@ class TextPretrainingTask(CorpusTask):
         blocks = read_blocks(
             path, self.dictionary, self.cfg.tokens_per_sample, str(self.cfg.sample_break_mode), combine=combine
         )
-        self.datasets[split] = self.mask_blocks(blocks, training, path)
+        weights = self.mask_weights() if training and self.cfg.mask_rare_tokens else None
+        self.datasets[split] = self.mask_blocks(blocks, training, path, weights)
 
-    def mask_blocks(self, blocks: Any, training: bool, source: str) -> MaskedBlockDataset:
+    def mask_weights(self) -> np.ndarray:
+        """Return the weight of each token as a masked token of the training text: [tokens] float64 (thesis section 5.5).
+
+        weight(x) = count(x)^-a with a = ``--mask-rare-tokens``. The thesis masks "rarer tokens more frequently".
+
+        Departures: it gives no formula; the power is ours. Validation masks all tokens equally often, so that its losses can
+        be compared with those of other runs. The other idea of that section, a model that predicts which tokens are difficult,
+        is left out.
+        """
+        if self._mask_weights is None:
+            counts = self.count_training_tokens().clamp(min=1).numpy()  # special tokens are never masked
+            self._mask_weights = counts ** -float(self.cfg.mask_rare_tokens)
+        return self._mask_weights
+
+    def mask_blocks(
+        self, blocks: Any, training: bool, source: str, mask_weights: Optional[np.ndarray] = None
+    ) -> MaskedBlockDataset:
         """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task."""
         return MaskedBlockDataset(
             blocks,
@@ -185,6 +218,7 @@ class TextPretrainingTask(CorpusTask):
             seed=self.cfg.seed,
             training=training,
             treatment=self.mask_treatment,
+            mask_weights=mask_weights,
             source=source,
         )
 
