@@ -18,11 +18,12 @@ setup(
     # The README's table of versions says what was run with each.
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+    py_modules=["amos_start"],
     package_data={
         "amos_fairseq.bench": ["fake_cuda.cpp"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
     },
-    entry_points={"console_scripts": ["amos=amos_fairseq.cli.main:main"]},
+    entry_points={"console_scripts": ["amos=amos_start:main"]},
     install_requires=[
         # The one fairseq that imports on Python 3.11 and later; the original 0.12.2 does not.
         "fairseq-fixed==0.12.3.1",
@@ -60,6 +61,7 @@ setup(
             "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
             "sentence-transformers>=5,<6",
         ],
+        "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],
     },

@@ -1,28 +1,35 @@
 """AMOS and related objectives as a fairseq plugin: ``fairseq-train --user-dir amos_fairseq``.
 
-Importing the package patches fairseq and registers everything. fairseq imports it before it parses the flags.
+Importing the package patches fairseq and registers everything. fairseq imports it before it parses the flags. Only the command
+``amos`` postpones that (``amos_start.py``).
 """
 
+import functools
 import importlib
+import sys
 from os import PathLike
 from typing import TYPE_CHECKING
-
-from amos_fairseq import compat
 
 if TYPE_CHECKING:
     import torch
 
     from amos_fairseq.checkpoints.encoder import Encoder
 
-compat.apply()
-
-# models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
-for _objective in OBJECTIVES:
-    importlib.import_module(f"amos_fairseq.models.{_objective}")
-    importlib.import_module(f"amos_fairseq.criterions.{_objective}")
-for _module in ("criterions.squad", "optim.grouped_adam", "tasks.squad", "tasks.text_pretraining"):
-    importlib.import_module(f"amos_fairseq.{_module}")
+
+
+@functools.cache
+def register() -> None:
+    """Patch fairseq and register the tasks, models, criterions and optimizers of this package with it, once."""
+    from amos_fairseq import compat
+
+    compat.apply()
+    # models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
+    for objective in OBJECTIVES:
+        importlib.import_module(f"amos_fairseq.models.{objective}")
+        importlib.import_module(f"amos_fairseq.criterions.{objective}")
+    for module in ("criterions.squad", "optim.grouped_adam", "tasks.squad", "tasks.text_pretraining"):
+        importlib.import_module(f"amos_fairseq.{module}")
 
 
 def load(
@@ -40,3 +47,7 @@ def load(
     from amos_fairseq.checkpoints import encoder
 
     return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)
+
+
+if not getattr(sys.modules.get("amos_start"), "registers_later", False):
+    register()

@@ -1,6 +1,7 @@
 """User errors end a program with one clear line and a non-zero exit code instead of a traceback."""
 
 import contextlib
+import signal
 import sys
 from typing import Iterator
 
@@ -8,6 +9,8 @@ from typing import Iterator
 # signals (128 + n) use other codes, so a batch script can requeue on this code alone.
 REQUEUE = 75
 
+# Exit code that shells report for a command ended by Ctrl-C.
+INTERRUPTED = 128 + signal.SIGINT
 
 # Exit code of a run that was ended because its loss diverges: to start it again without a change is in vain.
 DIVERGED = 76

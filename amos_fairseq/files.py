@@ -13,8 +13,6 @@ import zipfile
 from pathlib import Path
 from typing import Any, Iterator
 
-import torch
-
 from amos_fairseq.errors import UserError
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
@@ -120,6 +118,14 @@ class DamagedCheckpoint(UserError):
     """The file is not a complete checkpoint: it is truncated, empty, changed, or in another format."""
 
 
+def checkpoint_file(path: Path) -> Path:
+    """Return ``path``, or ``checkpoint_last.pt`` in it if it is a directory; raise :class:`UserError` if it is missing."""
+    file = path / "checkpoint_last.pt" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
+    return file
+
+
 def file_version(path: str) -> tuple[int, ...]:
     """Return what changes when a file is replaced or written to; raise ``OSError`` if there is none."""
     status = os.stat(path)
@@ -155,6 +161,8 @@ def read_header(path: str) -> dict[str, Any]:
         DamagedCheckpoint: the file is truncated or is not a checkpoint.
         UserError: the file contains a class that is not allowed, or cannot be read.
     """
+    import torch  # not needed to write files
+
     try:
         with explain_load_errors(path):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

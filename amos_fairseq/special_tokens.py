@@ -1,13 +1,16 @@
 """The entries of a fairseq dictionary that are not text."""
 
-from fairseq.data import Dictionary
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 MASK_SYMBOL = "<mask>"
 # fairseq-preprocess --padding-factor appends symbols with this prefix to round up the dictionary's size.
 DICTIONARY_FILLER = "madeupword"
 
 
-def special_ids(dictionary: Dictionary) -> list[int]:
+def special_ids(dictionary: "Dictionary") -> list[int]:
     """Return the ids that are never masked, never a target and never sampled, in ascending order.
 
     They are fairseq's ``<s> <pad> </s> <unk>``, ``<mask>``, and the filler symbols that round up a dictionary's size.

@@ -1,5 +1,6 @@
 """Versions of this package and of the libraries that are recorded with results."""
 
+import platform
 from importlib import metadata
 
 __version__ = "0.1.0"  # setup.py reads this line
@@ -16,3 +17,9 @@ def version_of(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def describe_versions() -> str:
+    """Return the line of ``amos --version``."""
+    libraries = ", ".join(f"{name} {version_of(name)}" for name in ("fairseq-fixed", "torch"))
+    return f"amos_fairseq {__version__} ({libraries}, Python {platform.python_version()})"

@@ -92,10 +92,9 @@ pretrain() {
 
 show_results() {
     step "Showing the results"
-    python examples/quickstart_report.py "$DATA" "$RUN"
+    python examples/quickstart_report.py "$RUN"
     amos plot "$RUN" --out "$OUT_DIR/plots"
-    amos inspect "$RUN/checkpoint_last.pt" --html "$OUT_DIR/inspect.html" \
-        --text "The function returns the number of elements in the list, and raises an error if the list is empty."
+    amos inspect "$RUN/checkpoint_last.pt" --html "$OUT_DIR/inspect.html"
 }
 
 main() {

@@ -26,7 +26,7 @@ from torch import Tensor
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_load_errors, task_state_of
+from amos_fairseq.files import checkpoint_file, explain_load_errors, task_state_of
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.setting_checks import check_ranges, config_class, read_section
@@ -57,6 +57,20 @@ class LoadedCheckpoint:
     task: dict[str, Any]
     num_updates: int
     criterion: dict[str, Any]
+
+    @property
+    def separator(self) -> int | None:
+        """Token that a fine-tuned model reads before the second text of a pair, in addition to the first one's ``</s>``.
+
+        It is the task's ``--separator-token``; None for models without it, such as every pretraining model.
+
+        Raises:
+            UserError: the setting in the checkpoint is no token of its dictionary.
+        """
+        separator = self.task.get("separator_token")
+        if separator is not None and not (type(separator) is int and 0 <= separator < len(self.dictionary)):
+            raise UserError(f"{self.file}: the separator token {separator!r} is not in its dictionary")
+        return separator
 
     def tokens(self, text: str) -> Tensor:
         """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64.
@@ -93,14 +107,6 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
     model.set_num_updates(num_updates)
     criterion = state["cfg"].get("criterion") or {}
     return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, state["cfg"]["task"], num_updates, criterion)
-
-
-def checkpoint_file(path: Path) -> Path:
-    """Return ``path``, or ``checkpoint_last.pt`` in it if it is a directory; raise :class:`UserError` if it is missing."""
-    file = path / "checkpoint_last.pt" if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{file} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
-    return file
 
 
 def read_state(file: Path) -> dict[str, Any]:

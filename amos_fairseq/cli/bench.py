@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
         make_directory(out)
     # PyTorch reads this when it loads its profiler, which otherwise prints its start and end on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    import_fairseq()
     from amos_fairseq.bench.contest import run_bench
     from amos_fairseq.bench.measurement import print_progress
     from amos_fairseq.bench.report import as_markdown
@@ -78,6 +79,7 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
     refused = [flag for flag, given in is_given.items() if given]
     if refused:
         raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")
+    import_fairseq()
     from amos_fairseq.bench.on_paper import as_text, predict
     from amos_fairseq.bench.settings import BenchSettings
 

@@ -4,10 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
-from amos_fairseq.hugging_face.export import check_output_folder, export
-from amos_fairseq.hugging_face.model_card import CardSettings
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
@@ -42,6 +39,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.hugging_face.export import check_output_folder, export
+    from amos_fairseq.hugging_face.model_card import CardSettings
+
     check_output_folder(arguments.out, arguments.force)  # before any long work
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]

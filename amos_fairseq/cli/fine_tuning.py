@@ -3,14 +3,15 @@
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Table
-from amos_fairseq.finetuning.runner import Failure
-from amos_fairseq.finetuning.session import OVERRIDES, Session, open_session
+from amos_fairseq.cli.arguments import import_fairseq
+from amos_fairseq.errors import INTERRUPTED, UserError
 
-STOPPED = 130  # the exit status that shells report for a command ended by SIGINT
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.report import Table
+    from amos_fairseq.finetuning.runner import Failure
+    from amos_fairseq.finetuning.session import Session
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, data_help: str, required: bool = True) -> None:
@@ -37,6 +38,8 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")
     add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")
+    add("--num-separators", type=int, choices=(1, 2), metavar="N",
+        help="</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)")  # fmt: skip
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +53,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep all checkpoints of every run, not only the weights of each task's best run")  # fmt: skip
 
 
-def session_from(arguments: argparse.Namespace) -> Session:
+def session_from(arguments: argparse.Namespace) -> "Session":
     """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
+    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.finetuning.session import OVERRIDES, open_session
+
     return open_session(
         arguments.checkpoint, arguments.out, arguments.recipe, size=arguments.size, num_seeds=arguments.seeds,
         from_scratch=arguments.from_scratch, overrides={name: getattr(arguments, name) for name in OVERRIDES},
@@ -63,10 +69,10 @@ def session_from(arguments: argparse.Namespace) -> Session:
 def exit_stopped(out: str) -> NoReturn:
     """Exit after SIGINT or SIGTERM, with a line that says how to continue."""
     print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
-    sys.exit(STOPPED)
+    sys.exit(INTERRUPTED)
 
 
-def print_outcome(table: Table | None, lines: Iterable[object], failures: Sequence[Failure]) -> None:
+def print_outcome(table: "Table | None", lines: Iterable[object], failures: "Sequence[Failure]") -> None:
     """Print the table and further lines of a session; raise :class:`UserError` if a run failed."""
     if table is not None:
         table.print()

@@ -4,11 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand
-from amos_fairseq.flops.recipe import read_configuration
-from amos_fairseq.flops.report import print_report, report_flops
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand, import_fairseq
 
 DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two
@@ -39,6 +35,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    import_fairseq()
+    from omegaconf import OmegaConf
+
+    from amos_fairseq.flops.recipe import read_configuration
+    from amos_fairseq.flops.report import print_report, report_flops
+
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:
         vocabulary_size = arguments.vocabulary_size

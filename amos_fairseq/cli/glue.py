@@ -7,7 +7,6 @@ from typing import Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.glue.experiment import run_glue
 from amos_fairseq.finetuning.glue.tasks import parse_tasks
 
 DESCRIPTION = """\
@@ -38,6 +37,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     tasks = parse_tasks(arguments.tasks)
     session = fine_tuning.session_from(arguments)
+    from amos_fairseq.finetuning.glue.experiment import run_glue
+
     intermediate = None
     if arguments.intermediate is not None:
         intermediate = Path(arguments.intermediate or arguments.out).resolve()

@@ -2,13 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from amos_fairseq.checkpoints.microsoft_amos import import_release
-from amos_fairseq.checkpoints.write import Imported, changed_flags, check_output_file, write
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.import_model import import_folder
+
+if TYPE_CHECKING:
+    from amos_fairseq.checkpoints.write import Imported
 
 DESCRIPTION = """\
 Convert SOURCE to OUT.pt, a checkpoint for fairseq-train (fine-tuning or further pretraining), `amos glue`, `amos squad`,
@@ -44,14 +44,20 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    import_fairseq()
+    from amos_fairseq.checkpoints.write import check_output_file, write
+
     check_output_file(arguments.out)
     imported = read_source(arguments)
     write(imported, arguments.out)
     print("\n".join(report_lines(imported, arguments)))
 
 
-def read_source(arguments: argparse.Namespace) -> Imported:
+def read_source(arguments: argparse.Namespace) -> "Imported":
     """Read and convert SOURCE; raise :class:`UserError` for flags that do not apply to its kind."""
+    from amos_fairseq.checkpoints.microsoft_amos import import_release
+    from amos_fairseq.hugging_face.import_model import import_folder
+
     arch, generator, tokenizer, depths = arguments.arch, arguments.generator, arguments.tokenizer, arguments.depths
     if arguments.origin == HUGGING_FACE:
         if depths is not None:
@@ -66,9 +72,11 @@ def read_source(arguments: argparse.Namespace) -> Imported:
     return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
 
 
-def report_lines(imported: Imported, arguments: argparse.Namespace) -> list[str]:
+def report_lines(imported: "Imported", arguments: argparse.Namespace) -> list[str]:
     """Return lines about the parameters that are imported, initialized or left out, and the flags of fairseq-train that
     build the same model."""
+    from amos_fairseq.checkpoints.write import changed_flags
+
     model, config = imported.model, imported.config
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     initialized = [name for name in imported.newly_initialized if name in sizes]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 
@@ -23,8 +23,8 @@ LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "inspect", "show what a pretrained model predicts for a text", DESCRIPTION)
     add_checkpoint(parser)
-    text = parser.add_mutually_exclusive_group(required=True)
-    text.add_argument("--text", help="the text itself")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("--text", help="the text itself (default: a paragraph of the run's validation text)")
     text.add_argument("--file", help="UTF-8 file with the text")
     add = parser.add_argument
     add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
@@ -35,19 +35,23 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    text, mask_prob = read_text(arguments), arguments.mask_prob
+    mask_prob = arguments.mask_prob
     if mask_prob is not None and not 0 < mask_prob < 1:
         raise UserError(f"--mask-prob {mask_prob:g} is out of range: give a number between 0 and 1, such as 0.15")
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
+    import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.inspection.compute import inspect_text
+    from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
     from amos_fairseq.inspection.html_page import render_page
     from amos_fairseq.inspection.terminal import print_inspection
 
+    text = read_text(arguments)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    if text is None:
+        text = text_of_corpus(loaded)
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     try:
@@ -59,9 +63,9 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"page: {arguments.html}")
 
 
-def read_text(arguments: argparse.Namespace) -> str:
-    """Return the text of --text or --file; raise :class:`UserError` where the file cannot be read."""
-    if arguments.text is not None:
+def read_text(arguments: argparse.Namespace) -> str | None:
+    """Return the text of --text or --file, None without them; raise :class:`UserError` where the file cannot be read."""
+    if arguments.file is None:
         return arguments.text
     try:
         return Path(arguments.file).read_text(encoding="utf-8")

@@ -1,21 +1,20 @@
 """The ``amos`` command: tools around training. Each subcommand is a file with ``add_parser`` and ``run``."""
 
 import argparse
-import logging
 import os
-import signal
 import sys
 from typing import Optional, Sequence
 
 from amos_fairseq.cli import bench, export, flops, glue, import_, inspect, plot, score, squad, verify
-from amos_fairseq.errors import report_user_errors
+from amos_fairseq.errors import INTERRUPTED, report_user_errors
+from amos_fairseq.versions import describe_versions
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit status that shells report for a command ended by Ctrl-C
 SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="amos", description="Tools around AMOS pretraining with fairseq-train.")
+    parser.add_argument("--version", action="version", version=describe_versions())
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     for subcommand in SUBCOMMANDS:
         subcommand.add_parser(subparsers)
@@ -28,9 +27,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     A :class:`UserError` exits with one line and status 1, wrong flags with status 2, Ctrl-C with status 130.
     """
-    parsed = build_parser().parse_args(arguments)
-    # Importing fairseq sets the root logger to DEBUG, which would print thousands of lines about fonts and files.
-    logging.getLogger().setLevel(logging.WARNING)
+    parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions (docs: pip install argcomplete)
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    parsed = parser.parse_args(arguments)
     try:
         parsed.run(parsed)
         sys.stdout.flush()

@@ -7,12 +7,13 @@ from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
-Plot the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper), mixture weights (5a),
-accuracy on replaced tokens (5b), detection AUC, learning rate and throughput; values that only some objectives log
-(multi-word selection, reward, predictions of the main network) where a run has them; of fine-tuning runs the loss and the
-scores. Thin lines show training, markers validation; colors distinguish depths, line styles runs. The command writes
-overview.png and overview.svg with all panels to DIR, and each panel as files of its own. Given the glue.json and squad.json
-of amos glue and amos squad instead, it plots the scores of every seed side by side, as scores.png and scores.svg.
+Plot the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper) beside the unigram entropy of
+the text, mixture weights (5a), recall of replaced tokens (5b: "accuracy on replaced tokens"), detection AUC, learning rate and
+throughput; values that only some objectives log (multi-word selection, reward, predictions of the main network) where a run
+has them; of fine-tuning runs the loss and the scores. Thin lines show training, markers validation; colors distinguish depths,
+line styles runs. The command writes overview.png and overview.svg with all panels to DIR, and each panel as files of its own.
+Given the glue.json and squad.json of amos glue and amos squad instead, it plots the scores of every seed side by side, as
+scores.png and scores.svg.
 """
 
 

@@ -5,20 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.checkpoints.encoder import check_device
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.jobs import rerank, score_file
-from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
 pseudo-log-likelihood (PLL). Models of the objective electric (and its variants) need one forward pass
 per line, an mlm one per token, ELECTRA one per token for its generator and a single one for its discriminator. Electric's
-scores are unnormalized. An empty line has PLL 0; a line longer than the maximum input of the model has no score. With --out,
-the same command continues after a stop. With --rerank, the command reranks n-best lists of a speech recognizer or translation
-system by score + lambda PLL, and reports word error rates before and after.
+scores are unnormalized. A piece that the vocabulary does not contain is scored as random characters. An empty line has PLL 0; a
+line longer than the maximum input of the model has no score. With --out, the same command continues after a stop. With
+--rerank, the command reranks n-best lists of a speech recognizer or translation system by score + lambda PLL, and reports word
+error rates before and after.
 """
 NBEST_FORMAT = 'JSON {"id": {"reference": "...", "hypotheses": [{"text": "...", "score": -1.5}, ...]}, ...}'
 
@@ -27,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "score", "score text with a model; rerank n-best lists", DESCRIPTION)
     add_checkpoint(parser)
     add = parser.add_argument
-    add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line")
+    add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
     add("--format", choices=("tsv", "jsonl"),
         help="tab-separated values with a header, or one JSON object per line (default: tsv)")  # fmt: skip
     add("--out", metavar="OUT", type=Path,
@@ -54,6 +51,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_arguments(arguments, parser)
+    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.scoring.jobs import rerank, score_file, stored_input
+    from amos_fairseq.scoring.pseudo_likelihood import LineScorer
+
     check_device(arguments.device)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(arguments.device)
@@ -61,7 +64,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if arguments.rerank is not None:
         rerank(scorer, arguments.rerank, arguments.dev, arguments.weight, arguments.out)
     else:
-        score_file(scorer, Path(arguments.file), arguments.format or "tsv", arguments.out)
+        with stored_input(arguments.file) as file:
+            score_file(scorer, file, arguments.format or "tsv", arguments.out)
     if arguments.out is not None:
         print(f"scores: {arguments.out}")
 

@@ -4,17 +4,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.data.squad import WindowLimits
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.squad.benchmark import SquadSettings
-from amos_fairseq.finetuning.squad.decoding import DecodingLimits
-from amos_fairseq.finetuning.squad.experiment import run_squad
 from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
+
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever DIR was prepared from: one fairseq-train process per
@@ -61,6 +60,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     session = fine_tuning.session_from(arguments)
+    from amos_fairseq.finetuning.squad.experiment import run_squad
+
     settings = read_settings(arguments, session.checkpoint.max_positions)
     try:
         outcome = run_squad(session, Path(arguments.data), settings, with_paper=arguments.paper)
@@ -69,12 +70,16 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     fine_tuning.print_outcome(outcome.table, outcome.files, outcome.failures)
 
 
-def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
+def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":
     """Return the settings of windows, head and decoding for an encoder of ``max_positions``.
 
     Raises:
         UserError: a length is out of range.
     """
+
+    from amos_fairseq.data.squad import WindowLimits
+    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
+    from amos_fairseq.finetuning.squad.decoding import DecodingLimits
 
     def given_or(value: Any, default: Any) -> Any:
         return default if value is None else value

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 
 DESCRIPTION = """\
 Read all files of a corpus of prepare.sh and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
@@ -20,6 +20,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    import_fairseq()
     from amos_fairseq.data.corpus import corpus_directories, verify_files
     from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 

@@ -15,13 +15,15 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import progress_bar
 from fairseq.models import distributed_fairseq_model
-from fairseq.optim import AMPOptimizer
+from fairseq.optim import AMPOptimizer, FairseqOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
+from fairseq.tasks import sentence_prediction
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.compat import (
+    apex,
     checkpoints,
     compilation,
     distribution,
@@ -34,6 +36,7 @@ from amos_fairseq.compat import (
     precision,
     run_lifecycle,
     signals,
+    truncation,
     user_errors,
 )
 from amos_fairseq.compat.patching import Patch, Script, apply_patches, patch_training_script
@@ -59,6 +62,9 @@ PATCHES = {
         Patch(_MemoryEfficientFP16OptimizerMixin, "load_state_dict", master_weights.load_masters),
         Patch(AMPOptimizer, "state_dict", master_weights.save_scaler),
         Patch(AMPOptimizer, "load_state_dict", master_weights.load_scaler),
+    ),
+    "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
+        Patch(FairseqOptimizer, "load_state_dict", apex.load_either_layout),
     ),
     "Gradients of accumulated micro-batches are added up in 16 bits": (
         Patch(_FP16OptimizerMixin, "backward", master_weights.sum_after_backward),
@@ -99,11 +105,12 @@ PATCHES = {
     "A batch that does not fit into memory is skipped, forever": (
         Patch(Trainer, "train_step", failing_updates.stop_when_out_of_memory),
     ),
-    "SIGTERM, SIGUSR1 and SIGUSR2 kill a run without a checkpoint": (
+    "SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C kill a run without a checkpoint": (
         Patch(Trainer, "__init__", signals.handle_in_rank),
         Patch(distributed_utils, "call_main", signals.handle_in_launcher),
         Patch(checkpoint_utils, "save_checkpoint", signals.record_last_save),
         Patch(signal_handling, "_set_worker_signal_handlers", signals.handle_in_loader_process),
+        Patch(Script.TRAINING, "train", signals.finish_updates),
         Patch(Script.TRAINING, "validate_and_save", signals.stop_after_update),
     ),
     "Functions of the training script can be replaced only when it runs": (
@@ -124,6 +131,9 @@ PATCHES = {
     "--compile and --kernels are our settings": (Patch(Trainer, "__init__", compilation.compile_if_requested),),
     "The settings of a launch are checked before any rank exists": (
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
+    ),
+    "A pair that is too long loses the end of the row, often its whole second text, and nothing says so": (
+        Patch(sentence_prediction, "maybe_shorten_dataset", truncation.cut_longer_text_first),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "Validation scores can be numpy scalars or nan, or have an unknown name": (

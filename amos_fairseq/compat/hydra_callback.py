@@ -25,6 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+import amos_fairseq
 from amos_fairseq.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
@@ -42,6 +43,7 @@ class ImportPlugin(Callback):
     """
 
     def __init__(self, user_dir: str | None = None) -> None:
+        amos_fairseq.register()  # at once, unless `amos` has postponed it
         if user_dir is not None:
             _accept_user_dir(user_dir)
 

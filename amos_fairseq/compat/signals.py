@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and SIGUSR2 end a run after the present update, with a checkpoint and an exit code for requeueing.
+"""SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
 
 Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2 in
 the same way. All of them reach every process of a job step. Stock fairseq exits at once and loses what came after the last
@@ -6,6 +6,10 @@ checkpoint. Here a rank records the signal, and all ranks agree on the update af
 the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the exact position in the
 epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. In the seconds before fairseq launches its ranks (under
 Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
+
+Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because nobody wants that run started
+again at once. Before the first update it ends the run immediately, and so does a second Ctrl-C. A terminal sends SIGINT to all
+processes of a command, and a launcher sends it to its ranks again: within :data:`SAME_PRESS_SECONDS` it counts once.
 
 submitit installs its own handlers in each rank before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2 rank 0
 requeues the job and exits at once, or raises an error near the time limit, and nothing is saved in either case. The handlers
@@ -24,6 +28,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -34,21 +39,50 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from amos_fairseq.errors import REQUEUE
+from amos_fairseq.errors import INTERRUPTED, REQUEUE
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+SAME_PRESS_SECONDS = 1.0
 
 _received: list[int] = []
+_interrupted_at: list[float] = []
+_trains = threading.Event()
 
 
 def record(number: int, frame: FrameType | None) -> None:
-    """Handler: record the signal, and forward it to spawned ranks if this process only launches them."""
+    """Handler: record the signal, and forward it to spawned ranks if this process only launches them.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C in a process that does not train, and has no ranks that do.
+    """
+    ranks = [child for child in multiprocessing.active_children() if not child.daemon]  # loader processes are daemons
+    for rank in ranks:
+        os.kill(rank.pid, number)
+    if number == signal.SIGINT:
+        _interrupt(launches=bool(ranks))
     _received.append(number)
-    for child in multiprocessing.active_children():
-        if not child.daemon:  # loader processes are daemons
-            os.kill(child.pid, number)
+
+
+def _interrupt(launches: bool) -> None:
+    """Note Ctrl-C and say what happens; end this process at a second one."""
+    if not (launches or _trains.is_set()):
+        raise KeyboardInterrupt
+    now = time.monotonic()
+    if _interrupted_at and now - _interrupted_at[0] > SAME_PRESS_SECONDS:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    if not _interrupted_at and not launches and distributed_utils.get_global_rank() == 0:
+        # Not through a logger, which the signal may have interrupted.
+        os.write(2, b"\nCtrl-C: finishing this update and saving; press it again to stop at once\n")
+    _interrupted_at.append(now)
+
+
+def finish_updates(train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """From the first epoch on, Ctrl-C waits for the end of an update."""
+    _trains.set()
+    return train(*args, **kwargs)
 
 
 def install_handlers() -> None:
@@ -62,7 +96,7 @@ def install_handlers() -> None:
 
 @contextlib.contextmanager
 def restored_handlers() -> Iterator[None]:
-    """Restore the handlers of a program that calls fairseq as a function."""
+    """Restore the handlers of a program that calls fairseq as a function, and forget what the run has received."""
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -70,19 +104,27 @@ def restored_handlers() -> Iterator[None]:
         for number, handler in previous.items():
             if handler is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(number, handler)
+        _received.clear()
+        _interrupted_at.clear()
+        _trains.clear()
 
 
-def stop_is_requested(trainer: Trainer) -> bool:
-    """Return whether any rank has received a signal. All ranks call it after the same update and get the same answer."""
-    if trainer.data_parallel_world_size == 1:
-        return bool(_received)
-    flag = torch.tensor([float(bool(_received))], device=trainer.device)
-    distributed_utils.all_reduce(flag, group=trainer.data_parallel_process_group)
-    return bool(flag.item() > 0)
+def requested_exit_code(trainer: Trainer) -> int | None:
+    """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None.
+
+    All ranks call it after the same update and get the same answer.
+    """
+    flags = [float(bool(_received)), float(signal.SIGINT in _received)]
+    if trainer.data_parallel_world_size > 1:
+        on_device = torch.tensor(flags, device=trainer.device)
+        distributed_utils.all_reduce(on_device, group=trainer.data_parallel_process_group)
+        flags = on_device.tolist()
+    stop, interrupted = flags
+    return INTERRUPTED if interrupted else REQUEUE if stop else None
 
 
-def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any) -> NoReturn:
-    """Write ``checkpoint_last.pt`` unless this update has been saved there, wait for rank 0, and exit with REQUEUE."""
+def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any, code: int) -> NoReturn:
+    """Write ``checkpoint_last.pt`` unless this update has been saved there, wait for rank 0, and exit with ``code``."""
     updates = trainer.get_num_updates()
     name = signal.Signals(_received[0]).name if _received else "a signal to another rank"
     if cfg.checkpoint.no_save:
@@ -93,8 +135,8 @@ def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any) -> NoReturn:
         checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
     if trainer.data_parallel_world_size > 1:
         torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
-    logger.info(f"{name}: stopped after update {updates}, exit code {REQUEUE}; start the same command again to go on")
-    sys.exit(REQUEUE)
+    logger.info(f"{name}: stopped after update {updates}, exit code {code}; start the same command again to continue")
+    sys.exit(code)
 
 
 def stop_after_update(
@@ -108,8 +150,9 @@ def stop_after_update(
 ) -> Any:
     """Stop after ``validate_and_save``, which follows each update: the update is complete and, where due, saved."""
     valid_losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
-    if stop_is_requested(trainer) and not is_last:
-        save_and_exit(cfg, trainer, epoch_itr)
+    code = requested_exit_code(trainer)
+    if code is not None and not is_last:
+        save_and_exit(cfg, trainer, epoch_itr, code)
     return valid_losses, is_last
 
 

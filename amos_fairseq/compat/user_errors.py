@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.compat.patching import running_scripts
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import INTERRUPTED, UserError
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.setting_checks import describe
 
@@ -102,13 +102,25 @@ def exit_code(error: BaseException) -> int:
 
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
-    """Turn a user's mistake into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
+    """Turn a user's mistake, and Ctrl-C before the first update, into ``SystemExit``.
+
+    Neither Hydra nor a spawned rank catches that.
+    """
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(report_interrupt()) from None
     except Exception as error:
         if not report(error):
             raise
         raise SystemExit(exit_code(error)) from None
+
+
+def report_interrupt() -> int:
+    """Print a line for Ctrl-C before the first update, on the first rank; return the exit code."""
+    if distributed_utils.get_global_rank() == 0:
+        print("\namos_fairseq: interrupted: nothing was saved", file=sys.stderr, flush=True)
+    return INTERRUPTED
 
 
 def install_exception_hook() -> None:
@@ -119,6 +131,8 @@ def install_exception_hook() -> None:
 
 def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
     with contextlib.suppress(Exception):
+        if kind is KeyboardInterrupt:
+            raise SystemExit(report_interrupt())
         if report(error):
             raise SystemExit(exit_code(error))
     sys.__excepthook__(kind, error, traceback)

@@ -208,6 +208,12 @@ def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks
     return torch.from_numpy(counts)
 
 
+def unigram_entropy(counts: Tensor) -> float:
+    """Return the entropy of ``counts`` [tokens], in nats: no model without context has a lower loss. 0 for no tokens."""
+    shares = counts[counts > 0].double() / counts.sum()
+    return -float((shares * shares.log()).sum())
+
+
 def pieces(text: Any) -> tuple[int, int, Callable[[int, int], np.ndarray]]:
     """Return the length of ``text``, the length of a piece, and a function that reads the ids of [start, stop).
 

@@ -81,6 +81,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         training: masks and order change with the epoch (``set_epoch``); otherwise masks depend on (seed, block)
             alone and blocks keep their order.
         source: where the blocks come from, for error messages.
+        unigram_entropy: of the text, in nats: added to every batch, None for no entry.
 
     Raises:
         UserError: a block contains a token id that is not in the dictionary.
@@ -98,6 +99,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         treatment: MaskTreatment = TREATMENTS["mask"],
         mask_weights: Optional[np.ndarray] = None,
         source: str = "the corpus",
+        unigram_entropy: float | None = None,
     ) -> None:
         super().__init__()
         self.blocks = blocks
@@ -107,6 +109,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         self.treatment = treatment
         self.mask_weights = mask_weights
         self.source = source
+        self.batch_values = {} if unigram_entropy is None else {"unigram_entropy": unigram_entropy}
         self.epoch = 1
         self.bos, self.pad, self.mask = dictionary.bos(), dictionary.pad(), dictionary.index(MASK_SYMBOL)
         self._maskable = np.ones(len(dictionary), dtype=bool)
@@ -189,6 +192,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             "ntokens": sum(len(sample["tokens"]) for sample in samples),
             "num_masked": sum(len(sample["positions"]) for sample in samples),
             "first_id": samples[0]["id"],
+            **self.batch_values,
             "net_input": {
                 "tokens": torch.from_numpy(tokens),
                 "masked_tokens": torch.from_numpy(masked_tokens),

@@ -3,16 +3,15 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from fairseq import utils
-from fairseq.data import Dictionary
-
-from amos_fairseq.data.corpus import shard_record
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
 from amos_fairseq.special_tokens import MASK_SYMBOL
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
 
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.settings.json"
@@ -21,6 +20,8 @@ TOKENIZER_DIRECTORY = "tokenizer"
 
 def shard_directories(data: str) -> List[Path]:
     """Return the directories of ``dir0:dir1``; raise :class:`UserError` if one is not a directory."""
+    from fairseq import utils  # prepare.sh needs only the names of files above, and not the seconds of this import
+
     directories = [Path(path) for path in utils.split_paths(data) if path]
     if not directories:
         raise UserError("the path of the binarized corpus is empty: give the directory that prepare.sh wrote")
@@ -65,25 +66,32 @@ class Vocabulary:
         return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
 
     def check_tokenizer(self) -> None:
-        """Raise :class:`UserError` if ``corpus.json`` names another tokenizer than the one that is used."""
-        record = shard_record(self.dictionary_file.parent)
-        if record is None or self.tokenizer_directory is None or record["tokenizer_sha256"] == self.tokenizer_sha256:
-            return
-        from amos_fairseq.tokenization import load_tokenizer  # seldom needed, and it imports this module
+        """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported.
 
-        try:  # the directory may contain other files beside the tokenizer's
-            matches = load_tokenizer(self.tokenizer_directory).sha256 == record["tokenizer_sha256"]
-            reason = "its sha256 is not that in corpus.json"
+        Raises:
+            UserError: the tokenizer cannot be loaded, or ``corpus.json`` names another one.
+        """
+        if self.tokenizer_directory is None:
+            return
+        from amos_fairseq.data.corpus import shard_record  # imports fairseq
+        from amos_fairseq.tokenization import load_tokenizer  # imports this module
+
+        record = shard_record(self.dictionary_file.parent)
+        try:
+            sha256 = load_tokenizer(self.tokenizer_directory).sha256
+            reason = "its sha256 is not that in corpus.json" if record and record["tokenizer_sha256"] != sha256 else ""
         except UserError as error:
-            matches, reason = False, str(error)
-        if not matches:
+            reason = str(error)
+        if reason:
             raise UserError(
                 f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({reason}): copy "
                 "it again, or repeat prepare.sh"
             )
 
-    def load_dictionary(self) -> Dictionary:
+    def load_dictionary(self) -> "Dictionary":
         """Load ``dict.txt`` and append ``<mask>``; raise :class:`UserError` if fairseq cannot read the file."""
+        from fairseq.data import Dictionary
+
         try:
             dictionary = Dictionary.load(str(self.dictionary_file))
         except Exception as error:  # fairseq raises a bare Exception for a file that is not UTF-8

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 
 import amos_fairseq
-from amos_fairseq.errors import REQUEUE, UserError
+from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import read_header, whole_file
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
@@ -123,8 +123,9 @@ def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Calla
 
 def _failure_reason(code: int, log: Path, begin: int) -> str:
     """Return the line of a user error if there is one, otherwise the last line of the output."""
-    if code == REQUEUE or code < 0:
-        name = "SIGTERM, SIGUSR1 or SIGUSR2" if code == REQUEUE else signal.Signals(-code).name
+    by_signal = {REQUEUE: "SIGTERM, SIGUSR1 or SIGUSR2", INTERRUPTED: "SIGINT"}
+    if code in by_signal or code < 0:
+        name = by_signal.get(code) or signal.Signals(-code).name
         return f"ended by {name} from outside"
     text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -15,11 +15,12 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amos_fairseq.checkpoints.read import checkpoint_file, model_settings, read_state
+from amos_fairseq.checkpoints.read import model_settings, read_state
 from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import checkpoint_file
 from amos_fairseq.setting_checks import check_ranges
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask

@@ -3,9 +3,11 @@
 T tokens, M masked positions, K depths, V padded vocabulary size.
 """
 
+import os
 from typing import Any
 
 import torch
+from fairseq.data import data_utils
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
@@ -62,6 +64,22 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: floa
         is_corrupted=_field(output, "corrupted_tokens") is not None,
         is_masked=not isinstance(model, ElectricModel),  # a model that scores all tokens at once needs their neighbors
     )  # fmt: skip
+
+
+def text_of_corpus(loaded: LoadedCheckpoint) -> str:
+    """Return a paragraph of the run's validation text, decoded from its tokens: the first one of 30 to 100 known tokens.
+
+    Raises:
+        UserError: the corpus is not where the run has read it, or has no such paragraph.
+    """
+    data = str(loaded.task.get("data") or "").split(os.pathsep)[0]
+    path = os.path.join(data, "valid")
+    lines = data_utils.load_indexed_dataset(path, loaded.dictionary) if os.path.isfile(f"{path}.idx") else ()
+    for index in range(len(lines)):
+        ids = lines[index].tolist()[:-1]  # without </s>
+        if 30 <= len(ids) <= min(100, loaded.model.max_positions() - 2) and loaded.dictionary.unk() not in ids:
+            return loaded.tokenizer.decode([loaded.dictionary[i] for i in ids]).strip()
+    raise UserError(f"{path} has no paragraph to show: give a text with --text or --file")
 
 
 def _field(output: Any, name: str) -> Tensor | None:

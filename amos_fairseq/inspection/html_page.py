@@ -6,12 +6,12 @@ that comes from the text or the vocabulary is escaped.
 
 from html import escape
 
-from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, printable, probability_colour
+from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, percent, printable, probability_colour
 from amos_fairseq.plotting.style import depth_colours
 
 STYLE = """
 body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
-       max-width: 68rem; margin: 2rem auto; padding: 0 1.2rem; }
+       margin: 1.5rem 2rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
 p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
 .text { background: #fafafa; border: 1px solid #ddd; border-radius: 6px; padding: .9rem 1.1rem; line-height: 2.1;
@@ -92,11 +92,11 @@ def _input_section(inspection: Inspection) -> str:
     heading, note = "Log-probability of every token", f"Underlined tokens were {inspection.selected}."
     if inspection.positive_class:
         heading = "Input of the discriminator, and its predictions"
-        steps = [(f"{step / 4:.2f}", probability_colour(step / 4)) for step in range(5)]
+        steps = [(f"{25 * step} %", probability_colour(step / 4)) for step in range(5)]
         scale = "".join(f'<span style="background:{colour}">{name}</span>' for name, colour in steps)
         note = (
             f'Background: the probability of "{inspection.positive_class}", <span class="scale">{scale}</span>; dashed frame: '
-            f"above 0.5. {note} The original is raised after the token where the sample differs."
+            f"above 50 %. {note} The original is raised after the token where the sample differs."
         )
     log_probs = " log p(token | the rest) is in nats." if inspection.has_log_probs else ""
     note += f" Point at a token to see its values.{log_probs}"
@@ -120,7 +120,7 @@ def _attributes(token: Token, inspection: Inspection) -> str:
     is_sampled = token.masked and inspection.is_corrupted
     facts = [printable(f"original {token.original}, sampled {token.input}" if is_sampled else token.original)]
     if token.positive_probability is not None:
-        facts.append(f"P({inspection.positive_class}) {token.positive_probability:.3f}: {token.verdict}")
+        facts.append(f"P({inspection.positive_class}) {percent(token.positive_probability)}: {token.verdict}")
     if token.log_prob is not None:
         facts.append(f"log p {token.log_prob:.2f}")
     style = f' style="{_background(token)}"' if token.positive_probability is not None else ""
@@ -179,7 +179,7 @@ def _table_row(inspection: Inspection, masked: MaskedToken, colours: list[str]) 
     if inspection.predicts_tokens:
         cells.append(f"<td>{'<br>'.join(map(escape, masked.discriminator_lines()))}</td>")
     if inspection.positive_class:
-        cells.append(f'<td class=number style="{_background(token)}">{token.positive_probability:.3f}</td>')
+        cells.append(f'<td class=number style="{_background(token)}">{percent(token.positive_probability)}</td>')
         cells.append(f"<td>{token.verdict}</td>")
     if inspection.has_log_probs:
         cells.append(f"<td class=number>{token.log_prob:.2f}</td>")
@@ -192,7 +192,9 @@ def _depth_cell(inspection: Inspection, masked: MaskedToken, depth: int, colour:
     if all(piece != original for piece, _ in shown):
         shown.append((original, masked.original_probabilities[depth]))
     share = masked.mixture_weights[depth]
-    weight = f'<div class="weight">weight {share:.3f} {_bar(share, "#999")}</div>' if inspection.has_mixture else ""
+    weight = (
+        f'<div class="weight">weight {percent(share)} {_bar(share, "#999")}</div>' if inspection.has_mixture else ""
+    )
     return weight + "".join(
         _prediction_line(piece, probability, piece == original, colour) for piece, probability in shown
     )
@@ -209,7 +211,7 @@ def _selection_cell(masked: MaskedToken) -> str:
 
 def _prediction_line(piece: str, probability: float, is_original: bool, colour: str, mark: str = "") -> str:
     return (
-        f'<div class="prediction{" original" * is_original}"><span class="p">{probability:.3f}</span>'
+        f'<div class="prediction{" original" * is_original}"><span class="p">{percent(probability)}</span>'
         f'<span class="piece">{_show(piece)}</span>{mark} {_bar(probability, colour)}</div>'
     )
 

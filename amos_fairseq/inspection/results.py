@@ -83,8 +83,8 @@ class MaskedToken:
 
     def discriminator_lines(self) -> list[str]:
         """Return the predictions of a discriminator that predicts tokens, as lines for both renderings."""
-        lines = [f"p(original) {self.discriminator_probability:.3f}"]
-        return lines if self.copy_probability is None else [*lines, f"copies {self.copy_probability:.3f}"]
+        lines = [f"p(original) {percent(self.discriminator_probability)}"]
+        return lines if self.copy_probability is None else [*lines, f"copies {percent(self.copy_probability)}"]
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,18 @@ def probability_colour(probability: float) -> str:
     white, orange = (255, 255, 255), (230, 159, 0)
     mixed = (round(w + (o - w) * probability) for w, o in zip(white, orange, strict=True))
     return "#{:02x}{:02x}{:02x}".format(*mixed)
+
+
+def percent(probability: float) -> str:
+    """Format a probability in percent with two significant digits, or with one decimal near 100 %; up to 7 characters."""
+    value = 100 * probability
+    if value < 0.01:
+        return "<0.01 %"
+    if value > 99.95:
+        return ">99.9 %"
+    if value >= 99.5:
+        return f"{value:.1f} %"
+    return f"{value:.0f} %" if value >= 9.95 else f"{value:#.2g} %"
 
 
 def printable(text: str) -> str:

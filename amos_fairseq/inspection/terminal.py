@@ -6,7 +6,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, printable, probability_colour
+from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, percent, printable, probability_colour
 
 VERDICT_STYLES = {
     "detected": Style(bold=True), "missed": Style(italic=True), "false alarm": Style(italic=True), "trusted": Style(),
@@ -58,12 +58,12 @@ def _masked_table(inspection: Inspection) -> Table:
 def _depth_cell(inspection: Inspection, masked: MaskedToken, depth: int) -> Text:
     """The mixture weight, where depths are mixed, and the predictions; a star marks the original."""
     original = inspection.tokens[masked.position].original
-    lines = [(f"weight {masked.mixture_weights[depth]:.3f}", "dim")] if inspection.has_mixture else []
+    lines = [(f"weight {percent(masked.mixture_weights[depth])}", "dim")] if inspection.has_mixture else []
     for prediction in masked.predictions[depth]:
         star, style = ("*", "bold") if prediction.piece == original else (" ", "")
-        lines.append((f"{prediction.probability:.3f}{star}{printable(prediction.piece)}", style))
+        lines.append((f"{percent(prediction.probability):>7}{star}{printable(prediction.piece)}", style))
     if all(prediction.piece != original for prediction in masked.predictions[depth]):
-        lines.append((f"{masked.original_probabilities[depth]:.3f}*{printable(original)}", "italic"))
+        lines.append((f"{percent(masked.original_probabilities[depth]):>7}*{printable(original)}", "italic"))
     return Text("\n").join(Text(line, style=style) for line, style in lines)
 
 
@@ -71,14 +71,14 @@ def _selection_cell(masked: MaskedToken) -> Text:
     """The candidates with their probabilities: the original first and marked by a star, the most probable in bold."""
     lines = []
     for number, candidate in enumerate(masked.candidates):
-        line = f"{candidate.probability:.3f}{' ' if number else '*'}{printable(candidate.piece)}"
+        line = f"{percent(candidate.probability):>7}{' ' if number else '*'}{printable(candidate.piece)}"
         lines.append(Text(line, style="bold" if candidate is masked.best_candidate else ""))
     return Text("\n").join(lines)
 
 
 def _detection_cell(token: Token) -> Text:
     cell = Text()  # appended to, because a style of the whole text would fill the cell
-    cell.append(f" {token.positive_probability:.3f} ", style=_probability_style(token))
+    cell.append(f" {percent(token.positive_probability)} ", style=_probability_style(token))
     cell.append(f"\n{token.verdict}", style=VERDICT_STYLES[token.verdict])
     return cell
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
-from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +25,6 @@ from amos_fairseq.functional.attention import (
     toeplitz_attention,
 )
 from amos_fairseq.functional.cpu.dropout import dropout as fast_dropout
-from amos_fairseq.functional.cpu.linear import linear as fast_linear
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
@@ -47,8 +45,8 @@ class TransformerConfig:
         embedding_width: E, the width of the token embeddings; 0 for the encoder's own D.
         num_token_types: 0 for an encoder without token types.
         attends_to: all tokens, or those of the ``past`` or the ``future`` and the token itself.
-        kernels: fast, triton (fast, with Triton kernels on CUDA), or reference (the reference implementations of attention,
-            dropout and linear layers).
+        kernels: fast, triton (fast, with Triton kernels on CUDA), or reference (the reference implementations of attention
+            and dropout).
         activation_checkpointing: save only the input of each layer for the backward pass, which computes the rest again, with
             the same dropout.
     """
@@ -72,25 +70,12 @@ class TransformerConfig:
     activation_checkpointing: bool = False
 
 
-class FastLinear(nn.Linear):
-    """``nn.Linear`` whose matrix product uses the faster library of a CPU."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[...,D] -> [...,F]."""
-        return fast_linear(states, self.weight, self.bias)
-
-
 class FastDropout(nn.Dropout):
     """``nn.Dropout`` with masks that cost less on a CPU."""
 
     def forward(self, states: Tensor) -> Tensor:
         """[...] -> [...]."""
         return fast_dropout(states, self.p) if self.training else states
-
-
-def make_linear(width: int, output_width: int, kernels: str) -> nn.Linear:
-    """Return a linear layer with a bias: PyTorch's own if ``kernels`` is ``reference``."""
-    return nn.Linear(width, output_width) if kernels == "reference" else FastLinear(width, output_width)
 
 
 def make_dropout(probability: float, kernels: str) -> nn.Dropout:
@@ -118,8 +103,8 @@ class SelfAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.attend = reference_attention if kernels == "reference" else fast_attention
-        self.query_key_value = make_linear(width, 3 * width, kernels)
-        self.output = make_linear(width, width, kernels)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
 
     def forward(self, states: Tensor, bias: Bias = NO_BIAS, positions: Tensor | None = None) -> Tensor:
         """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64.
@@ -142,10 +127,10 @@ class TransformerLayer(nn.Module):
     def __init__(self, shape: TransformerConfig):
         super().__init__()
         self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
-        self.attention_norm = LayerNorm(shape.width, shape.layer_norm_eps)
-        self.ffn_in = make_linear(shape.width, shape.ffn_width, shape.kernels)
-        self.ffn_out = make_linear(shape.ffn_width, shape.width, shape.kernels)
-        self.ffn_norm = LayerNorm(shape.width, shape.layer_norm_eps)
+        self.attention_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
+        self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
+        self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
+        self.ffn_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
@@ -198,7 +183,7 @@ class TransformerEncoder(nn.Module):
         embedding_width = shape.embedding_width or shape.width
         self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
         self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
-        self.embedding_norm = LayerNorm(embedding_width, shape.layer_norm_eps)
+        self.embedding_norm = nn.LayerNorm(embedding_width, shape.layer_norm_eps)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
         self.embedding_projection = None if embedding_width == shape.width else nn.Linear(embedding_width, shape.width)
         self.relative_position = (

@@ -7,7 +7,6 @@ represents "no answer in this window" and is always allowed; other positions out
 from typing import NamedTuple
 
 import torch
-from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import gather_positions
@@ -92,7 +91,7 @@ class JointSpanHead(nn.Module):
         super().__init__()
         self.start = nn.Linear(width, 1)
         self.end_dense = nn.Linear(2 * width, width)
-        self.end_norm = LayerNorm(width, layer_norm_eps)
+        self.end_norm = nn.LayerNorm(width, layer_norm_eps)
         self.end = nn.Linear(width, 1)
         self.answerable_dense = nn.Linear(2 * width, width)
         self.dropout = nn.Dropout(dropout)

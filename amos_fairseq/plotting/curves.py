@@ -13,6 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
@@ -31,10 +34,15 @@ class Curve:
 
 @dataclass
 class Run:
-    """The curves of one run: ``curves[split][key]``, split ``train`` or ``valid``."""
+    """The curves of one run: ``curves[split][key]``, split ``train`` or ``valid``; ``recipe`` is empty if it is unknown."""
 
     name: str
     curves: dict[str, dict[str, Curve]]
+    recipe: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.recipe})" if self.recipe and self.recipe != self.name else self.name
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Panel:
     key: str
     y_limits: tuple[Optional[float], Optional[float]] = (None, None)
     reference: Optional[tuple[float, str]] = None
+    reference_key: Optional[tuple[str, str]] = None  # the same, with a value that validation logs instead of a number
     training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
 
     @property
@@ -61,9 +70,15 @@ SCHEDULE_PANELS = (
     ),
 )
 PANELS = (
-    Panel("mlm_loss", "MLM loss per generator depth", "cross-entropy (nats per masked token)", "mlm_loss_"),
+    Panel(
+        "mlm_loss",
+        "MLM loss per generator depth",
+        "cross-entropy (nats per masked token)",
+        "mlm_loss_",
+        reference_key=("unigram_entropy", "unigram entropy"),
+    ),
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
-    Panel("replaced_accuracy", "Detection of replaced tokens", "accuracy on replaced tokens", "rtd_recall", (0, None)),
+    Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", (0, None)),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     *SCHEDULE_PANELS,
 )
@@ -97,7 +112,7 @@ def read_runs(paths: list[str]) -> list[Run]:
         UserError: a file is missing, has no record, or has a broken line before its last one.
     """
     files = [os.path.join(path, FILE_NAME) if os.path.isdir(path) else path for path in paths]
-    return [Run(name, read_curves(file)) for name, file in zip(run_names(files), files, strict=True)]
+    return [Run(name, read_curves(file), recipe_of(file)) for name, file in zip(run_names(files), files, strict=True)]
 
 
 def run_names(files: list[str]) -> list[str]:
@@ -114,6 +129,15 @@ def run_names(files: list[str]) -> list[str]:
             break
         names = ["/".join(part[-length:]) for part in parts]
     return names
+
+
+def recipe_of(file: str) -> str:
+    """Return the name of the YAML that a run with Hydra was started from; empty for a run with flags."""
+    settings = Path(file).with_name(".hydra") / "hydra.yaml"
+    try:
+        return str(OmegaConf.load(settings).hydra.job.config_name or "") if settings.is_file() else ""
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return ""  # another program wrote it
 
 
 def read_curves(file: str) -> dict[str, dict[str, Curve]]:
@@ -218,8 +242,7 @@ def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
             _draw_line(ax, run.curves.get("train", {}).get(panel.key + depth), colour, run_style(index)[0])
             if not panel.training_only:
                 _draw_markers(ax, run.curves.get("valid", {}).get(panel.key + depth), colour, run_style(index)[1])
-    if panel.reference:
-        level, label = panel.reference
+    for level, label in reference_levels(panel, runs):
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
         ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
     ax.set_ylim(*panel.y_limits)
@@ -236,6 +259,17 @@ def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
     if panel.per_depth:
         handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
         ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
+
+
+def reference_levels(panel: Panel, runs: list[Run]) -> list[tuple[float, str]]:
+    """Return the horizontal lines of a panel with their labels; those that depend on the text once for each text."""
+    levels = [panel.reference] if panel.reference else []
+    if panel.reference_key:
+        key, label = panel.reference_key
+        logged = (run.curves.get("valid", {}).get(key) for run in runs)
+        values = {round(curve.values[-1], 3) for curve in logged if curve is not None}
+        levels += [(value, f"{label} {value:.2f}") for value in sorted(values)]
+    return levels
 
 
 def _draw_line(ax: Axes, curve: Optional[Curve], colour: str, dashes: object) -> None:
@@ -258,9 +292,9 @@ def _add_legend(figure: Figure, runs: list[Run]) -> None:
         Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
     ]
     title = None
-    labels = [legend_label(run.name) for run in runs]
+    labels = [legend_label(run.label) for run in runs]
     if len(runs) == 1:
-        figure.suptitle(labels[0], color=GREY)
+        figure.suptitle(labels[0])
     else:
         title = "runs differ in line style and marker, and in color where no depths are shown"
         handles = [_run_handle(index, label) for index, label in enumerate(labels)] + handles

@@ -1,9 +1,12 @@
 """The two jobs of ``amos score``: scoring every line of a file, and re-ranking n-best lists."""
 
+import contextlib
 import itertools
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -12,7 +15,31 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.output import FORMATS, Row, UnfinishedRows, write_whole
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, ScoredLine, num_lines, read_texts
-from amos_fairseq.scoring.reranking import Utterance, choose_lambda, error_rates, read_nbest, winners
+from amos_fairseq.scoring.reranking import TextScore, Utterance, choose_lambda, error_rates, read_nbest, winners
+
+STDIN = "-"
+
+
+@contextlib.contextmanager
+def stored_input(file: str) -> Iterator[Path]:
+    """Yield the path of a text that can be read several times: that of ``file``, or of a copy of a stream.
+
+    ``-`` is the standard input. Rows are counted, and identified for a continuation, before they are scored.
+    """
+    path = Path(file)
+    is_stream = file == STDIN or (path.exists() and not path.is_file() and not path.is_dir())
+    if not is_stream:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "stdin"
+        try:
+            with copy.open("wb") as target, contextlib.ExitStack() as stack:
+                source = sys.stdin.buffer if file == STDIN else stack.enter_context(path.open("rb"))
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            raise UserError(f"the input {file} cannot be copied to {directory} ({error.strerror})") from error
+        yield copy
 
 
 def score_file(scorer: LineScorer, file: Path, format_: str, out: Path | None) -> None:
@@ -23,94 +50,130 @@ def score_file(scorer: LineScorer, file: Path, format_: str, out: Path | None) -
     """
     header, row = FORMATS[format_]
     total = num_lines(file)
+    notices = Notices(scorer)
     if out is None:
         if header is not None:
             print(header)
-        for rows in scored_rows(scorer, read_texts(file), row, total):
+        for rows in scored_rows(scorer, read_texts(file), row, total, notices):
             print("\n".join(rows), flush=True)
-        return
-    with UnfinishedRows(out, identity(scorer, [file], format_)) as unfinished:
-        rows = resumed_rows(scorer, read_texts(file), row, total, unfinished)
-        write_whole(out, itertools.chain([] if header is None else [header], rows))
-        unfinished.remove()
+    else:
+        with UnfinishedRows(out, identity(scorer, [file], format_)) as unfinished:
+            rows = resumed_rows(scorer, read_texts(file), row, total, unfinished, notices)
+            write_whole(out, itertools.chain([] if header is None else [header], rows))
+            unfinished.remove()
+    notices.show()
 
 
 def rerank(scorer: LineScorer, nbest: Path, dev: Path | None, weight: float | None, out: Path | None) -> None:
     """Write the winners and the word error rates as JSON; lambda is ``weight``, or the best one on ``dev``.
 
     Raises:
-        UserError: a file has an invalid format, or a hypothesis is longer than the model's limit.
+        UserError: a file has an invalid format.
     """
     utterances = read_nbest(nbest)
     dev_utterances = read_nbest(dev) if dev is not None else []
     # Each distinct hypothesis once: the lists of one utterance share many, and dev may repeat them.
     texts = list(dict.fromkeys(h.text for utterance in utterances + dev_utterances for h in utterance.hypotheses))
+
+    def result(rows: Iterable[str]) -> str:
+        scores = {text: TextScore(*json.loads(row)) for text, row in zip(texts, rows, strict=True)}
+        name_too_long(scorer, {nbest: utterances} | ({} if dev is None else {dev: dev_utterances}), scores)
+        return reranking_result(scores, utterances, dev_utterances, weight)
+
     if out is None:
-        rows = list(itertools.chain(*scored_rows(scorer, texts, pll_row, len(texts))))
-        print(reranking_result(texts, rows, utterances, dev_utterances, weight))
+        print(result(itertools.chain.from_iterable(scored_rows(scorer, texts, text_score_row, len(texts)))))
         return
     sources = [nbest] if dev is None else [nbest, dev]
-    with UnfinishedRows(out, identity(scorer, sources, "pll")) as unfinished:
-        rows = list(resumed_rows(scorer, texts, pll_row, len(texts), unfinished))
-        write_whole(out, [reranking_result(texts, rows, utterances, dev_utterances, weight)])
+    with UnfinishedRows(out, identity(scorer, sources, "text score")) as unfinished:
+        write_whole(out, [result(resumed_rows(scorer, texts, text_score_row, len(texts), unfinished))])
         unfinished.remove()
 
 
-def pll_row(scored: ScoredLine) -> str:
-    if scored.pll is None:
-        raise UserError(
-            f"the hypothesis {scored.line.text[:60]!r}... has {len(scored.line.tokens)} tokens, more than the model's "
-            "limit: remove it from the n-best lists"
-        )
-    return json.dumps(scored.pll)
+def text_score_row(scored: ScoredLine) -> str:
+    return json.dumps(TextScore(scored.pll, len(scored.line.tokens)))
+
+
+def name_too_long(scorer: LineScorer, lists: Mapping[Path, list[Utterance]], scores: Mapping[str, TextScore]) -> None:
+    """Print the utterance and the place of each hypothesis that is skipped because it is too long for the model."""
+    for path, utterances in lists.items():
+        for utterance in utterances:
+            for place, hypothesis in enumerate(utterance.hypotheses, start=1):
+                score = scores[hypothesis.text]
+                if score.pll is None:
+                    print(
+                        f"{path}: hypothesis {place} of {utterance.id!r} is skipped: it has {score.num_tokens} tokens, more "
+                        f"than the model's limit of {scorer.max_tokens}", file=sys.stderr,
+                    )  # fmt: skip
 
 
 def reranking_result(
-    texts: list[str], rows: list[str], utterances: list[Utterance], dev: list[Utterance], weight: float | None
+    scores: Mapping[str, TextScore], utterances: list[Utterance], dev: list[Utterance], weight: float | None
 ) -> str:
     """Return the JSON output: lambda and how it was chosen, error rates, winners."""
-    plls = dict(zip(texts, map(json.loads, rows), strict=True))
     chosen: dict[str, object] = {}
     if weight is None:
-        weight, rates = choose_lambda(dev, plls)
-        chosen["dev"] = {**error_rates(dev, plls, weight), "wer_of_lambda": rates}
+        weight, rates = choose_lambda(dev, scores)
+        chosen["dev"] = {**error_rates(dev, scores, weight), "wer_of_lambda": rates}
     content = {
         "lambda": weight,
         **chosen,
-        "nbest": error_rates(utterances, plls, weight),
-        "reranked": winners(utterances, plls, weight),
+        "nbest": error_rates(utterances, scores, weight),
+        "reranked": winners(utterances, scores, weight),
     }
     return json.dumps(content, ensure_ascii=False, indent=2)
 
 
+class Notices:
+    """What of the scored lines is unusual, printed after the last one."""
+
+    def __init__(self, scorer: LineScorer) -> None:
+        self.max_tokens = scorer.max_tokens
+        self.num_too_long = self.first_too_long = self.num_unknown = 0
+
+    def add(self, window: Iterable[ScoredLine]) -> None:
+        for scored in window:
+            self.num_unknown += len(scored.line.unknown)
+            if scored.pll is None:
+                self.first_too_long = self.first_too_long or scored.line.number
+                self.num_too_long += 1
+
+    def show(self) -> None:
+        if self.num_too_long:
+            print(
+                f"lines without a score, longer than the model's limit of {self.max_tokens} tokens: {self.num_too_long}, "
+                f"the first is line {self.first_too_long}", file=sys.stderr,
+            )  # fmt: skip
+        if self.num_unknown:
+            print(f"pieces unknown to the vocabulary, scored as random characters: {self.num_unknown}", file=sys.stderr)
+
+
 def scored_rows(
-    scorer: LineScorer, texts: Iterable[str], row: Row, num_texts: int, first: int = 1
+    scorer: LineScorer,
+    texts: Iterable[str],
+    row: Row,
+    num_texts: int,
+    notices: Notices | None = None,
+    first: int = 1,
 ) -> Iterator[list[str]]:
-    """Yield the rows of one window of texts at a time, with a progress bar in a terminal and notices at the end.
+    """Yield the rows of one window of texts at a time, with a progress bar in a terminal.
 
     ``texts`` start with number ``first`` of ``num_texts``.
     """
-    num_too_long = first_too_long = num_unknown = 0
     with tqdm(total=num_texts, initial=first - 1, desc="score", unit=" lines", disable=None, file=sys.stderr) as bar:
         for window in scorer.score_windows(texts, first):
-            for scored in window:
-                num_unknown += scored.num_unknown
-                if scored.pll is None:
-                    first_too_long = first_too_long or scored.line.number
-                    num_too_long += 1
+            if notices is not None:
+                notices.add(window)
             yield [row(scored) for scored in window]
             bar.update(len(window))
-    if num_too_long:
-        print(
-            f"lines without a score, longer than the model's limit of {scorer.max_tokens} tokens: {num_too_long}, "
-            f"the first is line {first_too_long}", file=sys.stderr,
-        )  # fmt: skip
-    if num_unknown:
-        print(f"pieces without a score, unknown to the vocabulary: {num_unknown}", file=sys.stderr)
 
 
 def resumed_rows(
-    scorer: LineScorer, texts: Iterable[str], row: Row, num_texts: int, unfinished: UnfinishedRows
+    scorer: LineScorer,
+    texts: Iterable[str],
+    row: Row,
+    num_texts: int,
+    unfinished: UnfinishedRows,
+    notices: Notices | None = None,
 ) -> Iterator[str]:
     """Score the texts that earlier runs have not scored; return all rows."""
     if unfinished.discarded_others:
@@ -118,7 +181,7 @@ def resumed_rows(
     elif unfinished.num_rows:
         print(f"{unfinished.path}: {unfinished.num_rows} of {num_texts} lines are already scored", file=sys.stderr)
     rest = itertools.islice(texts, unfinished.num_rows, None)
-    for rows in scored_rows(scorer, rest, row, num_texts, unfinished.num_rows + 1):
+    for rows in scored_rows(scorer, rest, row, num_texts, notices, unfinished.num_rows + 1):
         unfinished.append(rows)
     return unfinished.rows()
 

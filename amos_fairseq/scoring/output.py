@@ -20,26 +20,26 @@ DECIMALS = 6  # about the precision of float32 for values around 10
 def tsv_row(scored: ScoredLine) -> str:
     """Format number, PLL, number of pieces and of unknown pieces, the pieces, and the log-probability of each.
 
-    Spaces separate pieces and values, since pieces contain no space. The value of an unknown piece is ``-``. PLL and
-    values of a line that is too long for the model are empty.
+    Spaces separate pieces and values, since pieces contain no space. PLL and values of a line that is too long for the model
+    are empty.
     """
-    values = ["-" if value is None else f"{value:.{DECIMALS}f}" for value in scored.log_probs or []]
+    values = [f"{value:.{DECIMALS}f}" for value in scored.log_probs or []]
     pll = "" if scored.pll is None else f"{scored.pll:.{DECIMALS}f}"
-    pieces = scored.line.pieces
-    columns = (scored.line.number, pll, len(pieces), scored.num_unknown, " ".join(pieces), " ".join(values))
+    line = scored.line
+    columns = (line.number, pll, len(line.pieces), len(line.unknown), " ".join(line.pieces), " ".join(values))
     return "\t".join(map(str, columns))
 
 
 def json_row(scored: ScoredLine) -> str:
-    """Format a JSON object that also holds the text; a missing value is null."""
+    """Format a JSON object that also holds the text; PLL and values of a line that is too long are null."""
     values = scored.log_probs
     record = {
         "line": scored.line.number,
         "text": scored.line.text,
         "pll": None if scored.pll is None else round(scored.pll, DECIMALS),
-        "num_unknown": scored.num_unknown,
+        "num_unknown": len(scored.line.unknown),
         "pieces": scored.line.pieces,
-        "log_probs": None if values is None else [None if v is None else round(v, DECIMALS) for v in values],
+        "log_probs": None if values is None else [round(value, DECIMALS) for value in values],
     }
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 

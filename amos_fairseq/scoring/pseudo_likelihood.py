@@ -5,8 +5,9 @@ Lines are processed in windows of bounded work, so a file of any size needs the 
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,37 +25,43 @@ BATCHES_PER_WINDOW = 32
 
 @dataclass(frozen=True)
 class Line:
-    """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``."""
+    """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``.
+
+    Attributes:
+        unknown: index of each piece that the vocabulary does not contain -> its number of characters.
+    """
 
     number: int
     text: str
     pieces: list[str]
     tokens: Tensor  # [pieces + 2] int64: <s>, the pieces, </s>
+    unknown: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ScoredLine:
-    """A line and its scores, in nats.
-
-    ``log_probs`` has a value for each piece, or None for a piece that is a special token (a word that the vocabulary does
-    not contain). It is None for a line that is longer than the model's limit.
-    """
+    """A line and the score of each piece in nats, None for a line that is longer than the model's limit."""
 
     line: Line
-    log_probs: list[float | None] | None
-
-    @property
-    def known(self) -> list[float]:
-        return [value for value in self.log_probs or [] if value is not None]
+    log_probs: list[float] | None
 
     @property
     def pll(self) -> float | None:
-        """Sum over the known pieces, 0 for an empty line; None for a line that is too long."""
-        return None if self.log_probs is None else math.fsum(self.known)
+        """Sum over the pieces, 0 for an empty line; None for a line that is too long."""
+        return None if self.log_probs is None else math.fsum(self.log_probs)
 
-    @property
-    def num_unknown(self) -> int:
-        return len(self.log_probs or []) - len(self.known)
+
+def unknown_log_prob(num_characters: int, vocabulary_size: int) -> float:
+    """Return the score of a piece that the vocabulary does not contain, in nats.
+
+    No objective trains the probability of ``<unk>``, which is never a target. Instead ``<unk>`` is one of the entries of the
+    vocabulary with equal probability, and each of its characters one of Unicode's 1,114,112 code points:
+
+        log p = -log V - n log 1,114,112     n characters, V entries of the dictionary
+
+    This is below the score of almost any piece that a model reads, so a text does not improve by unreadable characters.
+    """
+    return -math.log(vocabulary_size) - num_characters * math.log(sys.maxunicode + 1)
 
 
 class LineScorer:
@@ -96,17 +103,18 @@ class LineScorer:
         values = iter(self.token_scorer.log_probs([line.tokens for line in window if self._fits(line)]))
         return [ScoredLine(line, self._of_pieces(line, next(values)) if self._fits(line) else None) for line in window]
 
-    def _of_pieces(self, line: Line, values: Tensor) -> list[float | None]:
-        """Convert [L] values, with ``<s>`` and ``</s>``, to one entry per piece."""
+    def _of_pieces(self, line: Line, values: Tensor) -> list[float]:
+        """Convert [L] values, with ``<s>`` and ``</s>``, to one score per piece."""
         if not values.isfinite().all():
             piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
             raise UserError(
                 f"{self.loaded.file} has no finite score for {piece!r} in line {line.number}: its training diverged "
                 "(use an earlier checkpoint), or its generator never predicts this piece"
             )
-        is_scored = self.token_scorer.is_scored(line.tokens).tolist()
-        pairs = zip(values.tolist()[1:-1], is_scored[1:-1], strict=True)
-        return [value if has_score else None for value, has_score in pairs]
+        scores = values.tolist()[1:-1]
+        for index, num_characters in line.unknown.items():
+            scores[index] = unknown_log_prob(num_characters, len(self.loaded.dictionary))
+        return scores
 
 
 def read_texts(file: Path) -> Iterator[str]:
@@ -148,7 +156,12 @@ def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) ->
     while chunk := list(itertools.islice(texts, LINES_ENCODED_AT_ONCE)):
         for text, pieces in zip(chunk, loaded.tokenizer.encode_lines(chunk), strict=True):
             ids = [dictionary.bos(), *map(dictionary.index, pieces), dictionary.eos()]
-            yield Line(next(numbers), text, pieces, torch.tensor(ids))
+            unknown = {}
+            if dictionary.unk() in ids:  # only then, because offsets are slower
+                spans = zip(ids[1:-1], loaded.tokenizer.encode_with_offsets(text), strict=True)
+                lengths = [(id_, max(1, end - start)) for id_, (_, start, end) in spans]
+                unknown = {index: length for index, (id_, length) in enumerate(lengths) if id_ == dictionary.unk()}
+            yield Line(next(numbers), text, pieces, torch.tensor(ids), unknown)
 
 
 def windows(lines: Iterable[Line], cost: Callable[[Line], int], limit: int) -> Iterator[list[Line]]:

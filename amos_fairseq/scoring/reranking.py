@@ -7,6 +7,13 @@ For an utterance s and the recognizer's score f(x | s) of each hypothesis x, the
 where lambda is the one of 0.05, 0.10, ..., 1.0 with the fewest word errors on development lists. The thesis chooses it
 separately for the "clean" and the "other" part of its data; that takes one call with its own files for each.
 
+Departures, where the thesis is silent:
+
+- PLL(x) of an empty hypothesis would be 0, above every other one. It is the lowest PLL of its list instead, so that an empty
+  hypothesis wins by the recognizer's score alone.
+- A hypothesis that is longer than the model's limit has no PLL and is skipped. A list without any PLL keeps the recognizer's
+  choice.
+
 A file of n-best lists holds the hypotheses of a recognizer or translator for each utterance, and the reference::
 
     {"utterance-1": {"reference": "what was said",
@@ -21,14 +28,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
 
 LAMBDAS = tuple(step / 20 for step in range(1, 21))
 
-# Text -> PLL in nats.
-PseudoLogLikelihoods = Mapping[str, float]
+NUM_MARKS = 2  # <s> and </s>, the tokens of an empty text
+
+
+class TextScore(NamedTuple):
+    """PLL of a text in nats, None if it is longer than the model's limit; and its number of tokens, marks included."""
+
+    pll: float | None
+    num_tokens: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.num_tokens == NUM_MARKS
+
+
+TextScores = Mapping[str, TextScore]
 
 
 @dataclass(frozen=True)
@@ -131,14 +151,24 @@ def _utterance(path: Path, id_: str, entry: Any) -> Utterance:
     return Utterance(id_, reference, hypotheses)
 
 
-def best_hypothesis(utterance: Utterance, plls: PseudoLogLikelihoods, weight: float) -> Hypothesis:
+def compared_plls(utterance: Utterance, scores: TextScores) -> dict[Hypothesis, float]:
+    """Return the PLL of each hypothesis that takes part, that of an empty one being the lowest; empty if there is none."""
+    plls = {each: scores[each.text].pll for each in utterance.hypotheses if scores[each.text].pll is not None}
+    lowest = min((pll for each, pll in plls.items() if not scores[each.text].is_empty), default=None)
+    if lowest is None:
+        return {}
+    return {each: lowest if scores[each.text].is_empty else pll for each, pll in plls.items()}
+
+
+def best_hypothesis(utterance: Utterance, scores: TextScores, weight: float) -> Hypothesis:
     """Return the best hypothesis with lambda ``weight``, the first one on a tie; 0 gives the recognizer's choice."""
-    return max(utterance.hypotheses, key=lambda each: each.score + weight * (plls[each.text] if weight else 0.0))
+    plls = compared_plls(utterance, scores) if weight else {}
+    return max(plls or utterance.hypotheses, key=lambda each: each.score + weight * plls.get(each, 0.0))
 
 
-def word_errors(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, weight: float) -> WordErrors:
+def word_errors(utterances: Sequence[Utterance], scores: TextScores, weight: float) -> WordErrors:
     """Count the errors of the best hypotheses with lambda ``weight``."""
-    return WordErrors.total(best_hypothesis(utterance, plls, weight).word_errors for utterance in utterances)
+    return WordErrors.total(best_hypothesis(utterance, scores, weight).word_errors for utterance in utterances)
 
 
 def oracle_errors(utterances: Sequence[Utterance]) -> WordErrors:
@@ -149,34 +179,34 @@ def oracle_errors(utterances: Sequence[Utterance]) -> WordErrors:
     )
 
 
-def choose_lambda(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods) -> tuple[float, dict[str, float]]:
+def choose_lambda(utterances: Sequence[Utterance], scores: TextScores) -> tuple[float, dict[str, float]]:
     """Return the lambda with the fewest word errors, the smallest on a tie; and the error rate of each in percent."""
-    rates = {weight: word_errors(utterances, plls, weight).rate for weight in LAMBDAS}
+    rates = {weight: word_errors(utterances, scores, weight).rate for weight in LAMBDAS}
     return min(LAMBDAS, key=rates.__getitem__), {f"{weight:.2f}": rates[weight] for weight in LAMBDAS}
 
 
-def error_rates(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, weight: float) -> dict[str, Any]:
+def error_rates(utterances: Sequence[Utterance], scores: TextScores, weight: float) -> dict[str, Any]:
     """Return word error rates in percent before and after re-ranking and of the oracle, with the counts behind them."""
-    before = word_errors(utterances, plls, 0.0)
+    before = word_errors(utterances, scores, 0.0)
     return {
         "utterances": len(utterances),
         "words": before.words,
         "wer_before": before.rate,
-        "wer_after": word_errors(utterances, plls, weight).rate,
+        "wer_after": word_errors(utterances, scores, weight).rate,
         "wer_oracle": oracle_errors(utterances).rate,
     }
 
 
-def winners(utterances: Sequence[Utterance], plls: PseudoLogLikelihoods, weight: float) -> dict[str, dict[str, Any]]:
+def winners(utterances: Sequence[Utterance], scores: TextScores, weight: float) -> dict[str, dict[str, Any]]:
     """Return the best hypothesis by id, with its place in the list (from 1), its scores and its word errors."""
     results = {}
     for utterance in utterances:
-        best = best_hypothesis(utterance, plls, weight)
+        best = best_hypothesis(utterance, scores, weight)
         results[utterance.id] = {
             "text": best.text,
             "place": utterance.hypotheses.index(best) + 1,
             "score": best.score,
-            "pll": plls[best.text],
+            "pll": scores[best.text].pll,
             "word_errors": best.word_errors.errors,
         }
     return results

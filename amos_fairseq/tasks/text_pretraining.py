@@ -10,12 +10,13 @@ import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.collectives import on_first_rank, sum_over_ranks
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
-from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split
+from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (
     OF_OBJECTIVE,
     TREATMENTS,
@@ -189,8 +190,17 @@ class TextPretrainingTask(CorpusTask):
         blocks = read_blocks(
             path, self.dictionary, self.cfg.tokens_per_sample, str(self.cfg.sample_break_mode), combine=combine
         )
+        entropy = None if training else self.unigram_entropy(path, combine)
         weights = self.mask_weights() if training and self.cfg.mask_rare_tokens else None
-        self.datasets[split] = self.mask_blocks(blocks, training, path, weights)
+        self.datasets[split] = self.mask_blocks(blocks, training, path, entropy, weights)
+
+    def unigram_entropy(self, path: str, combine: bool) -> float:
+        """Return the entropy of the non-special tokens of a binarized text, in nats; 0 if it has none."""
+        counts = count_tokens(
+            [data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)], len(self.dictionary)
+        )
+        counts[self.special_ids] = 0
+        return unigram_entropy(counts)
 
     def mask_weights(self) -> np.ndarray:
         """Return the weight of each token as a masked token of the training text: [tokens] float64 (thesis section 5.5).
@@ -207,7 +217,12 @@ class TextPretrainingTask(CorpusTask):
         return self._mask_weights
 
     def mask_blocks(
-        self, blocks: Any, training: bool, source: str, mask_weights: Optional[np.ndarray] = None
+        self,
+        blocks: Any,
+        training: bool,
+        source: str,
+        entropy: Optional[float] = None,
+        mask_weights: Optional[np.ndarray] = None,
     ) -> MaskedBlockDataset:
         """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task."""
         return MaskedBlockDataset(
@@ -220,6 +235,7 @@ class TextPretrainingTask(CorpusTask):
             treatment=self.mask_treatment,
             mask_weights=mask_weights,
             source=source,
+            unigram_entropy=entropy,
         )
 
     def get_batch_iterator(
@@ -259,7 +275,12 @@ class TextPretrainingTask(CorpusTask):
     def valid_step(
         self, sample: Dict[str, Any], model: Any, criterion: Any
     ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
-        """Run fairseq's step with the same noise in every validation, on any rank; training's generators are unchanged."""
+        """Run fairseq's step with the same noise in every validation, on any rank; training's generators are unchanged.
+
+        The text's unigram entropy, to which the MLM loss is compared, is logged with each validation.
+        """
+        if "unigram_entropy" in sample:  # not in the training batch of a rank that has no data left
+            metrics.log_scalar("unigram_entropy", sample["unigram_entropy"], round=3)
         device = sample["net_input"]["tokens"].device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, self.cfg.seed, 0, sample["first_id"]))

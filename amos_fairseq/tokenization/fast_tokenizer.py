@@ -4,12 +4,10 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
-import torch
 from tokenizers import processors
-from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL
@@ -26,6 +24,9 @@ from amos_fairseq.tokenization.tokenizer import (
     tidy_spans,
     unspell_piece,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Kinds: what learned the vocabulary. The last is a file of unknown origin.
 SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
@@ -169,22 +170,27 @@ class _Words(dict[str, tuple[str, ...]]):
         self.update(zip(new, self._encode(new), strict=True))
 
 
-def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
-    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``."""
+def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str], num_separators: int = 1) -> None:
+    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``.
+
+    ``num_separators``: number of ``</s>`` between A and B, 1 or 2.
+    """
     begin, end = special_tokens[BOS], special_tokens[EOS]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[f"{begin}:0", "$A:0", f"{end}:0"],
-        pair=[f"{begin}:0", "$A:0", f"{end}:0", "$B:1", f"{end}:1"],
+        pair=[f"{begin}:0", "$A:0", f"{end}:0", *[f"{end}:1"] * (num_separators - 1), "$B:1", f"{end}:1"],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
     )
 
 
-def row_map(tokenizer: FastTokenizer) -> Tensor:
+def row_map(tokenizer: FastTokenizer) -> "Tensor":
     """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none.
 
     Raises:
         UserError: the tokenizer has no token for ``<s>``, ``<pad>`` or ``</s>``.
     """
+    import torch  # not needed to tokenize
+
     ids = tokenizer.hugging_face_ids
     absent = [symbol for symbol in _REQUIRED if symbol not in ids]
     if absent:

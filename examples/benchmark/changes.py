@@ -8,7 +8,6 @@ median ratios within the rounds.
 
 import argparse
 import contextlib
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +25,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
-from amos_fairseq.functional.cpu import linear
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
@@ -47,10 +45,6 @@ def attention(model: nn.Module) -> Iterator[None]:
 
 def hidden_dropout(model: nn.Module) -> contextlib.AbstractContextManager:
     return mock.patch.object(encoder, "fast_dropout", lambda x, probability: functional.dropout(x, probability))
-
-
-def linear_layers(model: nn.Module) -> contextlib.AbstractContextManager:
-    return mock.patch.object(linear, "MIN_MULTIPLICATIONS", math.inf)
 
 
 def output_layer_and_sampling(model: nn.Module) -> contextlib.AbstractContextManager:
@@ -76,7 +70,6 @@ CHANGES: tuple[Callable[[nn.Module], contextlib.AbstractContextManager], ...] = 
     hidden_dropout,
     output_layer_and_sampling,
     kept_logits,
-    linear_layers,
     masked_positions_of_the_last_layer,
 )
 

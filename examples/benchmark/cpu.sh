@@ -23,8 +23,8 @@ shift || true
 prepare_environment
 
 for precision in float32 bf16; do
-    python -m amos_fairseq.cli.main bench electra_small --device cpu --precision "$precision" --out "$OUT" --pieces \
+    python -m amos_start bench electra_small --device cpu --precision "$precision" --out "$OUT" --pieces \
         --set "dataset.batch_size=$SEQUENCES" --peer hf hf_naive reference "$@"
-    python -m amos_fairseq.cli.main bench amos_small --device cpu --precision "$precision" --out "$OUT" --pieces \
+    python -m amos_start bench amos_small --device cpu --precision "$precision" --out "$OUT" --pieces \
         --set "dataset.batch_size=$SEQUENCES" --peer hf reference "$@"
 done

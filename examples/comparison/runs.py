@@ -17,14 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from amos_fairseq.composition import RECIPES
-from amos_fairseq.errors import REQUEUE, UserError
+from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.runs import Result, read_results
 from amos_fairseq.finetuning.training import PACKAGE, environment, train, training_seconds
 from amos_fairseq.metrics_file import read_records
 
-INTERRUPTED = 128 + signal.SIGINT
 # Where a progress bar cannot be rewritten, it is printed rarely.
 SECONDS_BETWEEN_LINES = 30.0
 # A checkpoint of a run must agree with its entry in these settings (None: in all); settings that only one of them has come
@@ -283,7 +282,7 @@ class FineTuning:
             "--tasks": ",".join(self.tasks),
             "--seeds": self.num_seeds,
         }
-        command = [sys.executable, "-W", "ignore", "-m", "amos_fairseq.cli.main", "glue"]
+        command = [sys.executable, "-W", "ignore", "-m", "amos_start", "glue"]
         command += [*(str(part) for pair in values.items() for part in pair), *self.flags]
         total = len(self.tasks) * self.num_seeds
         runner.run(self.label, command, self.directory, dict(os.environ), total, lambda _: len(self.results))

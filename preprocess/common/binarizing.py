@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Dict, List
 
 import numpy as np
-from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
@@ -30,6 +29,8 @@ class BinarizedFile(contextlib.AbstractContextManager):
     """
 
     def __init__(self, prefix: Path, num_symbols: int) -> None:
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype  # takes seconds to import
+
         self._prefix, self._type = prefix, best_fitting_int_dtype(num_symbols)
         self._lengths: List[int] = []
         self._stream = open(f"{prefix}.bin", "wb")  # noqa: SIM115
@@ -45,5 +46,7 @@ class BinarizedFile(contextlib.AbstractContextManager):
     def __exit__(self, kind: object, *exception: object) -> None:
         self._stream.close()
         if kind is None:
+            from fairseq.data.indexed_dataset import MMapIndexedDataset
+
             with MMapIndexedDataset.Index.writer(f"{self._prefix}.idx", self._type) as index:
                 index.write(self._lengths)

@@ -15,6 +15,7 @@ run_module() {
     PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -c '
 import sys
 sys.path[0] = sys.argv.pop(1)
-import runpy
+import amos_start, runpy
+amos_start.start()
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' "$checkout" "$@"
 }

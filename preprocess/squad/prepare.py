@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.data.squad import MANIFEST, read_manifest
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
@@ -45,6 +44,8 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
+    from amos_fairseq.data.squad import MANIFEST  # imports fairseq, which takes seconds
+
     sources = {"train": train, "valid": dev}
     description = {
         "settings": settings.describe(),
@@ -81,7 +82,7 @@ def sample_questions(paragraphs: Sequence[Paragraph], number: int, seed: int) ->
 def _write(
     directory: Path, files: Dict[str, SquadFile], paragraphs: Dict[str, Sequence[Paragraph]], tokenizer: Tokenizer
 ) -> Dict[str, Any]:
-    from fairseq.data import Dictionary  # takes seconds to import
+    from fairseq.data import Dictionary
 
     from preprocess.squad.encoding import write_split
 
@@ -128,6 +129,8 @@ def _is_finished(out: Path, description: Dict[str, Any]) -> bool:
         return False
     if not out.is_dir():
         raise UserError(f"OUT {out} is not a directory")
+    from amos_fairseq.data.squad import MANIFEST, read_manifest
+
     if not (out / MANIFEST).is_file():
         raise UserError(f"OUT {out} is not empty and contains no SQuAD data of prepare.sh: give another directory")
     manifest = read_manifest(out)

@@ -1,6 +1,5 @@
 """examples/benchmark/changes.py: each change undoes one optimization, keeps the values, and is restored afterwards."""
 
-import math
 import sys
 
 import pytest
@@ -11,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
-from amos_fairseq.functional.cpu import linear
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.encoder import SelfAttention
 
@@ -31,7 +29,6 @@ def state(model: torch.nn.Module) -> dict[str, bool | float]:
         "hidden_dropout": encoder.fast_dropout.__name__ == "<lambda>",
         "output_layer_and_sampling": not model.is_fast,
         "kept_logits": output_layer.CPU_CACHE_BYTES == 0,
-        "linear_layers": math.inf == linear.MIN_MULTIPLICATIONS,
         "flops": counter.get_total_flops(),
     }
 

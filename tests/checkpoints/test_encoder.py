@@ -7,7 +7,7 @@ import torch
 from saved_models import write_checkpoint, write_save_dir
 
 import amos_fairseq
-from amos_fairseq.checkpoints.encoder import Encoder, Features, truncated_lengths
+from amos_fairseq.checkpoints.encoder import Encoder, Features
 from amos_fairseq.errors import UserError
 
 TEXTS = [
@@ -197,15 +197,6 @@ def test_length_limit(encoder):
     assert len(pair) == 80
     assert pair == [*first, *whole[1 : 80 - len(first)].tolist(), eos]
     assert len(next(encoder.stream([(long, long)], truncate=True)).tokens[0]) == 80
-
-
-@pytest.mark.parametrize(
-    ("lengths", "limit", "expected"),
-    [([3, 4], 10, [3, 4]), ([3, 4], 6, [3, 3]), ([3, 4], 5, [3, 2]), ([9, 2], 6, [4, 2]), ([1, 9], 2, [1, 1]), ([8], 5, [5])],
-)  # fmt: skip
-def test_longer_text_is_truncated_first(lengths, limit, expected):
-    """As ``longest_first`` of Hugging Face: one token at a time, of equals from the second."""
-    assert truncated_lengths(lengths, limit) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from failures import error_line
+from fairseq.data import indexed_dataset
 from saved_models import TEXT, write_run, write_save_dir
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -14,6 +15,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.inspection.compute import inspect_text, mask_block, surfaces
 from amos_fairseq.inspection.html_page import render_page
+from amos_fairseq.inspection.results import percent
 
 
 @pytest.fixture
@@ -191,10 +193,10 @@ def test_page_is_self_contained_and_escaped(pretrained):
         assert line in reader.text
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]
-        for shown in (token.original, token.input, f"{token.positive_probability:.3f}", token.verdict):
+        for shown in (token.original, token.input, percent(token.positive_probability), token.verdict):
             assert shown in reader.text
         for probability in masked.original_probabilities:
-            assert f"{probability:.3f}" in reader.text
+            assert percent(probability) in reader.text
 
 
 def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys, monkeypatch):
@@ -213,6 +215,38 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
     assert "7 updates; seed 1, mask probability 0.15" in out
     assert out.endswith(f"page: {page}\n")
     assert "\x1b" not in out, "no escape sequences without a terminal"
+
+
+@pytest.mark.parametrize(
+    ("probability", "shown"),
+    [(0, "<0.01 %"), (0.00009, "<0.01 %"), (0.0001, "0.010 %"), (0.00123, "0.12 %"), (0.0345, "3.5 %"), (0.0999, "10 %"),
+     (0.456, "46 %"), (0.9949, "99 %"), (0.9964, "99.6 %"), (0.9999, ">99.9 %"), (1.0, ">99.9 %")],
+)  # fmt: skip
+def test_probabilities_have_two_significant_digits(probability, shown):
+    assert percent(probability) == shown
+
+
+def test_default_text_is_of_the_runs_corpus(save_dir, tmp_path, capsys):
+    """The first paragraph of 30 to 100 known tokens in the validation split, as its tokens spell it."""
+    loaded = load_checkpoint(save_dir)
+    words = "the quick brown fox jumps over the lazy dog and the end"
+    paragraphs = ["the end", f"Zürich {words}", f"{words} the", TEXT.replace("\n", " ")]
+    data = tmp_path / "data"
+    data.mkdir()
+    builder = indexed_dataset.make_builder(str(data / "valid.bin"), "mmap", vocab_size=len(loaded.dictionary))
+    for paragraph in paragraphs:
+        builder.add_item(loaded.tokens(paragraph)[1:].int())
+    builder.finalize(str(data / "valid.idx"))
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["task"]["data"] = f"{data}:{tmp_path / 'absent'}"
+    torch.save(state, save_dir / "checkpoint_last.pt")
+    main(["inspect", str(save_dir), "--html", str(tmp_path / "a.html")])
+    main(["inspect", str(save_dir), "--text", paragraphs[2], "--html", str(tmp_path / "b.html")])
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    (data / "valid.idx").unlink()
+    assert "data/valid has no paragraph to show: give a text with --text" in error_line(
+        capsys, main, "inspect", save_dir
+    )
 
 
 def test_text_of_a_file(save_dir, tmp_path, capsys):

@@ -10,6 +10,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.inspection.compute import inspect_text, mask_block
 from amos_fairseq.inspection.html_page import render_page
+from amos_fairseq.inspection.results import percent
 
 SEED, MASK_PROB = 3, 0.2
 
@@ -119,8 +120,8 @@ def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
     assert f"multi-word selection: the original chosen at {chosen} of" in inspection.summary()[2]
     out, page = printed(tmp_path, capsys, monkeypatch)
     for candidate in inspection.masked[0].candidates:
-        assert f"{candidate.probability:.3f}" in out
-        assert f"{candidate.probability:.3f}" in page
+        assert percent(candidate.probability) in out
+        assert percent(candidate.probability) in page
     assert page.count("(chosen)") == len(inspection.masked)
 
 
@@ -143,7 +144,7 @@ def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
         assert masked.copy_probability == pytest.approx(copies[position].item(), rel=1e-3)
     out, page = printed(tmp_path, capsys, monkeypatch)
     for shown in (out, page):
-        assert f"p(original) {inspection.masked[0].discriminator_probability:.3f}" in shown
+        assert f"p(original) {percent(inspection.masked[0].discriminator_probability)}" in shown
         assert "discriminator" not in shown
 
 

@@ -78,6 +78,34 @@ def test_colours_are_of_depths_and_line_styles_of_runs(save_dir, tmp_path):
     assert of_depth_2[0].get_linestyle() != of_depth_2[1].get_linestyle()
 
 
+def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
+    """The last one that validation logged; runs on the same text share it, one without it has none."""
+    others = []
+    for name, entropies in {"same": (5.0, 6.125), "another": (5.5,), "without": (None,)}.items():
+        others.append(tmp_path / f"{name}.jsonl")
+        values = [{} if entropy is None else {"unigram_entropy": entropy} for entropy in entropies]
+        others[-1].write_text("".join(json.dumps(record("valid", 10, **value)) + "\n" for value in values))
+    with (save_dir / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps(record("valid", 40, unigram_entropy=6.125)) + "\n")
+    ax = plotted(plotting.read_runs(list(map(str, [save_dir, *others]))), "mlm_loss_")
+    levels = [line.get_ydata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
+    assert levels[-2:] == [5.5, 6.125]
+    assert [text.get_text() for text in ax.texts] == ["unigram entropy 5.50", "unigram entropy 6.12"]
+
+
+def test_title_names_run_and_recipe(save_dir, tmp_path):
+    """Hydra stores the name of the YAML beside the metrics; a run with flags, or a broken file, has none."""
+    (run,) = plotting.read_runs([str(save_dir)])
+    (save_dir / ".hydra").mkdir()
+    (save_dir / ".hydra" / "hydra.yaml").write_text("hydra:\n  job:\n    config_name: variants/electra_tt\n")
+    (named,) = plotting.read_runs([str(save_dir)])
+    (save_dir / ".hydra" / "hydra.yaml").write_text("hydra: [\n")
+    (broken,) = plotting.read_runs([str(save_dir)])
+    assert [each.label for each in (run, named, broken)] == ["run", "run (variants/electra_tt)", "run"]
+    figure = plotting.panels_figure([plotting.PANELS[0]], [named])
+    assert figure.get_suptitle().strip() == "run (variants/electra_tt)"
+
+
 def test_runs_are_named_by_what_differs(tmp_path):
     files = [str(tmp_path / name) for name in ("a/run/metrics.jsonl", "b/run/metrics.jsonl", "c.jsonl")]
     assert plotting.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]

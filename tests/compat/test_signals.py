@@ -17,19 +17,15 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 from torch.utils.data._utils import signal_handling
 
-from amos_fairseq.compat import signals
-from amos_fairseq.errors import REQUEUE
+from amos_fairseq.compat import signals, user_errors
+from amos_fairseq.errors import INTERRUPTED, REQUEUE
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Each test starts without a received signal and leaves the handlers of the test runner."""
-    kept = {number: signal.getsignal(number) for number in signals.SIGNALS}
-    signals._received.clear()
-    yield
-    signals._received.clear()
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    """Each test leaves no received signal and the handlers of the test runner."""
+    with signals.restored_handlers():
+        yield
 
 
 def alone(updates: int = 5) -> Any:
@@ -39,9 +35,37 @@ def alone(updates: int = 5) -> Any:
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_rank_records_the_signal(number: int) -> None:
     signals.install_handlers()
-    assert not signals.stop_is_requested(alone())
+    signals.finish_updates(lambda: None)
+    assert signals.requested_exit_code(alone()) is None
     os.kill(os.getpid(), number)
-    assert signals.stop_is_requested(alone())
+    assert signals.requested_exit_code(alone()) == {signal.SIGINT: INTERRUPTED}.get(number, REQUEUE)
+
+
+def test_ctrl_c_before_the_first_update_ends_at_once(capfd: pytest.CaptureFixture) -> None:
+    signals.install_handlers()
+    with pytest.raises(SystemExit) as ended, user_errors.exit_on_mistake():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert ended.value.code == INTERRUPTED
+    assert capfd.readouterr().err.splitlines() == ["", "amos_fairseq: interrupted: nothing was saved"]
+
+
+def press_twice(seconds_between: float) -> None:
+    signals.install_handlers()
+    signals.finish_updates(lambda: None)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        signals._interrupted_at[0] -= seconds_between
+    sys.exit(signals.requested_exit_code(alone()))
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(0.0, INTERRUPTED), (2.0, -signal.SIGINT)])
+def test_a_second_ctrl_c_ends_at_once(seconds: float, code: int, capfd: pytest.CaptureFixture) -> None:
+    """But not the copy of the first one that a launcher sends."""
+    process = multiprocessing.get_context("fork").Process(target=press_twice, args=(seconds,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == code
+    assert capfd.readouterr().err.count("Ctrl-C: finishing this update and saving") == 1
 
 
 def wait_for_signal(ready: Any) -> None:
@@ -50,15 +74,16 @@ def wait_for_signal(ready: Any) -> None:
     sys.exit(100 + signal.sigwait(signals.SIGNALS))
 
 
-def test_a_launcher_passes_the_signal_on_to_its_ranks() -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_launcher_passes_the_signal_on_to_its_ranks(number: int) -> None:
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     rank = context.Process(target=wait_for_signal, args=(ready,))
     rank.start()
     assert ready.wait(30)
-    signals.record(signal.SIGUSR1, None)
+    signals.record(number, None)
     rank.join(30)
-    assert rank.exitcode == 100 + signal.SIGUSR1
+    assert rank.exitcode == 100 + number
 
 
 class SlowNumbers(torch.utils.data.Dataset):
@@ -152,9 +177,10 @@ def test_signal_in_the_last_update(saves: list) -> None:
     assert not saves
 
 
-def test_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("flags", "code"), [([1, 0], REQUEUE), ([1, 1], INTERRUPTED)])
+def test_one_rank_stops_all(flags: list[int], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum over two ranks, of which the other one has received the signal."""
-    monkeypatch.setattr(signals.distributed_utils, "all_reduce", lambda flag, group: flag.add_(1))
+    monkeypatch.setattr(signals.distributed_utils, "all_reduce", lambda own, group: own.add_(torch.tensor(flags)))
     two = SimpleNamespace(data_parallel_world_size=2, device=torch.device("cpu"), data_parallel_process_group=None)
     assert not signals._received
-    assert signals.stop_is_requested(two)
+    assert signals.requested_exit_code(two) == code

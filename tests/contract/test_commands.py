@@ -19,7 +19,7 @@ def amos(*arguments: str, cwd: Path = ROOT, python: str = sys.executable) -> sub
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     return subprocess.run(
-        [python, "-m", "amos_fairseq.cli.main", *arguments],
+        [python, "-m", "amos_start", *arguments],
         cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
 
 def test_closed_pipe_ends_quietly(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
-    shell = f'"{fork_server().python}" -m amos_fairseq.cli.main plot metrics.jsonl | head -n 1'
+    shell = f'"{fork_server().python}" -m amos_start plot metrics.jsonl | head -n 1'
     result = subprocess.run(
         ["bash", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=120, check=False,

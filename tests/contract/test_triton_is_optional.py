@@ -43,7 +43,7 @@ def without_triton(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amos_fairseq.cli.main", "bench", "amos_tiny", "--steps", "1", "--warmup", "1"]
+    command = [sys.executable, "-m", "amos_start", "bench", "amos_tiny", "--steps", "1", "--warmup", "1"]
     command += ["--device", "cpu", "--vocabulary-size", "300", "--set", "dataset.batch_size=2", "model.kernels=triton"]
     result = subprocess.run(
         command, capture_output=True, text=True, env=without_triton(tmp_path), cwd=tmp_path, check=False

@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the checkout: the build writes folders that must not appear there."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
     shutil.copytree(ROOT / "amos_fairseq", copy / "amos_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     out = tmp_path_factory.mktemp("wheel")
     command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(out), "."]
@@ -65,7 +65,7 @@ def files_of_package() -> set[str]:
     files = (
         path for path in (ROOT / "amos_fairseq").rglob("*") if path.is_file() and path.parent.name != "__pycache__"
     )
-    return {str(path.relative_to(ROOT)) for path in files}
+    return {"amos_start.py", *(str(path.relative_to(ROOT)) for path in files)}
 
 
 @pytest.mark.slow

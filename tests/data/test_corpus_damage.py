@@ -73,7 +73,10 @@ def test_damage_is_noticed_before_training(corpus: Path, name: str, with_hashes:
         make_task(corpus).load_dataset("train")
 
 
-def test_a_cut_tokenizer_is_noticed_before_training(corpus: Path) -> None:
+@pytest.mark.parametrize("with_hashes", [True, False])
+def test_a_cut_tokenizer_is_noticed_before_training(corpus: Path, with_hashes: bool) -> None:
+    if not with_hashes:
+        (corpus / "corpus.json").unlink()
     (corpus / "tokenizer" / "notes.txt").write_text("mine")  # no part of the tokenizer
     make_task(corpus)
     files = [path for path in (corpus / "tokenizer").iterdir() if path.name not in ("dict.txt", "notes.txt")]

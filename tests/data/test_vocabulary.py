@@ -42,7 +42,7 @@ def test_vocabulary_is_copied_beside_the_checkpoints(corpus: Path, tmp_path: Pat
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
     task.begin_epoch(1, READY)
     copy = tmp_path / "run" / "tokenizer"
-    assert sorted(path.name for path in copy.iterdir()) == ["dict.txt", "tokenizer.json"]
+    assert sorted(path.name for path in copy.iterdir()) == ["dict.txt", "tokenizer.json", "tokenizer.settings.json"]
     assert (copy / "dict.txt").read_bytes() == (corpus / "dict.txt").read_bytes()
     assert list((tmp_path / "run").iterdir()) == [copy]
     written = (copy / "dict.txt").stat().st_mtime_ns

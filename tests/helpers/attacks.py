@@ -133,7 +133,7 @@ SETTINGS = (
     "model.relative_position_scheme", "model.relative_position_buckets", "model.generator_depths", "model.mixture",
     "model.gumbel_temperature", "model.gumbel_entries", "criterion._name", "criterion.discriminator_loss_weight",
     "optimizer._name", "optimizer.adam_betas", "optimizer.adam_eps", "optimizer.weight_decay",
-    "optimizer.layer_wise_lr_decay", "lr_scheduler._name", "lr_scheduler.warmup_updates",
+    "optimizer.bias_correction", "optimizer.layer_wise_lr_decay", "lr_scheduler._name", "lr_scheduler.warmup_updates",
     "lr_scheduler.total_num_update", "lr_scheduler.end_learning_rate", "lr_scheduler.power", "optimization.lr",
     "optimization.update_freq", "optimization.clip_norm", "dataset.batch_size", "dataset.num_workers",
     "common.log_interval", "common.seed", "common.bf16", "checkpoint.save_interval_updates",
@@ -283,10 +283,10 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         torch.save(state, folder / "run" / "checkpoint_last.pt", _use_new_zipfile_serialization=draw.random() < 0.8)
         run, out = str(folder / "run"), str(folder / "out")
         name, arguments = draw.choice([
-            ("export", ["amos_fairseq.cli.main", "export", run, out, "--no-check"]),
-            ("inspect", ["amos_fairseq.cli.main", "inspect", run, "--text", "a text"]),
-            ("flops", ["amos_fairseq.cli.main", "flops", run]),
-            ("glue", ["amos_fairseq.cli.main", "glue", "--checkpoint", run, "--data", run, "--out", out]),
+            ("export", ["amos_start", "export", run, out, "--no-check"]),
+            ("inspect", ["amos_start", "inspect", run, "--text", "a text"]),
+            ("flops", ["amos_start", "flops", run]),
+            ("glue", ["amos_start", "glue", "--checkpoint", run, "--data", run, "--out", out]),
             ("train", ["fairseq_cli.train", str(place.corpus), *RUN, *FLAGS, "--save-dir", run]),
         ])  # fmt: skip
         code, text = run_command(arguments[0], arguments[1:])

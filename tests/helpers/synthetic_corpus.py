@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
 
 Document = tuple[str, ...]
 TOKENS_PER_SAMPLE = 16
@@ -98,6 +100,16 @@ def write_split(directory: Path, split: str, num_lines: int, seed: int) -> None:
     builder.finalize(str(directory / f"{split}.idx"))
 
 
+def write_tokenizer(directory: Path) -> None:
+    """A tokenizer that splits at spaces; its pieces are the words of ``write_corpus``."""
+    special = ("<s>", "<pad>", "</s>", "<unk>")
+    words = (*special, *(f"w{number}" for number in range(NUM_WORDS)))
+    model = tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    FastTokenizer(library.to_str().encode("utf-8"), {symbol: symbol for symbol in special}).save(directory)
+
+
 def write_corpus(directory: Path, *, seed: int = 0, num_lines: int = 60, tokenizer: bool = True) -> Path:
     """What prepare.sh leaves in one directory."""
     directory.mkdir(parents=True)
@@ -108,9 +120,8 @@ def write_corpus(directory: Path, *, seed: int = 0, num_lines: int = 60, tokeniz
     write_split(directory, "train", num_lines, seed)
     write_split(directory, "valid", 20, seed + 100)
     if tokenizer:
-        (directory / "tokenizer").mkdir()
+        write_tokenizer(directory / "tokenizer")
         shutil.copy(directory / "dict.txt", directory / "tokenizer")
-        (directory / "tokenizer" / "tokenizer.json").write_text("{}\n")
     return directory
 
 

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from fairseq.modules import layer_norm
-from small_models import encoder_config, small_amos, small_batch
+from small_models import encoder_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
@@ -153,28 +152,3 @@ def test_dropout_scales_the_remaining_weights(kernels):
     values = module(torch.zeros(4000, 1, 2))[:, 0, 0]
     assert set(values.unique().tolist()) == {0.0, 4.0}
     assert abs(int((values == 4).sum()) - 1000) < 5 * math.sqrt(4000 * 0.25 * 0.75)
-
-
-class FakeFusedLayerNorm(torch.nn.LayerNorm):
-    """In the place of apex's kernel, with PyTorch's arithmetic."""
-
-
-@pytest.mark.parametrize("with_apex", [True, False])
-@pytest.mark.parametrize("with_gpu", [True, False])
-def test_fused_layer_norm_of_apex_is_used_with_a_gpu(with_apex, with_gpu, monkeypatch):
-    """All 15 of a model: 4 generator and 2 discriminator layers of two, two embedding norms, one MLM head."""
-    plain = small_amos()
-    monkeypatch.setattr(layer_norm, "has_fused_layernorm", with_apex)
-    monkeypatch.setattr(layer_norm, "FusedLayerNorm", FakeFusedLayerNorm, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: with_gpu)
-    model = small_amos()
-    kinds = [type(module) for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
-    assert kinds == [FakeFusedLayerNorm if with_apex and with_gpu else torch.nn.LayerNorm] * 15
-    assert all(norm.eps == 1e-5 for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))
-    # Checkpoints go from one to the other, and decay leaves both alone.
-    assert model.state_dict().keys() == plain.state_dict().keys()
-    undecayed = [{n for n, p in m.named_parameters() if hasattr(p, "param_group")} for m in (model, plain)]
-    assert undecayed[0] == undecayed[1]
-    model.load_state_dict(plain.state_dict())
-    tokens = small_batch()["net_input"]["tokens"]
-    assert torch.equal(model.extract_features(tokens), plain.extract_features(tokens))

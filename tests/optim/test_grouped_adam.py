@@ -1,8 +1,7 @@
 """GroupedAdam against AdamW written out in float64, its two groups by name, and its way through fairseq."""
 
 import math
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,8 +70,10 @@ def test_flag_decays_all_parameters():
     assert groups == {DECAY: undecayed_names() | decayed_names()}
 
 
-def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[float], decay: float) -> torch.Tensor:
-    """Loshchilov and Hutter (2019), Algorithm 2, with PyTorch's place for epsilon."""
+def naive_adamw(
+    value: torch.Tensor, gradients: list[torch.Tensor], rates: list[float], decay: float, corrected: bool = True
+) -> torch.Tensor:
+    """Loshchilov and Hutter (2019), Algorithm 2, with PyTorch's place for epsilon; without the correction as in BERT's code."""
     value = value.double().clone()
     first, second = torch.zeros_like(value), torch.zeros_like(value)
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
@@ -80,26 +81,36 @@ def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[
         first = BETA_1 * first + (1 - BETA_1) * gradient
         second = BETA_2 * second + (1 - BETA_2) * gradient**2
         value -= rate * decay * value
-        value -= rate * (first / (1 - BETA_1**step)) / ((second / (1 - BETA_2**step)).sqrt() + EPSILON)
+        corrections = (1 - BETA_1**step, 1 - BETA_2**step) if corrected else (1, 1)
+        value -= rate * (first / corrections[0]) / ((second / corrections[1]).sqrt() + EPSILON)
     return value
 
 
-def test_steps_match_adamw_for_both_groups():
-    """Five steps, the learning rate changed on the way by fairseq's set_lr."""
+@pytest.mark.parametrize("corrected", [True, False])
+def test_steps_match_adamw_for_both_groups(corrected):
+    """Five steps, the learning rate changed on the way by fairseq's set_lr; after three a new optimizer continues."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
     parameters[1].param_group = ParameterGroup(is_decayed=False)
     start = [parameter.detach().clone() for parameter in parameters]
     gradients = [[torch.randn(4, 3, generator=generator) for _ in range(5)] for _ in range(2)]
     rates = [0.0, 0.01, 0.02, 0.01, 0.001]
-    optimizer = GroupedAdam(config(), parameters)
+    optimizer = GroupedAdam(config(bias_correction=corrected), parameters)
     for step, rate in enumerate(rates):
+        if step == 3:
+            state = optimizer.state_dict()
+            optimizer = GroupedAdam(config(bias_correction=corrected), parameters)
+            optimizer.load_state_dict(state)
         optimizer.set_lr(rate)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient[step].clone()
         optimizer.step()
+        assert [group["lr"] for group in optimizer.param_groups] == [rate, rate]
+        assert {group["eps"] for group in optimizer.param_groups} == {EPSILON}
     for parameter, value, gradient, decay in zip(parameters, start, gradients, (DECAY, 0.0), strict=True):
-        assert torch.allclose(parameter.double(), naive_adamw(value, gradient, rates, decay), atol=1e-6)
+        expected = naive_adamw(value, gradient, rates, decay, corrected)
+        assert torch.allclose(parameter.double(), expected, atol=1e-6)
+        assert not torch.allclose(naive_adamw(value, gradient, rates, decay, not corrected), expected, atol=1e-3)
 
 
 def parameters_with_gradients(seed: int = 0) -> list[torch.nn.Parameter]:
@@ -208,55 +219,6 @@ def test_groups_survive_mixed_precision():
 def test_parameters_of_one_kind_make_one_group():
     parameter = torch.nn.Parameter(torch.zeros(2))
     assert len(GroupedAdam(config(), [parameter]).param_groups) == 1
-
-
-@pytest.fixture
-def fake_apex(monkeypatch):
-    """NVIDIA's module with an optimizer that stores its settings."""
-
-    class FusedAdam(torch.optim.SGD):
-        def __init__(self, groups, **settings):
-            super().__init__(groups, lr=settings["lr"])
-            self.settings = settings
-
-    apex, optimizers = ModuleType("apex"), ModuleType("apex.optimizers")
-    optimizers.FusedAdam = FusedAdam
-    monkeypatch.setitem(sys.modules, "apex", apex)
-    monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
-    return FusedAdam
-
-
-def test_apex_is_used_with_a_gpu(fake_apex, monkeypatch):
-    parameter = torch.nn.Parameter(torch.zeros(2, 2))
-    assert isinstance(GroupedAdam(config(), [parameter]).optimizer, torch.optim.AdamW)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    optimizer = GroupedAdam(config(), [parameter]).optimizer
-    assert isinstance(optimizer, fake_apex)
-    assert optimizer.settings == {"lr": LEARNING_RATE, "betas": (0.9, 0.98), "eps": 1e-6, "adam_w_mode": True}
-    assert optimizer.param_groups[0]["weight_decay"] == DECAY
-
-
-def test_apex_steps_with_the_rate_of_each_depth(fake_apex, monkeypatch):
-    """The replacement is SGD, so a step shows the rate itself."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    head, layer = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
-    for depth, parameter in enumerate((head, layer)):
-        parameter.param_group = ParameterGroup(depth=depth)
-        parameter.grad = torch.ones(2)
-    optimizer = GroupedAdam(config(layer_wise_lr_decay=0.5), [layer, head])
-    assert [group["lr"] for group in optimizer.param_groups] == [LEARNING_RATE, LEARNING_RATE / 2]
-    optimizer.set_lr(0.5)
-    optimizer.step()
-    assert isinstance(optimizer.optimizer, fake_apex)
-    assert (head.tolist(), layer.tolist()) == ([-0.5, -0.5], [-0.25, -0.25])
-
-
-def test_another_package_called_apex_is_ignored(monkeypatch):
-    """The one on PyPI has no optimizers."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-    monkeypatch.setitem(sys.modules, "apex.optimizers", None)
-    assert isinstance(GroupedAdam(config(), [torch.nn.Parameter(torch.zeros(2))]).optimizer, torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])

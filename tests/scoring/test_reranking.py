@@ -9,6 +9,7 @@ import pytest
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.reranking import (
     LAMBDAS,
+    TextScore,
     WordErrors,
     choose_lambda,
     edit_distance,
@@ -25,6 +26,8 @@ FIRST = {
 # The recogniser is right; "d" wins above lambda 0.6 (-1 - 6 l against -4 - l).
 SECOND = {"reference": "c c c", "hypotheses": [{"text": "c c c", "score": -1}, {"text": "d", "score": -4.0}]}
 PLLS = {"a x": -8.0, "a b": -4.0, "x": -3.0, "c c c": -6.0, "d": -1.0}
+SCORES = {text: TextScore(pll, num_tokens=2 + len(text.split())) for text, pll in PLLS.items()}
+EMPTY, TOO_LONG = TextScore(0.0, num_tokens=2), TextScore(None, num_tokens=900)
 
 
 @pytest.fixture
@@ -41,24 +44,43 @@ def read(tmp_path, content):
 
 def test_winners_change_at_the_crossings(utterances):
     def texts(weight):
-        return [winner["text"] for winner in winners(utterances, PLLS, weight).values()]
+        return [winner["text"] for winner in winners(utterances, SCORES, weight).values()]
 
     assert texts(0.0) == ["a x", "c c c"]
     assert texts(0.2) == ["a x", "c c c"]
     assert texts(0.3) == ["a b", "c c c"]
     assert texts(0.55) == ["a b", "c c c"]
     assert texts(0.65) == ["a b", "d"]
-    assert winners(utterances, PLLS, 0.3)["first"] == {
+    assert winners(utterances, SCORES, 0.3)["first"] == {
         "text": "a b", "place": 2, "score": -2.0, "pll": -4.0, "word_errors": 0,
     }  # fmt: skip
 
 
 def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
-    assert winners(utterances, PLLS, 0.25)["first"]["place"] == 1
+    assert winners(utterances, SCORES, 0.25)["first"]["place"] == 1
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "winner"),
+    [
+        ({"": -0.5, "a x": -1.0, "a b": -2.0}, "a b"),  # -0.5 - 8 against -1 - 8 and -2 - 4
+        ({"": 4.0, "a x": -1.0, "a b": -2.0}, ""),  # 4 - 8: the recognizer is sure that nothing was said
+        ({"": -1.0, "a b": -2.0}, ""),  # the PLL of the only other one
+        ({"long": 9.0, "a x": -1.0, "a b": -2.0}, "a b"),
+        ({"long": 9.0, "": 10.0, "a b": -2.0}, ""),
+        ({"long": -1.0, "": -2.0}, "long"),  # no PLL at all: the recognizer's choice
+        ({"": -1.0}, ""),
+    ],
+)  # fmt: skip
+def test_empty_and_too_long_hypotheses(tmp_path, hypotheses, winner):
+    entries = [{"text": text, "score": score} for text, score in hypotheses.items()]
+    (utterance,) = read(tmp_path, {"u": {"reference": "a b", "hypotheses": entries}})
+    found = winners([utterance], SCORES | {"": EMPTY, "long": TOO_LONG}, 1.0)["u"]
+    assert (found["text"], found["pll"]) == (winner, {"": 0.0, "long": None}.get(winner, -4.0))
 
 
 def test_smallest_lambda_with_the_fewest_errors(utterances):
-    weight, rates = choose_lambda(utterances, PLLS)
+    weight, rates = choose_lambda(utterances, SCORES)
     assert pytest.approx([0.05 * step for step in range(1, 21)]) == LAMBDAS
     assert weight == 0.3
     assert rates["0.25"] == 20.0  # 1 of 5 words
@@ -67,7 +89,7 @@ def test_smallest_lambda_with_the_fewest_errors(utterances):
 
 
 def test_error_rates_before_after_and_oracle(utterances):
-    rates = error_rates(utterances, PLLS, 1.0)
+    rates = error_rates(utterances, SCORES, 1.0)
     assert rates == {"utterances": 2, "words": 5, "wer_before": 20.0, "wer_after": 60.0, "wer_oracle": 0.0}
 
 
@@ -75,7 +97,7 @@ def test_oracle_above_zero(tmp_path):
     (utterance,) = read(
         tmp_path, {"u": {"reference": "p q", "hypotheses": [{"text": "r s", "score": 0}, {"text": "p", "score": -9}]}}
     )
-    assert error_rates([utterance], {"r s": 0.0, "p": -5.0}, 0.5)["wer_oracle"] == 50.0
+    assert error_rates([utterance], {"r s": TextScore(-1.0, 4), "p": TextScore(-5.0, 3)}, 0.5)["wer_oracle"] == 50.0
 
 
 @pytest.mark.parametrize(

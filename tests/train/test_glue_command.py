@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(place: Path, out: str, tasks: str, seeds: int) -> list[str]:
     arguments = ["--checkpoint", place / "start", "--data", place / "data", "--out", place / out, "--tasks", tasks]
     arguments += ["--seeds", seeds, "--recipe", place / "recipe.yaml", "--cpu"]
-    return [fork_server().python, "-m", "amos_fairseq.cli.main", "glue", *map(str, arguments)]
+    return [fork_server().python, "-m", "amos_start", "glue", *map(str, arguments)]
 
 
 def wait_for_updates(run: BackgroundRun, metrics: Path, updates: int) -> None:

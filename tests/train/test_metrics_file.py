@@ -1,6 +1,7 @@
 """metrics.jsonl and TensorBoard of real fairseq-train runs: the contract's keys, and one curve across a resume."""
 
 import math
+from collections import Counter
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,7 +19,7 @@ def without_clock(records):
 
 
 @pytest.mark.slow
-def test_resumed_run_leaves_the_metrics_of_an_uninterrupted_one(run_training, read_metrics, tmp_path):
+def test_resumed_run_leaves_the_metrics_of_an_uninterrupted_one(run_training, read_metrics, corpus_text, tmp_path):
     boards = tmp_path / "tensorboard"
     flags = ["--save-interval-updates", "3", "--max-update", "6"]
     run_training(tmp_path, *flags, "--tensorboard-logdir", str(boards))
@@ -31,6 +32,14 @@ def test_resumed_run_leaves_the_metrics_of_an_uninterrupted_one(run_training, re
     for record in uninterrupted:
         assert record.keys() >= CONTRACT | {"split", "update", "epoch"}
         assert all(value is None or math.isfinite(value) for key, value in record.items() if key != "split")
+    # The entropy of the words of the validation split, the last tenth of the text.
+    text = corpus_text.read_text(encoding="utf-8").splitlines()
+    words = " ".join(text[len(text) * 9 // 10 :]).split()
+    entropy = -sum(count / len(words) * math.log(count / len(words)) for count in Counter(words).values())
+    for record in uninterrupted:
+        assert record.get("unigram_entropy") == (
+            pytest.approx(entropy, abs=5e-4) if record["split"] == "valid" else None
+        )
     for tag in ("train_inner", "valid"):
         board = EventAccumulator(str(boards / tag)).Reload()
         assert set(board.Tags()["scalars"]) >= CONTRACT

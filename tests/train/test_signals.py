@@ -25,11 +25,12 @@ from interrupted_run import (
 from torch.distributed.run import get_args_parser
 
 from amos_fairseq.compat.signals import SIGNALS
-from amos_fairseq.errors import REQUEUE
+from amos_fairseq.errors import INTERRUPTED, REQUEUE
 
 pytestmark = pytest.mark.slow
 # A run receives signals in turn, in its first, second and third epoch of 16 updates.
-SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR1: 18, signal.SIGUSR2: 33}
+SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR1: 14, signal.SIGUSR2: 20, signal.SIGINT: 33}
+EXIT_CODES = {**dict.fromkeys(SIGNALS, REQUEUE), signal.SIGINT: INTERRUPTED}
 
 
 def stop_and_continue(
@@ -38,7 +39,7 @@ def stop_and_continue(
     logs: Path,
     send: Callable[[BackgroundRun, int], None],
     numbers: Sequence[int] = SIGNALS,
-    exit_code: int = REQUEUE,
+    exit_code: int | None = None,
 ) -> None:
     """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped."""
     before = 0
@@ -48,8 +49,8 @@ def stop_and_continue(
         run = BackgroundRun(command, logs / f"{name}.log")
         run.wait_for_update(max(update, before + 2))
         send(run, number)
-        assert run.exit_code() == exit_code, run.text()[-3000:]
-        stopped = stopped_after(run, name)
+        assert run.exit_code() == (EXIT_CODES[number] if exit_code is None else exit_code), run.text()[-3000:]
+        stopped = stopped_after(run, number)
         assert update <= stopped == num_updates(save_dir) < LAST_UPDATE
         assert before == 0 or f"@ {before} updates)" in run.text(), run.text()[-3000:]
         epochs, updates = divmod(stopped, updates_per_epoch(save_dir))
@@ -61,11 +62,10 @@ def stop_and_continue(
     assert f"@ {before} updates)" in last.text()
 
 
-def stopped_after(run: BackgroundRun, name: str) -> int:
+def stopped_after(run: BackgroundRun, number: int) -> int:
     """The update after which rank 0 says that it has stopped, and why."""
-    updates = re.findall(
-        rf"(?:{name}|a signal to another rank): stopped after update (\d+), exit code {REQUEUE}", run.text()
-    )
+    reason = rf"(?:{signal.Signals(number).name}|a signal to another rank)"
+    updates = re.findall(rf"{reason}: stopped after update (\d+), exit code {EXIT_CODES[number]};", run.text())
     assert updates, run.text()[-3000:]
     assert len(set(updates)) == 1
     return int(updates[0])

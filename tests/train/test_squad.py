@@ -38,7 +38,7 @@ def command(place: Path, out: Path, *flags: str) -> list[str]:
     return [
         fork_server().python,
         "-m",
-        "amos_fairseq.cli.main",
+        "amos_start",
         "squad",
         *map(str, given),
         "--seeds",

@@ -1,1 +1,1 @@
-"""Attention, dropout and linear layers for CPUs."""
+"""Attention and dropout for CPUs."""

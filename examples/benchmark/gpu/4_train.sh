@@ -53,7 +53,7 @@ pretrain() {
 }
 fine_tune() {
     # shellcheck disable=SC2086
-    python -m amos_fairseq.cli.main glue --checkpoint "$SCRATCH/$1" --data "$GLUE" --out "$SCRATCH/glue_$1" --tasks "$TASKS" --seeds 1 $GLUE_FLAGS
+    python -m amos_start glue --checkpoint "$SCRATCH/$1" --data "$GLUE" --out "$SCRATCH/glue_$1" --tasks "$TASKS" --seeds 1 $GLUE_FLAGS
     cp "$SCRATCH/glue_$1/glue.json" "$OUT/glue_$1.json"
 }
 curves() {
@@ -61,7 +61,7 @@ curves() {
     for objective in mlm electra amos; do
         [ ! -f "$SCRATCH/$objective/metrics.jsonl" ] || runs+=("$SCRATCH/$objective")
     done
-    python -m amos_fairseq.cli.main plot "${runs[@]}" --out "$SCRATCH/plots" >&2
+    python -m amos_start plot "${runs[@]}" --out "$SCRATCH/plots" >&2
     cp "$SCRATCH/plots/overview.png" "$OUT/curves.png"
     printf 'The last lines of each training and validation log; curves.png shows all of them.\n\n```\n'
     for objective in "${runs[@]}"; do

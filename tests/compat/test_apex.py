@@ -1,0 +1,169 @@
+"""Optimizer states and weights that move between machines with and without NVIDIA's apex, against AdamW in float64."""
+
+import io
+import sys
+
+import apex_stand_in
+import pytest
+import torch
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+from small_models import small_amos, small_batch
+from torch import nn
+
+from amos_fairseq.modules.initialization import ParameterGroup
+from amos_fairseq.optim import grouped_adam
+from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
+
+LR, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.98), 1e-6, 0.1
+UPDATES = 6
+
+
+def gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, 4, 3, generator=generator) for _ in range(UPDATES)]
+
+
+def initial_parameters() -> list[nn.Parameter]:
+    """Two decayed parameters and one that is not, in groups of their own where groups are known."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(3)]
+    parameters[2].param_group = ParameterGroup(is_decayed=False)
+    return parameters
+
+
+def expected(decays: tuple[float, ...]) -> torch.Tensor:
+    """All updates in float64: decoupled weight decay, moments without bias."""
+    values = torch.stack([parameter.detach() for parameter in initial_parameters()]).double()
+    first, second = torch.zeros_like(values), torch.zeros_like(values)
+    for step, gradient in enumerate(gradients(), start=1):
+        first = BETAS[0] * first + (1 - BETAS[0]) * gradient
+        second = BETAS[1] * second + (1 - BETAS[1]) * gradient.double() ** 2
+        means = first / (1 - BETAS[0] ** step), second / (1 - BETAS[1] ** step)
+        decay = torch.tensor(decays, dtype=torch.float64)[:, None, None] * values
+        values = values - LR * (means[0] / (means[1].sqrt() + EPSILON) + decay)
+    return values
+
+
+def build(kind: str, with_apex: bool, parameters: list[nn.Parameter], monkeypatch):
+    """The optimizer that a machine with or without apex builds."""
+    with monkeypatch.context() as patch:
+        if with_apex:
+            apex_stand_in.install(patch)
+            patch.setattr(grouped_adam, "on_gpu", lambda groups: True)
+            # Stock fairseq wraps apex's class, with the same state.
+            apex_adam = lambda params, use_fp16_stats, **settings: apex_stand_in.FusedAdam(params, **settings)  # noqa: E731
+            patch.setattr("fairseq.optim.adam.get_fused_adam_class", lambda: apex_adam)
+        settings = {"lr": [LR], "adam_betas": str(BETAS), "adam_eps": EPSILON, "weight_decay": DECAY}
+        if kind == "adam":
+            optimizer = FairseqAdam(FairseqAdamConfig(tpu=False, **settings), parameters)
+        else:
+            optimizer = GroupedAdam(GroupedAdamConfig(**settings), parameters)
+    assert isinstance(optimizer.optimizer, apex_stand_in.FusedAdam) == with_apex
+    return optimizer
+
+
+@pytest.mark.parametrize(("kind", "decays"), [("adam", (DECAY, DECAY, DECAY)), ("grouped_adam", (DECAY, DECAY, 0.0))])
+@pytest.mark.parametrize(
+    "machines", [(True, False), (False, True), (True, False, True), (False, True, False), (True, True)]
+)
+def test_moved_between_machines(kind, decays, machines, monkeypatch):
+    """After each machine's part of the updates a checkpoint is saved, and the next machine continues from it."""
+    parameters, state = initial_parameters(), None
+    for machine, with_apex in enumerate(machines):
+        optimizer = build(kind, with_apex, parameters, monkeypatch)
+        if state is not None:
+            optimizer.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+        for gradient in gradients()[machine * UPDATES // len(machines) : (machine + 1) * UPDATES // len(machines)]:
+            for parameter, of_parameter in zip(parameters, gradient, strict=True):
+                parameter.grad = of_parameter.clone()
+            optimizer.step()
+        state = io.BytesIO()
+        torch.save(optimizer.state_dict(), state)
+        state = state.getvalue()
+        by_group = ["step" in group for group in optimizer.state_dict()["param_groups"]]
+        by_parameter = ["step" in each for each in optimizer.state_dict()["state"].values()]
+        assert by_group == [with_apex] * len(by_group), "no old count remains in the other place"
+        assert by_parameter == [not with_apex] * 3
+    found = torch.stack([parameter.detach() for parameter in parameters])
+    torch.testing.assert_close(found.double(), expected(decays), rtol=1e-5, atol=1e-6)
+
+
+def test_states_of_no_update_and_of_unused_parameters(monkeypatch):
+    """A group of FusedAdam has one count; a parameter without gradient has no state."""
+    parameters = initial_parameters()
+    plain, fused = (build("grouped_adam", with_apex, parameters, monkeypatch) for with_apex in (False, True))
+    fused.load_state_dict(plain.state_dict())
+    for _ in range(2):
+        parameters[0].grad = torch.ones(4, 3)
+        plain.step()
+    fused.load_state_dict(plain.state_dict())
+    parameters[1].grad = torch.ones(4, 3)
+    fused.step()
+    assert [group.get("step") for group in fused.param_groups] == [3, 1]
+    plain.load_state_dict(fused.state_dict())
+    assert [int(plain.optimizer.state[each]["step"]) for each in parameters[:2]] == [3, 3]
+    assert parameters[2] not in plain.optimizer.state
+    plain.step()
+
+
+def test_stand_in_with_l2_regularization_is_adam():
+    ours, theirs = initial_parameters(), initial_parameters()
+    settings = {"lr": LR, "betas": BETAS, "eps": EPSILON, "weight_decay": DECAY}
+    optimizers = (apex_stand_in.FusedAdam(ours, adam_w_mode=False, **settings), torch.optim.Adam(theirs, **settings))
+    for gradient in gradients():
+        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
+            for parameter, of_parameter in zip(parameters, gradient, strict=True):
+                parameter.grad = of_parameter
+            optimizer.step()
+    torch.testing.assert_close(torch.stack(list(ours)), torch.stack(list(theirs)))
+
+
+@pytest.mark.parametrize("reason", ["no GPU", "not built", "another package", "absent", "--cpu"])
+def test_pytorch_without_a_usable_apex(reason, monkeypatch):
+    apex_stand_in.install(monkeypatch, is_built=reason != "not built")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: reason != "no GPU")
+    if reason == "another package":  # the apex on PyPI has no optimizers
+        for name in ("apex.optimizers", "apex.multi_tensor_apply"):
+            monkeypatch.delitem(sys.modules, name)
+    elif reason == "absent":
+        monkeypatch.setitem(sys.modules, "apex.multi_tensor_apply", None)
+    if reason != "--cpu":
+        monkeypatch.setattr(grouped_adam, "on_gpu", lambda groups: True)
+    optimizer = GroupedAdam(GroupedAdamConfig(lr=[LR]), initial_parameters())
+    assert isinstance(optimizer.optimizer, torch.optim.AdamW)
+
+
+def test_rate_of_each_depth(monkeypatch):
+    """After its first update Adam has moved every value by its group's rate."""
+    head, layer = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    for depth, parameter in enumerate((head, layer)):
+        parameter.param_group = ParameterGroup(depth=depth)
+        parameter.grad = torch.ones(2)
+    apex_stand_in.install(monkeypatch)
+    monkeypatch.setattr(grouped_adam, "on_gpu", lambda groups: True)
+    optimizer = GroupedAdam(GroupedAdamConfig(lr=[LR], layer_wise_lr_decay=0.5), [layer, head])
+    optimizer.set_lr(0.5)
+    optimizer.step()
+    assert isinstance(optimizer.optimizer, apex_stand_in.FusedAdam)
+    torch.testing.assert_close([*head.data, *layer.data], [torch.tensor(rate) for rate in (-0.5, -0.5, -0.25, -0.25)])
+
+
+def test_layer_norms_are_pytorchs_and_load_those_of_apex(monkeypatch):
+    """15 of a model: 4 generator and 2 discriminator layers of two, two embedding norms, one MLM head."""
+    apex_stand_in.install(monkeypatch)
+    monkeypatch.setattr("fairseq.modules.layer_norm.has_fused_layernorm", True)
+    monkeypatch.setattr("fairseq.modules.layer_norm.FusedLayerNorm", apex_stand_in.FusedLayerNorm, raising=False)
+    plain, fused = small_amos(), small_amos()
+    norms = [name for name, module in fused.named_modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 15
+    assert not any(isinstance(module, apex_stand_in.FusedLayerNorm) for module in fused.modules())
+    for name in norms:
+        norm = fused.get_submodule(name)
+        fused.set_submodule(name, apex_stand_in.FusedLayerNorm(norm.normalized_shape, norm.eps))
+    tokens = small_batch()["net_input"]["tokens"]
+    for there, here in ((plain, fused), (fused, plain)):
+        with torch.no_grad():
+            for parameter in there.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        here.load_state_dict(there.state_dict())
+        assert torch.equal(here.extract_features(tokens), there.extract_features(tokens))

@@ -1,0 +1,94 @@
+"""``amos`` and the scripts of ``preprocess`` start without PyTorch; other programs that import the package get the plugin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forked_command import fork_server
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.versions import __version__
+
+COMMANDS = {
+    "help": (["--help"], 0, "usage: amos"),
+    "version": (["--version"], 0, f"amos_fairseq {__version__} (fairseq-fixed "),
+    "subcommand": (["glue", "--help"], 0, "usage: amos glue"),
+    "checkpoint": (["inspect", "absent.pt", "--text", "a"], 1, "amos_fairseq: error: absent.pt is missing: "),
+    "scores": (["squad", "--evaluate", "absent", "absent"], 1, "amos_fairseq: error: absent: no such file"),
+}
+SCRIPTS = {
+    "pretraining": ["absent.txt", "--out", "out"],
+    "glue": ["absent", "ALL", "tokenizer", "out"],
+    "squad": ["absent", "absent", "tokenizer", "out"],
+}
+LIBRARIES = ("torch", "fairseq", "scipy", "transformers", "matplotlib", "sklearn")
+ASK = """
+import sys
+sys.path.append(sys.argv[2])
+import amos_start
+if sys.argv[1] == "start":
+    amos_start.start()
+import amos_fairseq
+from fairseq.tasks import TASK_REGISTRY
+print("text_pretraining" in TASK_REGISTRY)
+from amos_fairseq.compat.hydra_callback import ImportPlugin
+ImportPlugin()
+print("text_pretraining" in TASK_REGISTRY)
+"""
+
+
+def imported_libraries(trace: str) -> set[str]:
+    """The large libraries in what ``python -X importtime`` printed."""
+    modules = (line.rpartition("|")[2].strip() for line in trace.splitlines() if line.startswith("import time:"))
+    return {module.partition(".")[0] for module in modules} & set(LIBRARIES)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_amos_imports_no_large_library_before_it_needs_one(name: str, tmp_path: Path):
+    arguments, code, line = COMMANDS[name]
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "amos_start", *arguments],
+        cwd=tmp_path, env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    printed = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
+    assert result.returncode == code
+    assert (result.stdout.splitlines() + printed)[0].startswith(line)
+    assert imported_libraries(result.stderr) == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_check_their_paths_before_large_imports(name: str, tmp_path: Path):
+    variables = environment(
+        {"PYTHONPROFILEIMPORTTIME": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    )
+    result = subprocess.run(
+        ["bash", str(ROOT / "preprocess" / name / "prepare.sh"), *SCRIPTS[name]],
+        cwd=tmp_path, env=variables | {"VIRTUAL_ENV": sys.prefix}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert [
+        line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ") and "absent" in line
+    ]
+    assert imported_libraries(result.stderr) == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("how", "expected"), [("import", "True True"), ("start", "False True")])
+def test_only_a_started_command_postpones_the_registration(how: str, expected: str, tmp_path: Path):
+    """Not a process that imports the module, as the ranks that a command spawns do."""
+    (tmp_path / "ask.py").write_text(ASK)
+    result = fork_server().run("ask", [how, str(ROOT)], tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split() == expected.split()
+
+
+def test_shell_completion(tmp_path: Path):
+    """What ``register-python-argcomplete`` asks of the command when a user presses Tab."""
+    pytest.importorskip("argcomplete")
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": "amos inspect --se", "COMP_POINT": "17"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": "answer", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    variables = environment(asked | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])})
+    subprocess.run([sys.executable, "-m", "amos_start"], cwd=tmp_path, env=variables, timeout=60, check=True)
+    assert (tmp_path / "answer").read_text() == "--seed"
