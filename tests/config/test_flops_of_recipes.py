@@ -120,7 +120,7 @@ def test_thesis_convention_matches_table_5_3(
     """Within 10 % of the printed values; our own totals, and why they differ, are in :func:`training_flops`."""
     cfg = recipe(name)
     assert cfg.optimization.max_update == max_update
-    report = report_flops(cfg, V, inference_length=None)
+    report = report_flops(cfg, V, inference_length=None, reference=True)
     assert report.inference_length == 128
     counted = (report.thesis.total, report.inference.total)
     assert counted == pytest.approx(printed, rel=0.1)
