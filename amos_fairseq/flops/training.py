@@ -49,7 +49,8 @@ def training_flops(
 
     Neither counts the optimizer's step.
 
-    With a vocabulary of 30,522 and ``reference`` the thesis' convention gives these totals and costs of encoding 128 tokens; Table 5.3 prints:
+    With a vocabulary of 30,522 and ``reference`` the thesis' convention gives these totals and costs of encoding 128 tokens;
+    Table 5.3 prints:
 
         mlm_small      1.415e18  3.65e9   printed 1.4e18  3.7e9  (BERT-Small)
         mlm_base       6.396e19  2.84e10          6.4e19  2.9e10 (BERT-Base)
@@ -58,7 +59,8 @@ def training_flops(
 
     Departures: the table's inference includes a dense classifier on every token (2 D^2 each, 0.5 %), here it is the encoder
     alone. The reference computes ELECTRA's logits to sample from separately from those of its loss, 3 % in small and 2 % in
-    base; without them ELECTRA-Small is 1.29e18, also by hand with the sizes of Table 5.1: the table gives it the cost of BERT-Small.
+    base; without them ELECTRA-Small is 1.29e18, also by hand with the sizes of Table 5.1: the table gives it the cost of
+    BERT-Small.
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
