@@ -34,6 +34,7 @@ from amos_fairseq.compat import (
     master_weights,
     metrics_log,
     precision,
+    progress,
     run_lifecycle,
     signals,
     truncation,
@@ -77,6 +78,10 @@ PATCHES = {
         Patch(checkpoint_utils, "load_checkpoint", run_lifecycle.check_before_and_after_load),
         Patch(Script.TRAINING, "train", run_lifecycle.skip_if_finished),
         Patch(Trainer, "state_dict", run_lifecycle.keep_last_history),
+    ),
+    "Nothing says how long a run takes, and a bar starts again with every epoch": (
+        Patch(progress_bar, "progress_bar", progress.show_progress),
+        Patch(Script.TRAINING, "train", progress.follow),
     ),
     "Logged values are text for the console; a resumed run cuts metrics.jsonl back once it was accepted": (
         Patch(progress_bar, "progress_bar", metrics_log.record_logged_values),

@@ -227,3 +227,4 @@ def test_unusable_settings_are_refused(save_dir, arguments, message):
     with pytest.raises(UserError, match=message) as raised:
         amos_fairseq.load(save_dir, **arguments)
     assert "\n" not in str(raised.value)
+    assert len(raised.traceback) == 2  # the caller, and load
