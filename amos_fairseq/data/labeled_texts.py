@@ -56,12 +56,6 @@ class ShortenedTexts(BaseWrapperDataset):
     def sizes(self) -> np.ndarray:
         return np.minimum(self.dataset.sizes, self.max_tokens)
 
-    def num_tokens(self, index: int) -> int:
-        return min(self.dataset.num_tokens(index), self.max_tokens)
-
-    def size(self, index: int) -> int:
-        return self.num_tokens(index)
-
     def __getitem__(self, index: int) -> Tensor:
         """Return one row: [L] int64."""
         texts = [text[index] for text in self._texts]

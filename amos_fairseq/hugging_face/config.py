@@ -1,5 +1,6 @@
 """Settings of an encoder, ours | Hugging Face's, in both directions, and which family of classes can compute which encoder."""
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
@@ -13,7 +14,9 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 # Constants in MPNet's code, whatever its configuration says.
 MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
 # Number of first rows of the position table that belong to no position.
-POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0}
+POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0}
+# A constant in DistilBERT's code.
+DISTILBERT_LAYER_NORM_EPS = 1e-12
 # The positions of the released AMOS checkpoint: no Hugging Face class has them (see custom_code/).
 CUSTOM = "custom"
 
@@ -65,9 +68,10 @@ def check_mpnet(shape: TransformerConfig, projected: bool) -> None:
 
 
 def config_class(family: str) -> type["PretrainedConfig"]:
-    from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
+    from transformers import BertConfig, DistilBertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
-    return {"mpnet": MPNetConfig, "electra": ElectraConfig, "bert": BertConfig, "roberta": RobertaConfig}[family]
+    classes = (MPNetConfig, ElectraConfig, BertConfig, RobertaConfig, DistilBertConfig)
+    return {config.model_type: config for config in classes}[family]
 
 
 def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
@@ -98,6 +102,11 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
 
 def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, object]:
     """Return the encoder's settings under the names of our flags: the inverse of :func:`hugging_face_config`."""
+    if family == "distilbert":
+        own = {"intermediate_size": config.hidden_dim, "hidden_dropout_prob": config.dropout}
+        own |= {"attention_probs_dropout_prob": config.attention_dropout, "layer_norm_eps": DISTILBERT_LAYER_NORM_EPS}
+        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+        config = SimpleNamespace(**own, **{name: getattr(config, name) for name in names})
     settings: dict[str, object] = {
         "encoder_layers": config.num_hidden_layers,
         "encoder_embed_dim": config.hidden_size,

@@ -19,7 +19,6 @@ from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_car
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
 from amos_fairseq.hugging_face.weights import (
-    AUTO_CLASSES,
     ENCODER,
     FAMILIES,
     MASKED_LM,
@@ -126,7 +125,7 @@ def write_model(folder: Path, part: Part, family: str, tokenizer: FolderTokenize
     model = build_model(part, family, tokenizer)
     if family == CUSTOM:
         custom_code.write_code(folder, custom_code.MODEL_CODE)
-        model.config.auto_map = custom_code.model_auto_map(AUTO_CLASSES[part.kind], class_name(part, family))
+        model.config.auto_map = custom_code.model_auto_map()
     model.save_pretrained(folder, safe_serialization=True)
     # safetensors creates files that only their owner can read; all other files follow the user's umask.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)

@@ -30,6 +30,7 @@ from amos_fairseq.hugging_face.weights import (
     FAMILIES,
     MASKED_LM,
     PRETRAINING,
+    SAME_AS,
     from_hugging_face,
 )
 from amos_fairseq.models.configuration import SIZES
@@ -45,9 +46,18 @@ PICKLED_WEIGHTS_FILE = "pytorch_model.bin"
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
 _INTEGER_SETTINGS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings",
-    "embedding_size", "type_vocab_size",
+    "embedding_size", "type_vocab_size", "n_layers", "dim", "hidden_dim", "n_heads",
 )  # fmt: skip
-_FLOAT_SETTINGS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps")
+_FLOAT_SETTINGS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "dropout", "attention_dropout",
+)  # fmt: skip
+# Model types with another kind of encoder -> what this package does not compute.
+_OTHER_ENCODERS = {
+    "deberta": "disentangled attention",
+    "deberta-v2": "disentangled attention",
+    "modernbert": "rotary positions and gated feed-forward networks",
+    "albert": "one layer that is applied several times",
+}
 
 _GENERATOR = "generator."  # ELECTRA's second network in our model
 _SHARED_BY_ELECTRA = ("embed_positions.", "embed_token_types.", "embedding_norm.")
@@ -82,7 +92,7 @@ def import_folder(
     """Convert a folder, and ELECTRA's generator from a second folder, to a model of this package.
 
     Args:
-        path: an MPNet, ELECTRA (discriminator), BERT or RoBERTa folder.
+        path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa or XLM-R folder.
         arch: an architecture, such as amos_base. Sizes come from the folder, settings that it lacks (generator, depths) from
             the architecture. For the default see :func:`default_arch`.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
@@ -131,12 +141,16 @@ def read_folder(path: Path) -> Folder:
     """Read configuration and weights; raise :class:`UserError` if they are broken or this package cannot compute them."""
     if not path.is_dir():
         raise UserError(f"{path} is not a directory: give the folder of a Hugging Face model ({CONFIG_FILE}, weights)")
-    config = read_config(path / CONFIG_FILE)
-    return Folder(path, config.model_type, config, read_weights(path))
+    family, config = read_config(path / CONFIG_FILE)
+    return Folder(path, family, config, read_weights(path))
 
 
-def read_config(path: Path) -> "PretrainedConfig":
-    """Return the configuration with the defaults of its class; raise :class:`UserError` for a model that is not supported."""
+def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
+    """Return the family, and the configuration with the defaults of its class.
+
+    Raises:
+        UserError: the file is missing or invalid, or describes a model that is not supported.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -144,8 +158,11 @@ def read_config(path: Path) -> "PretrainedConfig":
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     family = content.get("model_type") if isinstance(content, dict) else None
+    family = SAME_AS.get(family, family)
     if family not in FAMILIES:
-        raise UserError(f"{path}: model_type {family!r} cannot be imported, only {', '.join(FAMILIES)}")
+        other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
+        known = ", ".join([*FAMILIES, *SAME_AS])
+        raise UserError(f"{path}: model_type {family!r} cannot be imported{other}, only {known}")
     wrong = _invalid_setting(content)
     if wrong:
         raise UserError(
@@ -163,7 +180,7 @@ def read_config(path: Path) -> "PretrainedConfig":
     problem = _unsupported_setting(family, config)
     if problem:
         raise UserError(f"{path}: {problem}, which this package does not compute")
-    return config
+    return family, config
 
 
 def _invalid_setting(content: dict[str, Any]) -> str | None:
@@ -176,8 +193,9 @@ def _invalid_setting(content: dict[str, Any]) -> str | None:
 
 
 def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
-    if config.hidden_act != "gelu":
-        return f"hidden_act is {config.hidden_act!r}, not the exact 'gelu'"
+    name = "activation" if family == "distilbert" else "hidden_act"
+    if getattr(config, name) != "gelu":
+        return f"{name} is {getattr(config, name)!r}, not the exact 'gelu'"
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         return f"position_embedding_type is {config.position_embedding_type!r}, not 'absolute'"
     # In transformers 5, only families that can be decoders have these settings.
@@ -191,24 +209,54 @@ def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the weights of the folder as float32; raise :class:`UserError` if there are none or they are broken."""
+    """Return the weights of the folder, in one or several files, as float32.
+
+    Raises:
+        UserError: there are none, or they are broken or incomplete.
+    """
+    for name in (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE):
+        file, index = path / name, path / f"{name}.index.json"
+        if file.is_file():
+            return _read_weight_file(file)
+        if index.is_file():
+            return _read_shards(index)
+    raise UserError(
+        f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}, nor an index of several files: give the whole folder"
+    )
+
+
+def _read_shards(index: Path) -> Weights:
+    """Return the weights of all files that an index names: ``{"weight_map": {name of a weight: name of a file}}``."""
+    try:
+        file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = sorted({str(Path(str(file)).name) for file in file_of.values()})  # files of this folder alone
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} is not an index of weights: download it again") from error
+    weights: Weights = {}
+    for shard in shards:
+        if not (index.parent / shard).is_file():
+            raise UserError(f"{index.parent / shard} is missing, which {index.name} names: give the whole folder")
+        weights |= _read_weight_file(index.parent / shard)
+    absent = sorted(file_of.keys() - weights.keys())
+    if absent:
+        raise UserError(f"{index}: the weight {absent[0]} is in none of its files: download them again")
+    return weights
+
+
+def _read_weight_file(file: Path) -> Weights:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    safe, pickled = path / WEIGHTS_FILE, path / PICKLED_WEIGHTS_FILE
-    if safe.is_file():
+    if file.suffix == ".safetensors":
         try:
-            weights = load_file(safe)
+            weights = load_file(file)
         except SafetensorError as error:
-            raise UserError(f"{safe} is not a whole safetensors file ({error}): download it again") from error
-    elif pickled.is_file():
-        with explain_load_errors(str(pickled)):
-            weights = torch.load(pickled, map_location="cpu", weights_only=True)
+            raise UserError(f"{file} is not a whole safetensors file ({error}): download it again") from error
     else:
-        hint = "; weights split over several files must be saved as one" if any(path.glob("*.index.json")) else ""
-        raise UserError(f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}: give the whole folder{hint}")
+        with explain_load_errors(str(file)):
+            weights = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(weights, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
-        raise UserError(f"{pickled} is not the state of a model: names and tensors are expected")
+        raise UserError(f"{file} is not the state of a model: names and tensors are expected")
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
 
 

@@ -49,10 +49,11 @@ class Family(NamedTuple):
 
     Attributes:
         prefix: of the encoder inside models with a head.
-        classes: part -> class.
+        classes: part -> class; a family without them can only be imported.
         encoder: names of the encoder's weights.
         heads: part -> names of the weights of its head.
         tied: name of a weight -> name of the weight that it is a copy of.
+        layers: what precedes the number of a layer, after the prefix.
     """
 
     prefix: str
@@ -60,6 +61,7 @@ class Family(NamedTuple):
     encoder: tuple[Row, ...]
     heads: dict[str, tuple[Row, ...]]
     tied: dict[str, str]
+    layers: str = "encoder.layer."
 
 
 def _classes(name: str) -> dict[str, str]:
@@ -101,6 +103,21 @@ _MPNET = (
     Row("encoder.layers.N.ffn_in.*",                           "mpnet.encoder.layer.N.intermediate.dense.*"),
     Row("encoder.layers.N.ffn_out.*",                          "mpnet.encoder.layer.N.output.dense.*"),
     Row("encoder.layers.N.ffn_norm.*",                         "mpnet.encoder.layer.N.output.LayerNorm.*"),
+)
+
+
+_DISTILBERT = (
+    Row("embed_tokens.weight",                                 "distilbert.embeddings.word_embeddings.weight"),
+    Row("encoder.embed_positions.weight",                      "distilbert.embeddings.position_embeddings.weight"),
+    Row("encoder.embedding_norm.*",                            "distilbert.embeddings.LayerNorm.*"),
+    Row("encoder.layers.N.attention.query_key_value.*",       ("distilbert.transformer.layer.N.attention.q_lin.*",
+                                                               "distilbert.transformer.layer.N.attention.k_lin.*",
+                                                               "distilbert.transformer.layer.N.attention.v_lin.*"), Q_K_V),
+    Row("encoder.layers.N.attention.output.*",                 "distilbert.transformer.layer.N.attention.out_lin.*"),
+    Row("encoder.layers.N.attention_norm.*",                   "distilbert.transformer.layer.N.sa_layer_norm.*"),
+    Row("encoder.layers.N.ffn_in.*",                           "distilbert.transformer.layer.N.ffn.lin1.*"),
+    Row("encoder.layers.N.ffn_out.*",                          "distilbert.transformer.layer.N.ffn.lin2.*"),
+    Row("encoder.layers.N.ffn_norm.*",                         "distilbert.transformer.layer.N.output_layer_norm.*"),
 )
 
 
@@ -174,8 +191,20 @@ FAMILIES: dict[str, Family] = {
         "lm_head.decoder.weight":                              "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias":                                "lm_head.bias",
     }),
+    "distilbert": Family("distilbert", {}, _DISTILBERT, {
+        MASKED_LM: (
+            Row("mlm_head.dense.*",                            "vocab_transform.*"),
+            Row("mlm_head.norm.*",                             "vocab_layer_norm.*"),
+            Row("mlm_head.bias",                               "vocab_projector.bias"),
+        ),
+        DETECTION: _DETECTION,
+    }, tied={
+        "vocab_projector.weight":                              "distilbert.embeddings.word_embeddings.weight",
+    }, layers="transformer.layer."),
 }
 # fmt: on
+# Other names of model_type: the same classes with another vocabulary.
+SAME_AS = {"xlm-roberta": "roberta"}
 
 # The first class that a user would load a folder with; verification loads it with the same class.
 AUTO_CLASSES = {
@@ -234,7 +263,7 @@ def from_hugging_face(family: str, weights: Weights, parts: Collection[str] = ()
     its rows computes the same function.
 
     Args:
-        family: mpnet, electra, bert or roberta.
+        family: mpnet, electra, bert, roberta or distilbert.
         weights: a state with or without a head; names with or without the prefix of the encoder.
         parts: heads that must be present.
 
@@ -246,7 +275,7 @@ def from_hugging_face(family: str, weights: Weights, parts: Collection[str] = ()
     rows = table.encoder + tuple(row for part in parts for row in table.heads[part])
     converted: Weights = {}
     used: set[str] = set()
-    for ours, theirs, conversion in expand_rows(rows, count_layers(names, f"{table.prefix}.encoder.layer.")):
+    for ours, theirs, conversion in expand_rows(rows, count_layers(names, f"{table.prefix}.{table.layers}")):
         absent = [name for name in theirs if name not in names]
         if absent and ours.startswith(PROJECTION):
             continue

@@ -21,8 +21,8 @@ from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
 
-# Settings of a group that are not restored from a checkpoint.
-SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale")
+# Settings of a group that are not restored from a checkpoint; only apex has the last one in its groups.
+SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale", "bias_correction")
 
 
 @dataclass
@@ -155,7 +155,7 @@ class GroupedAdam(FairseqOptimizer):
                 "--decay-all-parameters, the model and whether there is a --layer-wise-lr-decay as they were, "
                 "or give --reset-optimizer"
             )
-        flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]
+        flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
         self._num_steps = next((int(state["step"]) for state in self.optimizer.state.values() if "step" in state), 0)
         leading = self.param_groups[0]

@@ -230,7 +230,7 @@ def test_default_text_is_of_the_runs_corpus(save_dir, tmp_path, capsys):
     """The first paragraph of 30 to 100 known tokens in the validation split, as its tokens spell it."""
     loaded = load_checkpoint(save_dir)
     words = "the quick brown fox jumps over the lazy dog and the end"
-    paragraphs = ["the end", f"Zürich {words}", f"{words} the", TEXT.replace("\n", " ")]
+    paragraphs = ["the end", f"Zürich {words}", f"{words} and the", TEXT.replace("\n", " ")]
     data = tmp_path / "data"
     data.mkdir()
     builder = indexed_dataset.make_builder(str(data / "valid.bin"), "mmap", vocab_size=len(loaded.dictionary))

@@ -58,9 +58,9 @@ def test_one_row_per_line_in_order(run, text, capsys):
         # Six decimals each.
         assert float(pll) == pytest.approx(math.fsum(map(float, values)), abs=1e-6 * (len(values) + 1))
     assert [row[1] for row in rows if not row[4]] == ["0.000000"] * 2, "lines 2 and 6 are empty"
-    assert rows[3][3:5] == ["1", "▁ <unk> y z ▁the ▁end"]
+    assert rows[3][3:5] == ["1", "▁ <unk> y z ▁the ▁e nd"]
     assert "longer than the model's limit of 150 tokens: 1, the first is line 5\n" in captured.err
-    assert f"unknown to the vocabulary: {rows[3][3]}\n" in captured.err
+    assert "unknown to the vocabulary, scored as random characters: 1\n" in captured.err
 
 
 def test_unknown_characters_are_worse_than_any_word(run, tmp_path, capsys):
@@ -68,7 +68,7 @@ def test_unknown_characters_are_worse_than_any_word(run, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("the 日本語中国 fox\nthe quick fox\n", encoding="utf-8")
     main(["score", str(run), str(tmp_path / "text.txt")])
     unknown, known = table(capsys.readouterr().out)
-    assert unknown[3:5] == ["1", "▁the ▁ <unk> ▁f o x"]
+    assert unknown[3:5] == ["1", "▁the ▁ <unk> ▁ fo x"]
     entries = len(load_checkpoint(run).dictionary)
     assert float(unknown[5].split()[2]) == pytest.approx(math.log(1 / entries / 1_114_112**5), abs=1e-6)
     assert float(unknown[1]) < float(known[1]) - 50

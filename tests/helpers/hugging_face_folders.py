@@ -20,7 +20,10 @@ LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't 
 # In the order of the ids in the families' own vocabularies.
 _BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-SPECIAL_TOKENS = {"bert": _BRACKETS, "electra": _BRACKETS, "mpnet": _ANGLES, "roberta": _ANGLES}
+SPECIAL_TOKENS = {
+    "bert": _BRACKETS, "distilbert": _BRACKETS, "electra": _BRACKETS,
+    "mpnet": _ANGLES, "roberta": _ANGLES, "xlm-roberta": _ANGLES,
+}  # fmt: skip
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 POSITIONS = 40
 TOLERANCE = 1e-5
@@ -28,7 +31,8 @@ LONGEST = 150  # tokens of the longest row in padded_tokens
 
 
 def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
-    """WordPiece of some 120 pieces, byte-level BPE for RoBERTa: ``tokenizer.json`` and the names of its special tokens."""
+    """WordPiece of some 120 pieces, byte-level BPE for RoBERTa, unigrams for XLM-R: ``tokenizer.json`` and the names of its
+    special tokens."""
     special = SPECIAL_TOKENS[family]
     if family == "roberta":
         tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -38,6 +42,15 @@ def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
             special_tokens=list(special.values()),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
+        )
+    elif family == "xlm-roberta":
+        tokenizer = tokenizers.Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+        )
+        trainer = trainers.UnigramTrainer(
+            vocab_size=120, special_tokens=list(special.values()), unk_token=special["unk"], show_progress=False
         )
     else:
         tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=special["unk"]))
@@ -74,13 +87,14 @@ def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
 def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3, **settings: Any) -> nn.Module:
     """A folder with tokenizer, configuration and weights; the vocabulary is rounded up by ``padded_rows``."""
     tokenizer = write_tokenizer(folder, family)
-    offset = 2 if family in ("mpnet", "roberta") else 0
+    offset = 2 if SPECIAL_TOKENS[family] is _ANGLES else 0
     config = getattr(transformers, class_name).config_class(
         vocab_size=tokenizer.get_vocab_size() + padded_rows,
         max_position_embeddings=POSITIONS + offset,
         pad_token_id=tokenizer.token_to_id(SPECIAL_TOKENS[family]["pad"]),
-        **(SIZES | settings),
-    )
+        **({"hidden_dim" if (family, name) == ("distilbert", "intermediate_size") else name: size
+            for name, size in (SIZES | settings).items()}),
+    )  # fmt: skip
     model = randomized(getattr(transformers, class_name)(config))
     model.save_pretrained(folder)
     return model

@@ -26,7 +26,9 @@ CLASSES = {
     "mpnet": ("MPNetForMaskedLM", "MPNetModel"),
     "electra": ("ElectraForPreTraining", "ElectraModel"),
     "bert": ("BertForPreTraining", "BertModel"),
+    "distilbert": ("DistilBertForMaskedLM", "DistilBertModel"),
     "roberta": ("RobertaForMaskedLM", "RobertaModel"),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", "XLMRobertaModel"),
 }
 
 

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from failures import error_line, full_disk
 from hugging_face_folders import write_electra, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
@@ -42,7 +44,17 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        ("bert", {"model_type": "deberta-v2"}, "model_type 'deberta-v2' cannot be imported"),
+        (
+            "bert",
+            {"model_type": "deberta-v2"},
+            "'deberta-v2' cannot be imported (it has disentangled attention, another kind",
+        ),
+        ("bert", {"model_type": "modernbert"}, "'modernbert' cannot be imported (it has rotary positions and gated"),
+        (
+            "bert",
+            {"model_type": "gpt2"},
+            "'gpt2' cannot be imported, only mpnet, electra, bert, roberta, distilbert, xlm-",
+        ),
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"is_decoder": True}, "decoder"),
@@ -63,6 +75,34 @@ def test_unsupported_models_are_refused(family, settings, message, folders, tmp_
     folder = changed(folders / family, tmp_path / "in", **settings)
     assert message in refused(capsys, folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_in_several_files(folders, tmp_path, capsys):
+    """As save_pretrained splits them; then with a file, an entry or the index damaged."""
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    shutil.copytree(folders / "bert", pieces)
+    (pieces / "model.safetensors").unlink()
+    model = transformers.AutoModel.from_pretrained(folders / "bert")
+    model.save_pretrained(pieces, max_shard_size="10KB")
+    index = pieces / "model.safetensors.index.json"
+    shards = sorted(pieces.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    run_import(folders / "bert", whole / "model.pt", "--arch", "amos_tiny")
+    run_import(pieces, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    states = [torch.load(path / "model.pt", weights_only=True)["model"] for path in (whole, tmp_path / "out")]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    content = json.loads(index.read_text())
+    capsys.readouterr()
+    refused_out = tmp_path / "refused" / "model.pt"
+    index.write_text(json.dumps({"weight_map": content["weight_map"] | {"another.weight": shards[0].name}}))
+    assert "the weight another.weight is in none of its files" in refused(capsys, pieces, refused_out)
+    index.write_text("[]")
+    assert "is not an index of weights" in refused(capsys, pieces, refused_out)
+    index.write_text(json.dumps(content))
+    shards[1].unlink()
+    assert f"{shards[1].name} is missing, which model.safetensors.index.json names" in refused(
+        capsys, pieces, refused_out
+    )
 
 
 def test_broken_folders_are_refused(folders, tmp_path, capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.hugging_face.config import hugging_face_config
+from amos_fairseq.hugging_face.weights import AUTO_CLASSES, FAMILIES
 from amos_fairseq.modules.encoder import TransformerConfig
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ TOKENIZER_AUTO_MAP = {"AutoTokenizer": ["tokenization_amos.AmosTokenizer", None]
 _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILINE)
 
 
-def model_auto_map(auto_class: str, class_name: str) -> dict[str, str]:
-    return {"AutoConfig": "modeling_amos.AmosConfig", auto_class: f"modeling_amos.{class_name}"}
+def model_auto_map() -> dict[str, str]:
+    """Return every class of ``modeling_amos.py`` under the class of transformers that loads it."""
+    classes = {AUTO_CLASSES[part]: name.replace("MPNet", "Amos") for part, name in FAMILIES["mpnet"].classes.items()}
+    return {name: f"modeling_amos.{found}" for name, found in {"AutoConfig": "AmosConfig", **classes}.items()}
 
 
 def build_config(shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
