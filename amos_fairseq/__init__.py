@@ -45,8 +45,12 @@ def load(
     """
     # Imported here, because training does not need a tokenizer library.
     from amos_fairseq.checkpoints import encoder
+    from amos_fairseq.errors import UserError
 
-    return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)
+    try:
+        return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)
+    except UserError as error:
+        raise error.with_traceback(None) from None  # the message says it all; a traceback would bury it
 
 
 if not getattr(sys.modules.get("amos_start"), "registers_later", False):

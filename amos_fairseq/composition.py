@@ -1,6 +1,8 @@
 """Compose a YAML recipe as ``fairseq-hydra-train`` does, to use its configuration without training."""
 
 import contextlib
+import difflib
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,13 +30,35 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
         UserError: the recipe does not exist, or it or an override contains a setting that fairseq does not know.
     """
     if not (config_dir / f"{name}.yaml").is_file():
-        raise UserError(f"{config_dir / name}.yaml is missing: name a recipe such as amos_base, or the path of a YAML")
+        names = sorted(str(path.relative_to(config_dir).with_suffix("")) for path in config_dir.rglob("*.yaml"))
+        similar = difflib.get_close_matches(name, names, n=3, cutoff=0.75)
+        advice = f"name a recipe such as amos_base, or the path of a YAML{did_you_mean(similar)}"
+        raise UserError(f"{config_dir / name}.yaml is missing: {advice}")
     try:
         cfg = compose_with_hydra(name, overrides, config_dir, with_hydra_settings=False)
         add_defaults(cfg)
         return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"{config_dir / name}.yaml cannot be composed: {error}") from error
+        raise UserError(f"{config_dir / name}.yaml cannot be composed: {explain(error, name, config_dir)}") from error
+
+
+def did_you_mean(similar: Sequence[str]) -> str:
+    """Return "; did you mean A or B?", or an empty string without any similar name."""
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
+
+
+def explain(error: Exception, name: str, config_dir: Path) -> str:
+    """Return the reason why a recipe cannot be composed; for an unknown setting, similar ones."""
+    unknown = re.match(r"Could not override '([\w.]+)'", str(error))
+    if unknown is None:
+        return str(error)
+    key = unknown.group(1)
+    sections = OmegaConf.to_container(compose_with_hydra(name, (), config_dir, with_hydra_settings=False))
+    known = [f"{section}.{each}" for section, keys in sections.items() if isinstance(keys, dict) for each in keys]
+    # Also where the section is missing, or another one.
+    elsewhere = [path for path in known if path.partition(".")[2] == key.rpartition(".")[2]]
+    similar = elsewhere or difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    return f"there is no setting {key}{did_you_mean(similar)}"
 
 
 def compose_with_hydra(

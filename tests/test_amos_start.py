@@ -75,6 +75,18 @@ def test_scripts_check_their_paths_before_large_imports(name: str, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_scripts_take_no_other_python_than_the_one_that_is_given(tmp_path: Path):
+    script = ROOT / "preprocess" / "pretraining" / "prepare.sh"
+    result = subprocess.run(
+        ["bash", str(script), "absent", "--out", "out"],
+        cwd=tmp_path, env=environment({"PYTHON": "python3.8"}), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("amos_fairseq: error: needs Python 3.13, ")
+    assert "but PYTHON=python3.8 " in line
+
+
 @pytest.mark.parametrize(("how", "expected"), [("import", "True True"), ("start", "False True")])
 def test_only_a_started_command_postpones_the_registration(how: str, expected: str, tmp_path: Path):
     """Not a process that imports the module, as the ranks that a command spawns do."""

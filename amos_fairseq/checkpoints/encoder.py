@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
+from amos_fairseq.tokenization.truncation import kept_lengths
 
-# One text, or a pair: <s> A </s>, <s> A </s> B </s>.
+# One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
 Text = str | tuple[str, str]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -121,18 +122,22 @@ class Encoder(nn.Module):
                 parts = self._parts(text)
             except UserError as error:
                 raise UserError(f"text {number}: {error}") from error
-            length = 1 + sum(len(part) + 1 for part in parts)
+            num_special = 1 + len(parts) + (len(parts) == 2 and self.loaded.separator is not None)
+            length = num_special + sum(map(len, parts))
             if length > limit and not truncate:
                 raise UserError(
                     f"text {number} has {length} tokens, the encoder takes {limit}: shorten or split it, or pass truncate=True"
                 )
-            lengths = truncated_lengths([len(part) for part in parts], limit - 1 - len(parts))
-            yield self._sequence([part[:length] for part, length in zip(parts, lengths, strict=True)])
+            kept = kept_lengths([len(part) for part in parts], limit - num_special)
+            yield self._sequence([part[:length] for part, length in zip(parts, kept, strict=True)])
 
     def _sequence(self, parts: list[Tensor]) -> _Sequence:
-        dictionary = self.loaded.dictionary
+        dictionary, separator = self.loaded.dictionary, self.loaded.separator
         start, end = torch.tensor([dictionary.bos()]), torch.tensor([dictionary.eos()])
-        return _Sequence(torch.cat([start, *itertools.chain(*((part, end) for part in parts))]), len(parts[0]) + 2)
+        tokens = [start, parts[0], end]
+        if len(parts) == 2:
+            tokens += [torch.tensor([] if separator is None else [separator], dtype=torch.int64), parts[1], end]
+        return _Sequence(torch.cat(tokens), len(parts[0]) + 2)
 
     def _parts(self, text: Text) -> list[Tensor]:
         """Return the tokens of a text, or of both texts of a pair, without the outer ``<s>`` and ``</s>``."""
@@ -174,15 +179,6 @@ class Encoder(nn.Module):
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-
-def truncated_lengths(lengths: list[int], limit: int) -> list[int]:
-    """Shorten the longest length (the last of equals) by one token at a time until the sum is within ``limit``."""
-    lengths = list(lengths)
-    for _ in range(sum(lengths) - limit):
-        longest = max(reversed(range(len(lengths))), key=lambda i: lengths[i])
-        lengths[longest] -= 1
-    return lengths
 
 
 def load(

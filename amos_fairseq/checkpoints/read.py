@@ -60,6 +60,20 @@ class LoadedCheckpoint:
     criterion: dict[str, Any]
     parent: str = ""
 
+    @property
+    def separator(self) -> int | None:
+        """Token that a fine-tuned model reads before the second text of a pair, in addition to the first one's ``</s>``.
+
+        It is the task's ``--separator-token``; None for models without it, such as every pretraining model.
+
+        Raises:
+            UserError: the setting in the checkpoint is no token of its dictionary.
+        """
+        separator = self.task.get("separator_token")
+        if separator is not None and not (type(separator) is int and 0 <= separator < len(self.dictionary)):
+            raise UserError(f"{self.file}: the separator token {separator!r} is not in its dictionary")
+        return separator
+
     def tokens(self, text: str) -> Tensor:
         """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64.
 

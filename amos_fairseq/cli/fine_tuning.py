@@ -38,6 +38,8 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")
     add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")
+    add("--num-separators", type=int, choices=(1, 2), metavar="N",
+        help="</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)")  # fmt: skip
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

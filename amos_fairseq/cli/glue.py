@@ -1,13 +1,14 @@
 """``amos glue``: fine-tune a checkpoint on the GLUE tasks over several seeds, and print the table of the papers."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.glue.tasks import parse_tasks
+from amos_fairseq.finetuning.glue.tasks import AVERAGED, parse_tasks
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
@@ -22,8 +23,9 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_recipe_arguments(parser)
     fine_tuning.add_device_arguments(parser)
     add = parser.add_argument
-    add("--tasks", metavar="LIST", default="MNLI,QQP,QNLI,SST-2,CoLA,RTE,MRPC,STS-B",
-        help="tasks, separated by commas, or ALL for these; WNLI is known too and never part of the average")  # fmt: skip
+    add("--tasks", metavar="LIST", default="ALL",
+        help=f"tasks, separated by commas, or ALL that are prepared of {', '.join(AVERAGED)}; WNLI is known too and never part "
+        "of the average")  # fmt: skip
     add("--intermediate", metavar="OUT", nargs="?", const="",
         help="start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or in OUT (default: from "
         "CKPT)")  # fmt: skip
@@ -35,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    tasks = parse_tasks(arguments.tasks)
+    tasks = tasks_to_run(arguments.tasks, Path(arguments.data))
     session = fine_tuning.session_from(arguments)
     from amos_fairseq.finetuning.glue.experiment import run_glue
 
@@ -51,3 +53,13 @@ def run(arguments: argparse.Namespace) -> None:
     except (Stopped, KeyboardInterrupt):
         fine_tuning.exit_stopped(arguments.out)
     fine_tuning.print_outcome(outcome.table, [*outcome.notices, *outcome.files], outcome.failures)
+
+
+def tasks_to_run(names: str, data: Path) -> list[str]:
+    """Parse --tasks; ``ALL`` omits, with a line, the tasks that are not in ``data``."""
+    tasks = parse_tasks(names)
+    missing = [task for task in tasks if not (data / task).is_dir()] if names.strip().lower() == "all" else []
+    if not missing or len(missing) == len(tasks):  # without any, the first one is reported as not prepared
+        return tasks
+    print(f"not in {data}, so not fine-tuned: {', '.join(missing)}", file=sys.stderr)
+    return [task for task in tasks if task not in missing]

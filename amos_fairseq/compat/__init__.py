@@ -17,6 +17,7 @@ from fairseq.logging import progress_bar
 from fairseq.models import distributed_fairseq_model
 from fairseq.optim import AMPOptimizer, FairseqOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
+from fairseq.tasks import sentence_prediction
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
@@ -33,8 +34,10 @@ from amos_fairseq.compat import (
     master_weights,
     metrics_log,
     precision,
+    progress,
     run_lifecycle,
     signals,
+    truncation,
     user_errors,
 )
 from amos_fairseq.compat.patching import Patch, Script, apply_patches, patch_training_script
@@ -75,6 +78,10 @@ PATCHES = {
         Patch(checkpoint_utils, "load_checkpoint", run_lifecycle.check_before_and_after_load),
         Patch(Script.TRAINING, "train", run_lifecycle.skip_if_finished),
         Patch(Trainer, "state_dict", run_lifecycle.keep_last_history),
+    ),
+    "Nothing says how long a run takes, and a bar starts again with every epoch": (
+        Patch(progress_bar, "progress_bar", progress.show_progress),
+        Patch(Script.TRAINING, "train", progress.follow),
     ),
     "Logged values are text for the console; a resumed run cuts metrics.jsonl back once it was accepted": (
         Patch(progress_bar, "progress_bar", metrics_log.record_logged_values),
@@ -129,6 +136,9 @@ PATCHES = {
     "--compile and --kernels are our settings": (Patch(Trainer, "__init__", compilation.compile_if_requested),),
     "The settings of a launch are checked before any rank exists": (
         Patch(distributed_utils, "call_main", distribution.prepare_and_launch),
+    ),
+    "A pair that is too long loses the end of the row, often its whole second text, and nothing says so": (
+        Patch(sentence_prediction, "maybe_shorten_dataset", truncation.cut_longer_text_first),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "Validation scores can be numpy scalars or nan, or have an unknown name": (

@@ -31,8 +31,11 @@ from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn.parallel import DistributedDataParallel
 
 from amos_fairseq.compat.precision import choose_precision
+from amos_fairseq.compat.progress import announce
+from amos_fairseq.compat.side_effects import quiet_console
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
 from amos_fairseq.setting_checks import check_configuration
 
 logger = logging.getLogger(__name__)
@@ -60,6 +63,12 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
         num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
         choose_precision(cfg, has_gpu=num_gpus > 0)
         arrange_ranks(cfg, os.environ, num_gpus)
+    if cfg.distributed_training.distributed_rank == 0:
+        announce(cfg)
+        if num_gpus == 0 and torch.get_num_threads() > 1 and not any(name in os.environ for name in OPENMP_VARIABLES):
+            logger.info(
+                "on a busy machine, set OMP_WAIT_POLICY=passive before this command: threads that wait then sleep"
+            )
     try:
         call_main(cfg, functools.partial(run_rank, main), **kwargs)
     except ProcessExitedException as ended:
@@ -69,6 +78,9 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
 
 def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
     """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
+    quiet_console(cfg)
+    if cfg.common.cpu or not torch.cuda.is_available():
+        keep_freed_memory()
     with exit_on_mistake():
         try:
             main(cfg, **kwargs)

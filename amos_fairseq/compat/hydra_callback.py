@@ -26,7 +26,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 import amos_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, report_user_errors
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -45,7 +45,8 @@ class ImportPlugin(Callback):
     def __init__(self, user_dir: str | None = None) -> None:
         amos_fairseq.register()  # at once, unless `amos` has postponed it
         if user_dir is not None:
-            _accept_user_dir(user_dir)
+            with report_user_errors():  # Hydra would wrap the message in three lines of its own
+                _accept_user_dir(user_dir)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Let only the settings that differ between the jobs of a sweep name their folders (``hydra.sweep.subdir``).

@@ -54,6 +54,12 @@ def check_fit(cfg: Any) -> None:
     models, criterions, tasks = map(ours, (MODEL_REGISTRY, REGISTRIES["criterion"]["registry"], TASK_REGISTRY))
     model = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
     if criterion not in criterions:
+        # A criterion of fairseq itself; one of another package may be written for our tasks.
+        if task in tasks and REGISTRIES["criterion"]["registry"][criterion].__module__.startswith("fairseq."):
+            fitting = task if task in criterions else model if model in models else "amos"
+            raise UserError(
+                f"--criterion {criterion} (criterion._name) does not fit --task {task}: give --criterion {fitting}"
+            )
         return
     needed = criterion if criterion in tasks else "text_pretraining"
     # A user's own task may pretrain as well.

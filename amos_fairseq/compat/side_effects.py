@@ -1,12 +1,15 @@
-"""Unwanted side effects of other libraries: warnings without consequence, a broken torchaudio, reading a whole corpus."""
+"""Unwanted side effects of other libraries: lines that say nothing, a broken torchaudio, reading a whole corpus."""
 
 import importlib
 import importlib.util
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+from omegaconf import open_dict
 
 HARMLESS_WARNINGS = (
     r"hydra\.experimental\..* is no longer experimental",
@@ -20,6 +23,12 @@ HARMLESS_WARNINGS = (
     r"`broadcast_buffers` is deprecated",  # fairseq passes it to DistributedDataParallel, on every rank
     r"The given NumPy array is not writable",  # slices of a memory-mapped file, which nothing writes to
 )
+# What fairseq logs at every start, validation and checkpoint, by logger. Lines about what was read, written or is wrong remain.
+NOISE = re.compile(
+    r"fairseq_cli\.train: (task|model|criterion|num\. expert|max tokens|training on|begin |Start |end of epoch)"
+    r"|fairseq\.trainer: (Preparing|No existing|loading train|begin |Saving|Finished)"
+    r"|fairseq\.(data\.data_utils: loaded|data\.iterators: grouped|checkpoint_utils: Preparing)"
+)
 
 
 def silence_harmless_warnings() -> None:
@@ -32,6 +41,43 @@ def silence_harmless_warnings() -> None:
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+
+class ConsoleFilter(logging.Filter):
+    """Keep what says little out of the console: it is in the log file, and the settings are also in every checkpoint.
+
+    Attributes:
+        bar: a progress bar on the terminal; a line first removes it, and the bar appears again with the next update.
+    """
+
+    bar: Any = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # fairseq logs the configuration and the tree of modules as objects.
+        if not isinstance(record.msg, str) or NOISE.match(f"{record.name}: {record.getMessage()}"):
+            return False
+        if self.bar is not None:
+            self.bar.clear()
+        return True
+
+
+def console_filters() -> list[ConsoleFilter]:
+    """Return the filters of the consoles of this process."""
+    return [found for handler in logging.root.handlers for found in handler.filters if isinstance(found, ConsoleFilter)]
+
+
+def quiet_console(cfg: Any) -> None:
+    """Filter what a run prints, where a log file or a terminal shows that the output is not itself the log."""
+    if cfg.get("job_logging_cfg"):  # fairseq configures Hydra's logging again from this
+        with open_dict(cfg):
+            cfg.job_logging_cfg.filters = {"console": {"()": f"{ConsoleFilter.__module__}.{ConsoleFilter.__name__}"}}
+            for handler in cfg.job_logging_cfg.handlers.values():
+                if handler["class"] == "logging.StreamHandler":
+                    handler.filters = ["console"]
+    consoles = [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]
+    for console in consoles:
+        if not console_filters() and (console.stream.isatty() or len(consoles) < len(logging.root.handlers)):
+            console.addFilter(ConsoleFilter())
 
 
 def hide_broken_torchaudio() -> None:

@@ -17,6 +17,9 @@ of this module replace them while fairseq runs, so that a rank saves first. It e
 record as the job's result, and the batch script requeues on the exit code
 (``examples/multi_node/config/cluster/slurm_8x8.yaml``).
 
+Between the checkpoints at numbers of updates, ``checkpoint_last.pt`` is also written every ``task.save_interval_minutes``: an
+update may take a minute on a CPU.
+
 The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
 SIGTERM only from their own rank, which is how torch ends a loader process that does not respond.
 """
@@ -49,6 +52,7 @@ SAME_PRESS_SECONDS = 1.0
 _received: list[int] = []
 _interrupted_at: list[float] = []
 _trains = threading.Event()
+_started_at = time.monotonic()
 
 
 def record(number: int, frame: FrameType | None) -> None:
@@ -109,18 +113,21 @@ def restored_handlers() -> Iterator[None]:
         _trains.clear()
 
 
-def requested_exit_code(trainer: Trainer) -> int | None:
-    """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None.
+def due_after_update(trainer: Trainer) -> tuple[int | None, bool]:
+    """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None; and whether to save now.
 
-    All ranks call it after the same update and get the same answer.
+    All ranks call it after the same update and get the same answer. The clock is that of the first rank.
     """
-    flags = [float(bool(_received)), float(signal.SIGINT in _received)]
+    minutes = getattr(trainer.task.cfg, "save_interval_minutes", 0)
+    since_last_save = time.monotonic() - getattr(trainer, "time_of_last_save", _started_at)
+    save_is_due = distributed_utils.get_global_rank() == 0 and 0 < 60 * minutes < since_last_save
+    flags = [float(flag) for flag in (bool(_received), signal.SIGINT in _received, save_is_due)]
     if trainer.data_parallel_world_size > 1:
         on_device = torch.tensor(flags, device=trainer.device)
         distributed_utils.all_reduce(on_device, group=trainer.data_parallel_process_group)
         flags = on_device.tolist()
-    stop, interrupted = flags
-    return INTERRUPTED if interrupted else REQUEUE if stop else None
+    stop, interrupted, save = map(bool, flags)
+    return INTERRUPTED if interrupted else REQUEUE if stop else None, save
 
 
 def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any, code: int) -> NoReturn:
@@ -129,14 +136,19 @@ def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any, code: int) -> NoRe
     name = signal.Signals(_received[0]).name if _received else "a signal to another rank"
     if cfg.checkpoint.no_save:
         logger.warning(f"{name}: stopping after update {updates}; nothing is saved (--no-save)")
-    elif getattr(trainer, "update_of_last_save", None) != updates or cfg.checkpoint.no_last_checkpoints:
-        logger.info(f"{name}: saving after update {updates}")
-        checkpoint = OmegaConf.merge(cfg.checkpoint, {"no_last_checkpoints": False})
-        checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
+    else:
+        save_last(cfg, trainer, epoch_itr)
     if trainer.data_parallel_world_size > 1:
         torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
     logger.info(f"{name}: stopped after update {updates}, exit code {code}; start the same command again to continue")
     sys.exit(code)
+
+
+def save_last(cfg: Any, trainer: Trainer, epoch_itr: Any) -> None:
+    """Write ``checkpoint_last.pt`` unless this update has been saved there."""
+    if getattr(trainer, "update_of_last_save", None) != trainer.get_num_updates() or cfg.checkpoint.no_last_checkpoints:
+        checkpoint = OmegaConf.merge(cfg.checkpoint, {"no_last_checkpoints": False})
+        checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
 
 
 def stop_after_update(
@@ -148,18 +160,20 @@ def stop_after_update(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Stop after ``validate_and_save``, which follows each update: the update is complete and, where due, saved."""
+    """Stop or save after ``validate_and_save``, which follows each update: it is complete and, where due, saved."""
     valid_losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
-    code = requested_exit_code(trainer)
+    code, save_is_due = due_after_update(trainer)
     if code is not None and not is_last:
         save_and_exit(cfg, trainer, epoch_itr, code)
+    if save_is_due and not (is_last or cfg.checkpoint.no_save):
+        save_last(cfg, trainer, epoch_itr)
     return valid_losses, is_last
 
 
 def record_last_save(save_checkpoint: Callable[..., Any], cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-    """Record at which update the trainer was saved."""
+    """Record when the trainer was saved."""
     saved = save_checkpoint(cfg, trainer, *args, **kwargs)
-    trainer.update_of_last_save = trainer.get_num_updates()
+    trainer.update_of_last_save, trainer.time_of_last_save = trainer.get_num_updates(), time.monotonic()
     return saved
 
 

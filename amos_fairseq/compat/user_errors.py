@@ -24,6 +24,10 @@ from amos_fairseq.errors import INTERRUPTED, UserError
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.setting_checks import describe
 
+_LESS_MEMORY = (
+    "lower --batch-size (dataset.batch_size) and raise --update-freq (optimization.update_freq) by the same factor, which "
+    "trains the same"
+)
 # Exception, pattern of its message, line for the user (\1: group 1 of the pattern).
 COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     (Exception, r"Incorrect encoding detected in (.*?), please", r"\1 is not UTF-8 text: copy it again"),
@@ -48,11 +52,13 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
         r"DataLoader worker \(pid.*?\) (is killed by signal: \w+|exited unexpectedly)",
         r"a loader process \1, usually because memory is full: lower --num-workers, then start the same command again",
     ),
+    (torch.OutOfMemoryError, r"(.*?out of memory)", rf"\1: {_LESS_MEMORY}"),
     (
-        torch.OutOfMemoryError,
-        r"(.*?out of memory)",
-        r"\1: lower --batch-size and raise --update-freq by the same factor",
+        RuntimeError,
+        r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes",
+        rf"no memory for \1 bytes: {_LESS_MEMORY}",
     ),
+    (MemoryError, r"", rf"memory is full: {_LESS_MEMORY}"),
 ]
 FILE_MISTAKES = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 

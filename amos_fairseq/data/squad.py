@@ -1,5 +1,7 @@
 """SQuAD: the binarized files, windows over long contexts, and batches of ``<s> question </s> context </s>``.
 
+Some recipes have a second ``</s>`` before the context.
+
 preprocess/squad writes these files, and the task reads them:
 
 SPLIT.question.{bin,idx}                        ids of each question, without special tokens
@@ -25,8 +27,6 @@ from amos_fairseq.errors import UserError
 
 MANIFEST = "squad.json"
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
-# <s> question </s> context </s>
-SPECIAL_TOKENS = 3
 _HINT = "give the directory that preprocess/squad/prepare.sh wrote"
 
 
@@ -131,11 +131,18 @@ class WindowLimits(NamedTuple):
         tokens: the whole window.
         doc_stride: distance between the starts of two windows.
         question: a longer question is cut to this length.
+        num_separators: number of ``</s>`` between question and context, 1 or 2.
     """
 
     tokens: int = 512
     doc_stride: int = 128
     question: int = 64
+    num_separators: int = 1
+
+    @property
+    def num_special(self) -> int:
+        """Number of special tokens in a window: ``<s>``, the separators and the last ``</s>``."""
+        return 2 + self.num_separators
 
     def check(self) -> None:
         """Raise :class:`UserError` for lengths that leave no room for a context."""
@@ -143,15 +150,15 @@ class WindowLimits(NamedTuple):
             raise UserError(f"--doc-stride {self.doc_stride} must be 1 or more")
         if self.question < 1:
             raise UserError(f"--max-question-length {self.question} must be 1 or more")
-        if self.tokens < self.question + SPECIAL_TOKENS + 1:
+        if self.tokens < self.question + self.num_special + 1:
             raise UserError(
                 f"--tokens-per-window {self.tokens} leaves no room for a context beside --max-question-length "
-                f"{self.question} and {SPECIAL_TOKENS} special tokens: raise the first or lower the second"
+                f"{self.question} and {self.num_special} special tokens: raise the first or lower the second"
             )
 
     def room(self, question_length: int) -> int:
         """Return how many context tokens fit beside a question."""
-        return self.tokens - SPECIAL_TOKENS - min(question_length, self.question)
+        return self.tokens - self.num_special - min(question_length, self.question)
 
 
 def context_ranges(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
@@ -234,7 +241,8 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
         ranges = context_ranges(
             int(self.squad.contexts.sizes[example.context]), self.limits.room(question), self.limits.doc_stride
         )
-        return [Window(index, number, *bounds, question + SPECIAL_TOKENS - 1) for number, bounds in enumerate(ranges)]
+        offset = question + self.limits.num_special - 1
+        return [Window(index, number, *bounds, offset) for number, bounds in enumerate(ranges)]
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -253,7 +261,7 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
         bos, eos = torch.tensor([self.bos]), torch.tensor([self.eos])
         return {
             "id": index,
-            "tokens": torch.cat([bos, question.long(), eos, context.long(), eos]),
+            "tokens": torch.cat([bos, question.long(), *[eos] * self.limits.num_separators, context.long(), eos]),
             "context": (window.offset, len(context)),
             "target": self._target(window, example.target),
         }

@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fairseq.data import Dictionary
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.modules.heads import LINEAR_HEAD
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 CHECKPOINTS = ("best", "last")
+HEADS = ("dense", LINEAR_HEAD)
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
 
@@ -40,6 +43,10 @@ class Hyperparameters:
         warmup: fraction of all updates in which the learning rate rises; it then decays linearly to 0.
         clip_norm: maximum gradient norm; 0 disables clipping.
         layer_wise_lr_decay: factor of the learning rate per layer, from the top down; 1 gives all layers the same rate.
+        bias_correction: of Adam's moments.
+        head: ``dense`` (a dense layer with the activation of the checkpoint's objective, then the output layer), or
+            ``linear`` (the output layer alone); for classification and regression.
+        num_separators: number of ``</s>`` between the texts of a pair, 1 or 2.
         checkpoint: which checkpoint is scored: ``best`` on the dev set after an epoch, or ``last``.
 
     Raises:
@@ -57,7 +64,10 @@ class Hyperparameters:
     pooler_dropout: float = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-6
+    bias_correction: bool = True
     layer_wise_lr_decay: float = 1.0
+    head: str = "dense"
+    num_separators: int = 1
     checkpoint: str = "best"
 
     def __post_init__(self) -> None:
@@ -66,6 +76,8 @@ class Hyperparameters:
             (("lr", "epochs", "batch_size", "adam_eps", "layer_wise_lr_decay"), lambda value: value > 0, "above 0"),
             (fractions, lambda value: 0 <= value < 1, "at least 0 and below 1"),
             (("weight_decay", "clip_norm"), lambda value: value >= 0, "0 or above"),
+            (("head",), lambda value: value in HEADS, " or ".join(HEADS)),
+            (("num_separators",), lambda value: value in (1, 2), "1 or 2"),
             (("checkpoint",), lambda value: value in CHECKPOINTS, " or ".join(CHECKPOINTS)),
         ):
             for name in names:
@@ -73,6 +85,11 @@ class Hyperparameters:
                 for value in field if isinstance(field, tuple) else (field,):
                     if not is_valid(value):
                         raise UserError(f"the recipe's {name} {value} must be {expected}")
+
+    @property
+    def separator(self) -> int | None:
+        """Value of ``--separator-token``: a token between the texts of a pair, in addition to the first one's ``</s>``."""
+        return Dictionary().eos() if self.num_separators == 2 else None
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
@@ -90,7 +107,7 @@ class Hyperparameters:
         return math.floor(self.warmup * self.total_updates(num_examples) + 1e-6)
 
     def train_flags(self, num_examples: int) -> list[str]:
-        """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization and length of training.
+        """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length.
 
         Every batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the
         last batch of an epoch at a multiple of 8, and the number of updates would differ from the schedule's.
@@ -114,7 +131,12 @@ class Hyperparameters:
             "attention-dropout": self.attention_dropout,
             "pooler-dropout": self.pooler_dropout,
         }
-        return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        if self.head == LINEAR_HEAD:
+            flags["pooler-activation-fn"] = LINEAR_HEAD
+        if self.separator is not None:
+            flags["separator-token"] = self.separator
+        arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        return arguments if self.bias_correction else [*arguments, "--no-bias-correction"]
 
 
 FIELDS = {field.name: field.type for field in dataclasses.fields(Hyperparameters)}
@@ -250,12 +272,16 @@ def _value(name: str, value: Any) -> Any:
     try:
         if kind is float:
             return float(Fraction(value)) if isinstance(value, str) and "/" in value else float(value)
+        if kind is bool:
+            return {"true": True, "false": False}[str(value).lower()]
         if kind is int:
             return int(str(value))  # int() alone would truncate 2.5 to 2
         if kind is str:
             return str(value)
         first, second = value
         return float(first), float(second)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        expected = {float: "a number", int: "an integer", str: "a string"}.get(kind, "two numbers")
+    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:
+        expected = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}.get(
+            kind, "two numbers"
+        )
         raise UserError(f"{name} {value!r} must be {expected}") from error

@@ -16,7 +16,7 @@ from amos_fairseq.finetuning.report import Table, TaskSummary
 from amos_fairseq.finetuning.runner import Failure, Runner, find_devices
 from amos_fairseq.finetuning.runs import Result, Run, content_sha256, plan_runs, write_json
 
-OVERRIDES = ("lr", "epochs", "batch_size")
+OVERRIDES = ("lr", "epochs", "batch_size", "num_separators")
 
 
 @dataclass(frozen=True)

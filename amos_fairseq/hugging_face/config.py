@@ -27,7 +27,8 @@ def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -
     Args:
         kind: the part, one of the constants in :mod:`amos_fairseq.hugging_face.weights`.
         shape: of its encoder.
-        activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA).
+        activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
+            linear, a head without dense layer, which all of them can compute.
 
     Raises:
         UserError: no Hugging Face class computes this part.
@@ -47,7 +48,7 @@ def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -
                 "narrower than the encoder: export the encoder alone, with --part encoder"
             )
         return ["bert", "roberta"]
-    if projected or kind == SEQUENCE_CLASSIFICATION:
+    if projected or (kind == SEQUENCE_CLASSIFICATION and activation == "gelu"):
         return ["electra"]
     return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
 

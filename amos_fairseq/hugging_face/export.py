@@ -73,7 +73,7 @@ def export(
     check_card_settings(card)
     chosen = choose_part(loaded, part, depth, labels)
     family = choose_family(chosen, str(loaded.model.cfg.pooler_activation_fn), family)
-    tokenizer = folder_tokenizer(loaded.tokenizer, family, chosen.shape.max_positions)
+    tokenizer = folder_tokenizer(loaded.tokenizer, family, chosen.shape.max_positions, num_separators(loaded))
     target = Target(out.name, class_name(chosen, family), family == CUSTOM or tokenizer.has_code)
     with export_folder(out, force) as unfinished, without_progress_bars():
         write_model(unfinished, chosen, family, tokenizer)
@@ -83,6 +83,16 @@ def export(
         write_card(unfinished, target, loaded, chosen, card, checked if agreement else "Not compared (--no-check)")
     class_labels = list(chosen.settings.get("id2label", {}).values())
     return Exported(target.class_name, chosen.description, target.has_code, class_labels, agreement)
+
+
+def num_separators(loaded: LoadedCheckpoint) -> int:
+    """Return the number of ``</s>`` between the texts of a pair; raise :class:`UserError` for another separator token."""
+    if loaded.separator not in (None, loaded.dictionary.eos()):
+        raise UserError(
+            f"{loaded.file} was fine-tuned with --separator-token {loaded.separator}, which is not </s> "
+            f"({loaded.dictionary.eos()}): exported tokenizers write only </s> between two texts"
+        )
+    return 1 if loaded.separator is None else 2
 
 
 def choose_family(part: Part, activation: str, wanted: str | None) -> str:

@@ -52,15 +52,18 @@ class FolderTokenizer:
     has_code: bool = False
 
 
-def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int) -> FolderTokenizer:
+def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int, num_separators: int) -> FolderTokenizer:
     """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
+
+    ``num_separators``: number of ``</s>`` between the texts of a pair, 1 or 2. Longer inputs are truncated where a client
+    asks for it, the longer text of a pair first, as in fine-tuning.
 
     Raises:
         UserError: it lacks a token that every input needs, or its padding token cannot have the id 1.
     """
     if isinstance(tokenizer, MicrosoftAmosTokenizer):
-        return _tokenizer_with_code(tokenizer, max_length)
-    ids, library = row_map(tokenizer), exported_tokenizer(tokenizer)
+        return _tokenizer_with_code(tokenizer, max_length, num_separators)
+    ids, library = row_map(tokenizer), exported_tokenizer(tokenizer, num_separators)
     if family in _LIKE_MPNET:
         library, ids = with_padding_at_1(library, tokenizer.special_tokens[PAD], ids)
     special_ids = {symbol: library.token_to_id(token) for symbol, token in tokenizer.special_tokens.items()}
@@ -72,7 +75,7 @@ def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int) -> Fold
     return FolderTokenizer(ids, num_rows, special_ids, save)
 
 
-def exported_tokenizer(tokenizer: FastTokenizer) -> tokenizers.Tokenizer:
+def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tokenizers.Tokenizer:
     """Return the library's tokenizer with the inputs of our models; tokens that stand for our symbols become special."""
     library = tokenizer.library_tokenizer()
     library.no_truncation()
@@ -84,7 +87,7 @@ def exported_tokenizer(tokenizer: FastTokenizer) -> tokenizers.Tokenizer:
         library.add_special_tokens([token])
     if tokenizer.kind == SENTENCEPIECE:
         library = with_spaces_in_pieces(library)
-    frame_inputs(library, tokenizer.special_tokens)
+    frame_inputs(library, tokenizer.special_tokens, num_separators)
     if tokenizer.kind == SENTENCEPIECE:
         trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=True)
         library.post_processor = processors.Sequence([trimmed, library.post_processor])
@@ -147,6 +150,7 @@ def _save_fast(
     present = {token.content: token for token in library.get_added_tokens_decoder().values()}
     roles = {role: symbol for role, symbol in _ROLES.items() if symbol in special_tokens}
     types = [] if family in _LIKE_MPNET else ["token_type_ids"]
+    library.enable_truncation(max_length, strategy="longest_first")
     PreTrainedTokenizerFast(
         tokenizer_object=library,
         model_max_length=max_length,
@@ -158,12 +162,13 @@ def _save_fast(
     _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
 
 
-def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int) -> FolderTokenizer:
+def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int, num_separators: int) -> FolderTokenizer:
     ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
 
     def save(folder: Path) -> None:
         roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
-        custom_code.save_tokenizer(folder, tokenizer.model, ids, model_max_length=max_length, **roles)
+        settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
+        custom_code.save_tokenizer(folder, tokenizer.model, ids, **settings)
         _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
 
     special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}

@@ -85,7 +85,8 @@ _USES = {
     "replaced = logits.sigmoid()  # [1, tokens], probability",
     ENERGY: "energies = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, tokens], nats\n"
     "log_probs = -energies[:, 1:-1]  # of each token given all others, without <s> and </s>",
-    SEQUENCE_CLASSIFICATION: "logits = model(**tokenizer(\"A text.\", return_tensors=\"pt\")).logits  # [1, classes]",
+    SEQUENCE_CLASSIFICATION: "inputs = tokenizer(\"A text.\", truncation=True, return_tensors=\"pt\")  # or two texts\n"
+    "logits = model(**inputs).logits  # [1, classes]",
     QUESTION_ANSWERING: "output = model(**tokenizer(\"A question?\", \"And its answer.\", return_tensors=\"pt\"))\n"
     "start, end = output.start_logits.argmax(), output.end_logits.argmax()",
 }  # fmt: skip
@@ -286,8 +287,9 @@ def limits(loaded: LoadedCheckpoint, part: Part) -> str:
     vocabulary = "that of the imported model" if of_import else "from the training text"
     return (
         f"{part.limits or _LIMITS[part.kind]} Its vocabulary is {vocabulary} and {case}; other languages and "
-        f"characters that were rare there become unknown. It takes at most {part.shape.max_positions} tokens. A text that "
-        "spells a special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
+        f"characters that were rare there become unknown. It takes at most {part.shape.max_positions} tokens: "
+        "`truncation=True` cuts longer inputs, of a pair the longer text first, as in fine-tuning. A text that spells a "
+        "special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
     )
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from fairseq.data import ListDataset
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.labeled_texts import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import Part
 from amos_fairseq.hugging_face.weights import AUTO_CLASSES, DETECTION, ENCODER, MASKED_LM, QUESTION_ANSWERING
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 TOLERANCE = 3e-5  # relative to the largest output
+# Length to which texts are also compared truncated: many pairs are longer, of some both texts are cut.
+TRUNCATED = 12
 _SEED = 1
 _BATCH_SIZE = 8
 _NUM_RANDOM_TEXTS = 300  # random characters, and as many of random pieces
@@ -110,27 +114,36 @@ def load_folder(folder: Path, part: Part, has_code: bool) -> tuple["PreTrainedTo
 
 
 def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> int:
-    """Compare the ids of texts alone and in pairs; return the number of texts, or raise :class:`UserError` at a difference."""
+    """Compare the ids of texts, alone and in pairs, whole and truncated.
+
+    Returns:
+        The number of texts.
+
+    Raises:
+        UserError: a text has other ids in the folder.
+    """
     texts = list(texts_to_compare(loaded))
-    for text, second in zip(texts, ["", *texts], strict=False):
-        expected = framed_ids(loaded, ids, text)
-        _compare_ids(tokenizer, text, expected, _folder_ids(tokenizer, text))
+    dictionary, limit = loaded.dictionary, min(loaded.model.max_positions(), TRUNCATED)
+    lines = [torch.tensor([*map(dictionary.index, loaded.tokenizer.encode(t)), dictionary.eos()]) for t in texts]
+    second, second_line = "", lines[0]
+    for text, line in zip(texts, lines, strict=True):
+        inputs = [((text,), [line])]
         if second:  # transformers ignores an empty second text
-            expected += framed_ids(loaded, ids, second)[1:]
-            _compare_ids(tokenizer, text, expected, _folder_ids(tokenizer, text, second))
+            inputs.append(((text, second), [line, second_line]))
+        for compared, rows in inputs:
+            row = join_texts([ListDataset([row], [len(row)]) for row in rows], dictionary.bos(), loaded.separator)
+            _compare_ids(tokenizer, text, ids[row[0]].tolist(), _folder_ids(tokenizer, compared))
+            shortened = ids[ShortenedTexts(row, limit)[0]].tolist()
+            _compare_ids(
+                tokenizer, text, shortened, _folder_ids(tokenizer, compared, truncation=True, max_length=limit)
+            )
+        second, second_line = text, line
     return len(texts)
 
 
-def framed_ids(loaded: LoadedCheckpoint, ids: Tensor, text: str) -> list[int]:
-    """Return ``<s> text </s>`` in the ids of the folder."""
-    dictionary = loaded.dictionary
-    pieces = [dictionary.index(piece) for piece in loaded.tokenizer.encode(text)]
-    return ids[torch.tensor([dictionary.bos(), *pieces, dictionary.eos()])].tolist()
-
-
-def _folder_ids(tokenizer: "PreTrainedTokenizerBase", *texts: str) -> list[int]:
+def _folder_ids(tokenizer: "PreTrainedTokenizerBase", texts: tuple[str, ...], **truncation: Any) -> list[int]:
     """Encode with the folder's tokenizer: spelled special tokens are text, as on our side; no warning about long texts."""
-    return tokenizer(*texts, split_special_tokens=True, verbose=False)["input_ids"]
+    return tokenizer(*texts, split_special_tokens=True, verbose=False, **truncation)["input_ids"]
 
 
 def _compare_ids(tokenizer: "PreTrainedTokenizerBase", text: str, expected: list[int], found: list[int]) -> None:
@@ -176,8 +189,9 @@ def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
         for row, length in enumerate(chosen):
             tokens[row, :length] = inner[torch.randint(len(inner), (length,), generator=generator)]
             tokens[row, 0], tokens[row, length - 1] = dictionary.bos(), dictionary.eos()
-            if length > 5:
-                tokens[row, length // 2] = dictionary.eos()  # a pair
+            if length > 6:  # a pair
+                num_separators = 1 if loaded.separator is None else 2
+                tokens[row, length // 2 : length // 2 + num_separators] = dictionary.eos()
         yield tokens
 
 

@@ -34,6 +34,10 @@ DETECTION_LABELS = {0: "original", 1: "replaced"}
 
 TOKEN_TYPES = "encoder.embed_token_types.weight"
 PROJECTION = "encoder.embedding_projection."
+# A linear classification head in classes that have a dense layer: this layer multiplies states by the first number, the
+# activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
+# by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
+LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
 # Token types of an exported BERT where our encoder has none: tokenizers send types 0 and 1 for pairs.
 EXPORTED_TOKEN_TYPES = 2
 # Names of LayerNorm weights in the first BERTs.
@@ -231,6 +235,8 @@ def to_hugging_face(family: str, part: str, weights: Weights) -> Weights:
     table = FAMILIES[family]
     rows = table.encoder + (table.heads[part] if part != ENCODER else ())
     ours_by_name = _with_token_types(weights)
+    if part == SEQUENCE_CLASSIFICATION:
+        ours_by_name = _with_dense_layer(ours_by_name, "gelu" if family == "electra" else "tanh")
     converted: Weights = {}
     for ours, theirs, conversion in expand_rows(rows, count_layers(weights, "encoder.layers.")):
         if ours.startswith(PROJECTION) and ours not in ours_by_name:
@@ -333,6 +339,20 @@ def _with_token_types(weights: Weights) -> Weights:
         return weights
     width = weights["encoder.embed_positions.weight"].size(1)
     return {**weights, TOKEN_TYPES: weights["encoder.embed_positions.weight"].new_zeros(EXPORTED_TOKEN_TYPES, width)}
+
+
+def _with_dense_layer(weights: Weights, activation: str) -> Weights:
+    """Return the weights with a classification head that has a dense layer; a linear head computes the same as before."""
+    if "classification_head.dense.weight" in weights:
+        return weights
+    scale, slope = LINEAR_HEAD_SCALES[activation]
+    output = weights["classification_head.output.weight"]
+    return {
+        **weights,
+        "classification_head.dense.weight": torch.eye(output.size(1)) * scale,
+        "classification_head.dense.bias": torch.zeros(output.size(1)),
+        "classification_head.output.weight": output / (scale * slope),
+    }
 
 
 def _current_name(name: str, table: Family, weights: Weights) -> str:

@@ -16,7 +16,7 @@ from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 
 from amos_fairseq.modules.encoder import TransformerConfig
-from amos_fairseq.modules.heads import POOLER_ACTIVATIONS
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS
 from amos_fairseq.special_tokens import special_ids
 
 # base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny: ours, the smallest that visibly learns on two
@@ -68,8 +68,9 @@ class EncoderConfig(FairseqDataclass):
     pooler_dropout: float = field(
         default=0.0, metadata={"range": "0 or more and below 1", "help": "dropout of a classification head"}
     )
-    pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
-        default="tanh", metadata={"help": "activation of a classification head"}
+    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
+        default="tanh",
+        metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
     )
     layer_norm_eps: float = field(default=1e-5, metadata={"range": "above 0", "help": "epsilon of every LayerNorm"})
     init_std: float = field(

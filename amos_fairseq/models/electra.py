@@ -32,7 +32,7 @@ from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
 from amos_fairseq.models.pretraining import SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TokenNoise
-from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead, TokenPrediction, TokenPredictions
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPrediction, TokenPredictions
 
 EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 
@@ -41,8 +41,9 @@ EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 class ElectraConfig(EncoderConfig):
     """ELECTRA-base (thesis Table 5.1); every variant is a setting of the same model."""
 
-    pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
-        default="gelu", metadata={"help": "activation of a classification head"}
+    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
+        default="gelu",
+        metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
     )
     generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = field(
         default="masked_lm",

@@ -29,7 +29,7 @@ from amos_fairseq.models.configuration import (
 from amos_fairseq.models.pretraining import PretrainingModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
-from amos_fairseq.modules.heads import POOLER_ACTIVATIONS, DenseDetectionHead
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead
 
 NO_ENCODER = (
     "--electric-variant two_tower has no encoder to fine-tune or to load: it scores text; give a model of the variant "
@@ -41,8 +41,9 @@ NO_ENCODER = (
 class ElectricConfig(EncoderConfig):
     """Electric-base (thesis Table 5.1)."""
 
-    pooler_activation_fn: ChoiceEnum(list(POOLER_ACTIVATIONS)) = field(
-        default="gelu", metadata={"help": "activation of a classification head"}
+    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
+        default="gelu",
+        metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
     )
     electric_variant: ChoiceEnum(["electric", "electra_tt", "two_tower"]) = field(
         default="electric",

@@ -113,14 +113,14 @@ class FineTunedModel(BaseFairseqModel):
         return self.encoder(self.embed_tokens(tokens), padding_mask, token_types=self.token_types(tokens))[-1]
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
-        """Return 0 in the first text, its ``</s>`` included, and 1 in the second: [B,T] int64.
+        """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.
 
         None if the encoder has no token types.
         """
         if self.cfg.token_types == 0:
             return None
         ends = tokens.eq(self.vocabulary.end).long()
-        return (ends.cumsum(1) - ends).clamp(max=self.cfg.token_types - 1)
+        return (ends.cumsum(1) - ends).clamp(max=min(1, self.cfg.token_types - 1))
 
     def max_positions(self) -> int:
         return self.cfg.max_positions

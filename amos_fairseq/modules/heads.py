@@ -134,22 +134,28 @@ class FeedForwardHead(nn.Module):
 
 
 POOLER_ACTIVATIONS = {"tanh": torch.tanh, "gelu": gelu}
+# A classification head without a dense layer.
+LINEAR_HEAD = "linear"
+CLASSIFICATION_HEADS = (*POOLER_ACTIVATIONS, LINEAR_HEAD)
 
 
 class ClassificationHead(nn.Module):
     """Predict classes, or one regression value, from the state of a sequence's first token: dense, activation, output.
 
     With tanh this is the head of Hugging Face's MPNet (and BERT's pooler and classifier), with gelu that of its ELECTRA.
+    With ``linear`` it is the output layer alone, the "simple linear classifier" of ELECTRA (thesis 5.2.4 and released code).
     """
 
     def __init__(self, width: int, num_classes: int, activation: str, dropout: float):
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = None if activation == LINEAR_HEAD else nn.Linear(width, width)
         self.output = nn.Linear(width, num_classes)
-        self.activation = POOLER_ACTIVATIONS[activation]
+        self.activation = POOLER_ACTIVATIONS.get(activation)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: Tensor) -> Tensor:
         """[B,T,D] -> logits [B, classes]."""
-        pooled = self.activation(self.dense(self.dropout(states[:, 0])))
-        return self.output(self.dropout(pooled))
+        pooled = self.dropout(states[:, 0])
+        if self.dense is not None:
+            pooled = self.dropout(self.activation(self.dense(pooled)))
+        return self.output(pooled)

@@ -2,7 +2,9 @@
 
 import ast
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, List
 
@@ -19,8 +21,8 @@ from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
 
-# Settings of a group that are not restored from a checkpoint.
-SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale")
+# Settings of a group that are not restored from a checkpoint; only apex has the last one in its groups.
+SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale", "bias_correction")
 
 
 @dataclass
@@ -30,6 +32,13 @@ class GroupedAdamConfig(FairseqDataclass):
     adam_betas: str = field(default="(0.9, 0.98)", metadata={"help": "decay rates of the two moments"})
     adam_eps: float = field(default=1e-6, metadata={"range": "above 0", "help": "epsilon of Adam"})
     weight_decay: float = field(default=0.0, metadata={"range": "0 or more", "help": "decoupled weight decay"})
+    bias_correction: bool = field(
+        default=True,
+        metadata={
+            "argparse_alias": "--no-bias-correction",
+            "help": "as a flag, leave out Adam's bias correction, as the released code of ELECTRA does",
+        },
+    )
     decay_all_parameters: bool = field(
         default=False,
         metadata={"help": "decay LayerNorm weights, biases, mixture weights and bias tables too, as fairseq does"},
@@ -53,6 +62,10 @@ class GroupedAdam(FairseqOptimizer):
     lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.initialization.mark_layer_depths`).
     ELECTRA's released code has one step more between heads and top layer: its X^2 is X here, and so on for lower layers.
 
+    Without ``bias_correction`` the moments are not divided by 1 - beta^t: a parameter w changes by
+    -lr (m / (sqrt(v) + eps) + decay w), as in the optimizer of BERT's and ELECTRA's released code. With betas 0.9 and 0.999 the
+    first term is 6.5 times as large at t = 10, 3.2 times at t = 100 and 1.3 times at t = 1,000.
+
     fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses the FusedAdam of
     NVIDIA's apex if apex and a GPU are present, PyTorch's fused kernels otherwise (:mod:`amos_fairseq.compat.apex`).
     """
@@ -62,9 +75,13 @@ class GroupedAdam(FairseqOptimizer):
         check_ranges(cfg, GroupedAdamConfig)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
         apex_adam = fused_adam() if on_gpu(groups) else None
+        self._num_steps = 0
+        self._undoes_correction = apex_adam is None and not cfg.bias_correction
         if apex_adam is not None:
             logger.info("optimizer: FusedAdam of NVIDIA's apex")
-            self._optimizer = apex_adam(groups, adam_w_mode=True, **self.optimizer_config)
+            self._optimizer = apex_adam(
+                groups, bias_correction=cfg.bias_correction, adam_w_mode=True, **self.optimizer_config
+            )
         else:
             self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
             # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
@@ -97,6 +114,11 @@ class GroupedAdam(FairseqOptimizer):
         self, closure: Callable[[], Tensor] | None = None, scale: Tensor | float = 1.0, groups: Any = None
     ) -> None:
         """Update the parameters with their gradients divided by ``scale``; the fused kernel divides."""
+        self._num_steps += 1
+        with without_bias_correction(self.param_groups, self._num_steps) if self._undoes_correction else nullcontext():
+            self._step(closure, scale)
+
+    def _step(self, closure: Callable[[], Tensor] | None, scale: Tensor | float) -> None:
         if not torch.is_tensor(scale) and scale == 1.0:
             self.optimizer.step(closure)
             return
@@ -133,8 +155,9 @@ class GroupedAdam(FairseqOptimizer):
                 "--decay-all-parameters, the model and whether there is a --layer-wise-lr-decay as they were, "
                 "or give --reset-optimizer"
             )
-        flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]
+        flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
+        self._num_steps = next((int(state["step"]) for state in self.optimizer.state.values() if "step" in state), 0)
         leading = self.param_groups[0]
         lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # older checkpoints have no lr_scale
         for group, settings in zip(self.param_groups, flags, strict=True):
@@ -182,6 +205,31 @@ def parameter_groups(
 def on_gpu(groups: list[dict[str, Any]]) -> bool:
     """Return whether the parameters are on a GPU: with ``--cpu`` they are not, whatever the machine has."""
     return groups[0]["params"][0].is_cuda
+
+
+@contextmanager
+def without_bias_correction(groups: list[dict[str, Any]], step: int) -> Iterator[None]:
+    """Change the groups' settings, for one step of AdamW, so that this step has no bias correction.
+
+    With c1 = 1 - beta1^t and c2 = 1 - beta2^t, AdamW's step is -lr (m / c1) / (sqrt(v / c2) + eps) - lr decay w. If lr is
+    multiplied by r = c1 / sqrt(c2), eps by 1 / sqrt(c2) and decay by 1 / r, it is -lr m / (sqrt(v) + eps) - lr decay w.
+
+    Args:
+        step: t of this step, from 1 on. Parameters that had no gradient in an earlier step are corrected by a lower t.
+    """
+    changed = ("lr", "eps", "weight_decay")
+    before = [{name: group[name] for name in changed} for group in groups]
+    for group in groups:
+        first_correction, second_correction = (1 - beta**step for beta in group["betas"])
+        ratio = first_correction / math.sqrt(second_correction)
+        group["lr"] *= ratio
+        group["eps"] /= math.sqrt(second_correction)
+        group["weight_decay"] /= ratio
+    try:
+        yield
+    finally:
+        for group, settings in zip(groups, before, strict=True):
+            group.update(settings)
 
 
 def parse_betas(text: str) -> tuple[float, float]:

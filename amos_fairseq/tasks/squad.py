@@ -42,6 +42,12 @@ class SquadConfig(FairseqDataclass):
     max_question_length: int = field(
         default=64, metadata={"range": "1 or more", "help": "tokens of a question; the rest is cut off (BERT's)"}
     )
+    separator_token: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "id of </s> for a second </s> before the context, as in the released AMOS script (default: none)"
+        },
+    )
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     train_subset: str = II("dataset.train_subset")
@@ -67,7 +73,12 @@ class SquadTask(CorpusTask):
             raise UserError(f"{cfg.data} is not a directory: give the one that preprocess/squad/prepare.sh wrote")
         read_manifest(Path(cfg.data))
         vocabulary = Vocabulary.of_corpus([Path(cfg.data)], None)
-        return cls(cfg, vocabulary, vocabulary.load_dictionary())
+        dictionary = vocabulary.load_dictionary()
+        if cfg.separator_token not in (None, dictionary.eos()):
+            raise UserError(
+                f"--separator-token {cfg.separator_token} is not </s>: give {dictionary.eos()}, or leave it out"
+            )
+        return cls(cfg, vocabulary, dictionary)
 
     @property
     def target_dictionary(self) -> None:
@@ -125,4 +136,5 @@ class SquadTask(CorpusTask):
 
 
 def window_limits(cfg: SquadConfig) -> WindowLimits:
-    return WindowLimits(cfg.tokens_per_window, cfg.doc_stride, cfg.max_question_length)
+    num_separators = 1 if cfg.separator_token is None else 2
+    return WindowLimits(cfg.tokens_per_window, cfg.doc_stride, cfg.max_question_length, num_separators)

@@ -77,6 +77,14 @@ class TextPretrainingConfig(FairseqDataclass):
             "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
         },
     )
+    save_interval_minutes: float = field(
+        default=30.0,
+        metadata={
+            "range": "0 or more",
+            "help": "write checkpoint_last.pt when the last checkpoint is older than this (0: only at --save-interval and "
+            "--save-interval-updates; ours)",
+        },
+    )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")

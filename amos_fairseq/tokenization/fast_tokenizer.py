@@ -170,12 +170,15 @@ class _Words(dict[str, tuple[str, ...]]):
         self.update(zip(new, self._encode(new), strict=True))
 
 
-def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
-    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``."""
+def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str], num_separators: int = 1) -> None:
+    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``.
+
+    ``num_separators``: number of ``</s>`` between A and B, 1 or 2.
+    """
     begin, end = special_tokens[BOS], special_tokens[EOS]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[f"{begin}:0", "$A:0", f"{end}:0"],
-        pair=[f"{begin}:0", "$A:0", f"{end}:0", "$B:1", f"{end}:1"],
+        pair=[f"{begin}:0", "$A:0", f"{end}:0", *[f"{end}:1"] * (num_separators - 1), "$B:1", f"{end}:1"],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
     )
 

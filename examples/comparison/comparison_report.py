@@ -16,6 +16,7 @@ from runs import num_threads
 
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.experiment import column_name
+from amos_fairseq.finetuning.recipes import load_recipe
 from amos_fairseq.finetuning.report import MISSING, Table, format_score
 from amos_fairseq.finetuning.runs import write_json
 from amos_fairseq.plotting.style import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
@@ -93,7 +94,9 @@ def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
         f"fine-tuning: amos glue with {flags}; medians ± standard deviation, number of seeds: {options.seeds}; AVG: the mean "
         "of the medians ± the deviation of the seeds' own averages"
     )
-    if len(set(heads.values())) > 1:
+    recipe = load_recipe(str(comparison.fine_tuning_settings.get("recipe", "amos")), "small")
+    is_dense = any(trial.head == "dense" for trials in recipe.trials.values() for trial in trials)
+    if is_dense and len(set(heads.values())) > 1:
         listed = ", ".join(f"{label} {activation}" for label, activation in heads.items())
         yield f"the classification head's activation is that of each paper: {listed}"
     yield (

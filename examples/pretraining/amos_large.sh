@@ -21,7 +21,7 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --max-update 400000 --clip-norm 2.0 \
     --lr 0.0002 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 400000 \
     --optimizer grouped_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 \
-    --bf16 --seed 1 --log-format simple --log-interval 100 --tensorboard-logdir "$save_dir/tensorboard" \
+    --bf16 --seed 1 --log-interval 100 --tensorboard-logdir "$save_dir/tensorboard" \
     --save-interval 1000000000 --save-interval-updates 1000 --no-epoch-checkpoints \
     --validate-interval 1000000000 --validate-interval-updates 1000 \
     --keep-interval-updates 3 --keep-interval-updates-pattern 50000 \

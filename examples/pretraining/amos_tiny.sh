@@ -21,7 +21,7 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --max-update 1750 --clip-norm 2.0 \
     --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 1750 --power 0.5 \
     --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 \
-    --seed 1 --log-format simple --log-interval 50 --tensorboard-logdir "$save_dir/tensorboard" \
+    --seed 1 --log-interval 50 --tensorboard-logdir "$save_dir/tensorboard" \
     --save-interval 1000000000 --save-interval-updates 400 --no-epoch-checkpoints \
     --validate-interval 1000000000 --validate-interval-updates 200 \
     --keep-interval-updates 2 \

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: run_module MODULE [ARGUMENTS...] runs in the active environment, or else in the checkout's.
+# Sourced by the other scripts: run_module MODULE [ARGUMENTS...] runs in the active environment, or else in that of the checkout;
+# with $PYTHON where that is given (another version than that of the checkout is refused).
 run_module() {
     local checkout python=python
     checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -8,6 +9,10 @@ run_module() {
         source "$checkout/examples/environment.sh"
         prepare_environment
         python="$AMOS_PYTHON"
+    elif [[ -n "${PYTHON:-}" ]]; then
+        # shellcheck source=examples/environment.sh
+        source "$checkout/examples/environment.sh"
+        python="$(python_of_environment)" || exit 1
     elif [[ -z "${VIRTUAL_ENV:-}" && -x "$checkout/.venv/bin/python" ]]; then
         python="$checkout/.venv/bin/python"
     fi

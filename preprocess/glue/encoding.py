@@ -2,7 +2,7 @@
 
 import contextlib
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -15,8 +15,8 @@ from preprocess.common.processes import ordered_results, use_threads
 from preprocess.glue.tables import Row
 from preprocess.glue.tasks import GlueTask, is_test
 
-# The maximum length of most pretrained encoders, and the default of --max-positions in fine-tuning.
-USUAL_MAX_POSITIONS = 512
+# Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
+USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 _BATCH_ROWS = 1000
 
 _tokenizer: Optional[Tokenizer] = None
@@ -27,15 +27,15 @@ _ids: Optional[SymbolIds] = None
 class Counts:
     """``pieces[k]``: pieces of text k, without ``</s>``; ``unknown``: those of them that are not in ``dict.txt``.
 
-    ``longest`` and ``longer`` (rows longer than ``USUAL_MAX_POSITIONS``) count tokens as in fine-tuning:
-    ``<s> A </s>`` or ``<s> A </s> B </s>``.
+    ``longest`` and ``longer`` (number of rows longer than each of ``USUAL_MAX_POSITIONS``) count tokens as in fine-tuning:
+    ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token more in a pair.
     """
 
     pieces: List[int]
     rows: int = 0
     unknown: int = 0
     longest: int = 0
-    longer: int = 0
+    longer: List[int] = field(default_factory=lambda: [0] * len(USUAL_MAX_POSITIONS))
 
     def add(self, ids_of_texts: List[List[int]]) -> None:
         lengths = [len(ids) for ids in ids_of_texts]
@@ -43,7 +43,7 @@ class Counts:
         tokens = 1 + sum(length + 1 for length in lengths)
         self.rows += 1
         self.longest = max(self.longest, tokens)
-        self.longer += tokens > USUAL_MAX_POSITIONS
+        self.longer = [count + (tokens > most) for count, most in zip(self.longer, USUAL_MAX_POSITIONS, strict=True)]
         self.unknown += sum(ids.count(UNKNOWN_ID) for ids in ids_of_texts)
 
     def merge(self, other: "Counts") -> None:
@@ -51,13 +51,13 @@ class Counts:
         self.rows += other.rows
         self.unknown += other.unknown
         self.longest = max(self.longest, other.longest)
-        self.longer += other.longer
+        self.longer = [a + b for a, b in zip(self.longer, other.longer, strict=True)]
 
     def describe(self) -> Dict[str, Any]:
         """Return the counts for ``task.json``."""
         return {
             "longest": self.longest,
-            f"longer_than_{USUAL_MAX_POSITIONS}": self.longer,
+            "longer_than": {str(most): count for most, count in zip(USUAL_MAX_POSITIONS, self.longer, strict=True)},
             "unknown_share": self.unknown / max(1, sum(self.pieces)),
         }
 

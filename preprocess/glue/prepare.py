@@ -18,7 +18,7 @@ from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from preprocess.common.processes import end_children_with_this_process, process_pool
-from preprocess.glue.encoding import USUAL_MAX_POSITIONS, encode_rows, start_encoding_process, write_labels
+from preprocess.glue.encoding import encode_rows, start_encoding_process, write_labels
 from preprocess.glue.tables import Table, find_files, has_any_file, read_table
 from preprocess.glue.tasks import TASKS, GlueTask, is_test, parse_tasks
 from preprocess.glue.workspace import Workspace
@@ -135,11 +135,13 @@ def _describe_source(task: GlueTask, split: str, path: Path, table: Table) -> Di
 
 
 def _report(task: GlueTask, split: str, described: Dict[str, Any], broken: List[int]) -> None:
-    rows, longer = described["rows"], described[f"longer_than_{USUAL_MAX_POSITIONS}"]
+    rows = described["rows"]
+    longer = ", ".join(f"{count:,} than {most}" for most, count in described["longer_than"].items() if count)
     of = f" of {described['source_rows']}" if rows < described["source_rows"] else ""
     say(
-        f"{task.name} {split}: {rows}{of} rows; longest {described['longest']} tokens, {longer} "
-        f"({longer / rows:.2%}) longer than {USUAL_MAX_POSITIONS}; {described['unknown_share']:.3%} unknown pieces"
+        f"{task.name} {split}: {rows}{of} rows; longest {described['longest']} tokens"
+        + (f" (longer: {longer}; a model of that length reads them cut)" if longer else "")
+        + f"; {described['unknown_share']:.3%} unknown pieces"
     )
     if described["source_rows"] != described["official_rows"]:
         say(

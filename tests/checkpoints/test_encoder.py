@@ -7,7 +7,7 @@ import torch
 from saved_models import write_checkpoint, write_save_dir
 
 import amos_fairseq
-from amos_fairseq.checkpoints.encoder import Encoder, Features, truncated_lengths
+from amos_fairseq.checkpoints.encoder import Encoder, Features
 from amos_fairseq.errors import UserError
 
 TEXTS = [
@@ -200,15 +200,6 @@ def test_length_limit(encoder):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "limit", "expected"),
-    [([3, 4], 10, [3, 4]), ([3, 4], 6, [3, 3]), ([3, 4], 5, [3, 2]), ([9, 2], 6, [4, 2]), ([1, 9], 2, [1, 1]), ([8], 5, [5])],
-)  # fmt: skip
-def test_longer_text_is_truncated_first(lengths, limit, expected):
-    """As ``longest_first`` of Hugging Face: one token at a time, of equals from the second."""
-    assert truncated_lengths(lengths, limit) == expected
-
-
-@pytest.mark.parametrize(
     ("texts", "message"),
     [
         ([], "there is no text to encode"),
@@ -236,3 +227,4 @@ def test_unusable_settings_are_refused(save_dir, arguments, message):
     with pytest.raises(UserError, match=message) as raised:
         amos_fairseq.load(save_dir, **arguments)
     assert "\n" not in str(raised.value)
+    assert len(raised.traceback) == 2  # the caller, and load

@@ -81,12 +81,13 @@ def test_missing_flags_are_named(capsys):
 
 def test_lengths_follow_the_maximum_input_of_the_encoder():
     assert settings_of(512).as_dict() == {
-        "span_head": "independent", "tokens": 512, "doc_stride": 128, "question": 64, "max_answer_length": 30, "n_best": 20,
+        "span_head": "independent", "tokens": 512, "doc_stride": 128, "question": 64, "num_separators": 1,
+        "max_answer_length": 30, "n_best": 20,
     }  # fmt: skip
     assert settings_of(1024).windows.tokens == 512
-    assert settings_of(128).windows == (128, 32, 64)
-    assert settings_of(64).windows == (64, 16, 32)
-    assert settings_of(64, "--tokens-per-window", "60", "--doc-stride", "9").windows == (60, 9, 30)
+    assert settings_of(128).windows == (128, 32, 64, 1)
+    assert settings_of(64).windows == (64, 16, 32, 1)
+    assert settings_of(64, "--tokens-per-window", "60", "--doc-stride", "9").windows == (60, 9, 30, 1)
 
 
 def test_default_head_is_that_of_the_recipe():
@@ -101,6 +102,9 @@ def test_impossible_settings_are_refused(squad_data, tmp_path, capsys):
     assert "--tokens-per-window 65 is more than the 64 tokens of the encoder's maximum input" in line
     assert "--n-best 0" in refused(capsys, *given, "--n-best", 0)
     assert "leaves no room for a context" in refused(capsys, *given, "--max-question-length", 61)
+    grid = "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0}}\ngrid: {num_separators: [1, 2]}\n"
+    (tmp_path / "grid.yaml").write_text(grid)
+    assert "several num_separators for SQuAD" in refused(capsys, *given, "--recipe", tmp_path / "grid.yaml")
     given[3] = tmp_path
     assert "squad.json is missing" in refused(capsys, *given)
     assert not (tmp_path / "out").exists()

@@ -31,20 +31,21 @@ def initial_parameters() -> list[nn.Parameter]:
     return parameters
 
 
-def expected(decays: tuple[float, ...]) -> torch.Tensor:
-    """All updates in float64: decoupled weight decay, moments without bias."""
+def expected(decays: tuple[float, ...], corrected: bool) -> torch.Tensor:
+    """All updates in float64: decoupled weight decay, moments with or without bias correction."""
     values = torch.stack([parameter.detach() for parameter in initial_parameters()]).double()
     first, second = torch.zeros_like(values), torch.zeros_like(values)
     for step, gradient in enumerate(gradients(), start=1):
         first = BETAS[0] * first + (1 - BETAS[0]) * gradient
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient.double() ** 2
         means = first / (1 - BETAS[0] ** step), second / (1 - BETAS[1] ** step)
+        means = means if corrected else (first, second)
         decay = torch.tensor(decays, dtype=torch.float64)[:, None, None] * values
         values = values - LR * (means[0] / (means[1].sqrt() + EPSILON) + decay)
     return values
 
 
-def build(kind: str, with_apex: bool, parameters: list[nn.Parameter], monkeypatch):
+def build(kind: str, with_apex: bool, parameters: list[nn.Parameter], monkeypatch, corrected: bool = True):
     """The optimizer that a machine with or without apex builds."""
     with monkeypatch.context() as patch:
         if with_apex:
@@ -57,20 +58,27 @@ def build(kind: str, with_apex: bool, parameters: list[nn.Parameter], monkeypatc
         if kind == "adam":
             optimizer = FairseqAdam(FairseqAdamConfig(tpu=False, **settings), parameters)
         else:
-            optimizer = GroupedAdam(GroupedAdamConfig(**settings), parameters)
+            optimizer = GroupedAdam(GroupedAdamConfig(bias_correction=corrected, **settings), parameters)
     assert isinstance(optimizer.optimizer, apex_stand_in.FusedAdam) == with_apex
     return optimizer
 
 
-@pytest.mark.parametrize(("kind", "decays"), [("adam", (DECAY, DECAY, DECAY)), ("grouped_adam", (DECAY, DECAY, 0.0))])
+@pytest.mark.parametrize(
+    ("kind", "decays", "corrected"),
+    [
+        ("adam", (DECAY, DECAY, DECAY), True),
+        ("grouped_adam", (DECAY, DECAY, 0.0), True),
+        ("grouped_adam", (DECAY, DECAY, 0.0), False),
+    ],
+)
 @pytest.mark.parametrize(
     "machines", [(True, False), (False, True), (True, False, True), (False, True, False), (True, True)]
 )
-def test_moved_between_machines(kind, decays, machines, monkeypatch):
+def test_moved_between_machines(kind, decays, corrected, machines, monkeypatch):
     """After each machine's part of the updates a checkpoint is saved, and the next machine continues from it."""
     parameters, state = initial_parameters(), None
     for machine, with_apex in enumerate(machines):
-        optimizer = build(kind, with_apex, parameters, monkeypatch)
+        optimizer = build(kind, with_apex, parameters, monkeypatch, corrected)
         if state is not None:
             optimizer.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
         for gradient in gradients()[machine * UPDATES // len(machines) : (machine + 1) * UPDATES // len(machines)]:
@@ -85,7 +93,7 @@ def test_moved_between_machines(kind, decays, machines, monkeypatch):
         assert by_group == [with_apex] * len(by_group), "no old count remains in the other place"
         assert by_parameter == [not with_apex] * 3
     found = torch.stack([parameter.detach() for parameter in parameters])
-    torch.testing.assert_close(found.double(), expected(decays), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.double(), expected(decays, corrected), rtol=1e-5, atol=1e-6)
 
 
 def test_states_of_no_update_and_of_unused_parameters(monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fairseq import checkpoint_utils, options
 from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import progress_bar
 from fairseq.trainer import Trainer
 
 from amos_fairseq.compat import PATCHES
@@ -39,6 +40,7 @@ def modules_of(function: Any) -> Iterator[str]:
         (checkpoint_utils, "save_checkpoint", ["signals", "divergence"]),
         (distributed_utils, "call_main", ["distribution", "signals"]),
         (options, "parse_args_and_arch", ["precision", "known_names"]),
+        (progress_bar, "progress_bar", ["metrics_log", "progress"]),
     ],
 )
 def test_order_of_several_patches(owner: Any, name: str, expected: list[str]) -> None:

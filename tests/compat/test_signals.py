@@ -29,16 +29,17 @@ def handlers() -> Iterator[None]:
 
 
 def alone(updates: int = 5) -> Any:
-    return SimpleNamespace(data_parallel_world_size=1, get_num_updates=lambda: updates)
+    task = SimpleNamespace(cfg=SimpleNamespace())
+    return SimpleNamespace(data_parallel_world_size=1, get_num_updates=lambda: updates, task=task)
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_rank_records_the_signal(number: int) -> None:
     signals.install_handlers()
     signals.finish_updates(lambda: None)
-    assert signals.requested_exit_code(alone()) is None
+    assert signals.due_after_update(alone()) == (None, False)
     os.kill(os.getpid(), number)
-    assert signals.requested_exit_code(alone()) == {signal.SIGINT: INTERRUPTED}.get(number, REQUEUE)
+    assert signals.due_after_update(alone()) == ({signal.SIGINT: INTERRUPTED}.get(number, REQUEUE), False)
 
 
 def test_ctrl_c_before_the_first_update_ends_at_once(capfd: pytest.CaptureFixture) -> None:
@@ -55,7 +56,7 @@ def press_twice(seconds_between: float) -> None:
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGINT)
         signals._interrupted_at[0] -= seconds_between
-    sys.exit(signals.requested_exit_code(alone()))
+    sys.exit(signals.due_after_update(alone())[0])
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.0, INTERRUPTED), (2.0, -signal.SIGINT)])
@@ -177,10 +178,29 @@ def test_signal_in_the_last_update(saves: list) -> None:
     assert not saves
 
 
-@pytest.mark.parametrize(("flags", "code"), [([1, 0], REQUEUE), ([1, 1], INTERRUPTED)])
-def test_one_rank_stops_all(flags: list[int], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum over two ranks, of which the other one has received the signal."""
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([1, 0, 0], (REQUEUE, False)), ([1, 1, 0], (INTERRUPTED, False)), ([0, 0, 1], (None, True))],
+)
+def test_one_rank_decides_for_all(flags: list[int], expected: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum over two ranks, of which the other one has received the signal, or has the clock."""
     monkeypatch.setattr(signals.distributed_utils, "all_reduce", lambda own, group: own.add_(torch.tensor(flags)))
-    two = SimpleNamespace(data_parallel_world_size=2, device=torch.device("cpu"), data_parallel_process_group=None)
+    two = alone()
+    vars(two).update(data_parallel_world_size=2, device=torch.device("cpu"), data_parallel_process_group=None)
     assert not signals._received
-    assert signals.requested_exit_code(two) == code
+    assert signals.due_after_update(two) == expected
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds_ago", "settings", "expected"),
+    [(30, 1801, {}, 1), (30, 1799, {}, 0), (0, 1e9, {}, 0), (30, 1801, {"no_save": True}, 0)],
+)
+def test_a_checkpoint_after_some_time(
+    minutes: float, seconds_ago: float, settings: dict, expected: int, saves: list
+) -> None:
+    trainer = alone()
+    trainer.task.cfg.save_interval_minutes = minutes
+    trainer.time_of_last_save = time.monotonic() - seconds_ago
+    stop = functools.partial(signals.stop_after_update, lambda *args: ([None], False))
+    assert stop(config(**settings), trainer, None, "position", ["valid"], False) == ([None], False)
+    assert len(saves) == expected

@@ -107,6 +107,14 @@ def test_an_error_in_a_loader_process() -> None:
         (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "loader process exited unexpectedly"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+                "allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and raise --update-freq",
+        ),
+        (MemoryError(), "memory is full: lower --batch-size"),
         (Exception("The dataset is empty. This could indicate that"), "more text"),
         (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must be between 0"),
     ],
@@ -225,11 +233,26 @@ def test_a_criterion_beside_another_task(task: str, criterion: str, needed: str)
         check_fit(named(task=task, model="electra_tiny", criterion=criterion))
 
 
+@pytest.mark.parametrize(
+    ("task", "model", "fitting"),
+    [
+        ("text_pretraining", "teams_tiny", "teams"),
+        ("text_pretraining", "roberta", "amos"),
+        ("squad", "mlm_tiny", "squad"),
+    ],
+)
+def test_a_criterion_of_fairseq_beside_our_task(task: str, model: str, fitting: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"^--criterion cross_entropy .* fit --task {task}: give --criterion {fitting}$"
+    ):
+        check_fit(named(task=task, model=model, criterion="cross_entropy"))
+
+
 def test_other_packages_criterions_are_not_checked() -> None:
     """Stock criterions and models, and fine-tuning of any architecture."""
     check_fit(named(task="squad", model="teams_tiny", criterion="squad"))
     check_fit(named(task="sentence_prediction", model="mlm_tiny", criterion="sentence_prediction"))
-    check_fit(OmegaConf.create({**OmegaConf.to_container(named()), "criterion": "masked_lm"}))
+    check_fit(named(task="masked_lm", model="roberta", criterion="masked_lm"))
     check_fit(named(task="text_pretraining", model="roberta", criterion="electra"))
 
 

@@ -297,6 +297,24 @@ def overrides_of(ablation: str) -> list[str]:
     return shlex.split(readme_overrides()[ablation])
 
 
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("amos_tinny", "task.data=DATA", r"amos_tinny\.yaml is missing: .*; did you mean amos_tiny or .*\?$"),
+        (
+            "amos_tiny",
+            "optimization.max_updates=5",
+            r"there is no setting optimization\.max_updates; did you mean .*max_update",
+        ),
+        ("amos_tiny", "max_update=5", r"there is no setting max_update; did you mean optimization\.max_update\?$"),
+        ("amos_tiny", "zzzz=5", r"there is no setting zzzz$"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        composition.compose_recipe(name, [override])
+
+
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="encoder_layrs"):
         compose_recipe("amos_tiny", "model.encoder_layrs=3")

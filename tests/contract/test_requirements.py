@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # fairseq's configuration is made of these, so it pins them itself.
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
-OPTIONAL = {"apex", "triton"}  # triton comes with CUDA builds of torch
+OPTIONAL = {"apex", "argcomplete", "triton"}  # triton comes with CUDA builds of torch; argcomplete is an extra
 OURS = {"amos_fairseq", "preprocess"}
 
 

@@ -66,17 +66,18 @@ def dictionary(data):
     return dictionary
 
 
-def test_every_window_holds_question_and_context(data, dictionary):
+@pytest.mark.parametrize("num_separators", [1, 2])
+def test_every_window_holds_question_and_context(data, dictionary, num_separators):
     """Tokens, labels and mask of each window, rebuilt from the files one token at a time."""
     split = SquadSplit(data, "valid")
-    windows = SquadWindowDataset(split, dictionary, limits=LIMITS)
+    windows = SquadWindowDataset(split, dictionary, limits=LIMITS._replace(num_separators=num_separators))
     index = 0
     for number, example in enumerate(split.examples):
         question = split.questions[number].tolist()[:8]
         context = split.contexts[example.context].tolist()
-        for begin, end in naive_ranges(len(context), 40 - 3 - len(question), 12):
+        for begin, end in naive_ranges(len(context), 38 - num_separators - len(question), 12):
             item = windows[index]
-            assert item["tokens"].tolist() == [0, *question, 2, *context[begin:end], 2]
+            assert item["tokens"].tolist() == [0, *question, *[2] * num_separators, *context[begin:end], 2]
             assert len(item["tokens"]) == windows.size(index) <= 40
             first, count = item["context"]
             assert item["tokens"][first : first + count].tolist() == context[begin:end]

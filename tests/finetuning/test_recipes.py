@@ -29,6 +29,10 @@ def test_amos_has_the_released_settings(task, lr, epochs, batch_size, warmup):
     assert (settings.weight_decay, settings.clip_norm, settings.layer_wise_lr_decay) == (0.01, 0.0, 1.0)
     assert (settings.dropout, settings.attention_dropout, settings.pooler_dropout) == (0.1, 0.1, 0.1)
     assert (settings.adam_betas, settings.adam_eps, settings.checkpoint) == ((0.9, 0.98), 1e-6, "best")
+    assert (settings.bias_correction, settings.head, settings.num_separators) == (True, "dense", 2)
+    flags = settings.train_flags(100)
+    assert flags[flags.index("--separator-token") + 1] == "2"
+    assert {"--no-bias-correction", "--pooler-activation-fn"}.isdisjoint(flags)
 
 
 def test_amos_grid_spans_the_ranges_of_appendix_b():
@@ -57,6 +61,12 @@ def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
         assert (settings.adam_betas, settings.adam_eps) == ((0.9, 0.999), 1e-6)
         expected = {"RTE": 10, "STS-B": 10, "SQuAD": 2}.get(task, 3)
         assert settings.epochs == expected, task
+        # The released code, to which the learning rates belong, and section 5.2.4.
+        assert (settings.bias_correction, settings.head, settings.num_separators) == (False, "linear", 1)
+        flags = settings.train_flags(100)
+        assert "--no-bias-correction" in flags
+        assert flags[flags.index("--pooler-activation-fn") + 1] == "linear"
+        assert "--separator-token" not in flags
 
 
 @pytest.mark.parametrize(
@@ -145,6 +155,9 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
         (f"tasks: {{CoLA: {{{COMPLETE}, warmup: 1/0}}}}", "CoLA: warmup '1/0' must be a number"),
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA: adam_betas 0.9 must be two numbers"),
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9, 1.5]}}}}", "adam_betas 1.5 must be at least 0 and below 1"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, num_separators: 3}}}}", "num_separators 3 must be 1 or 2"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, head: deep}}}}", "head deep must be dense or linear"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 0}}}}", "bias_correction 0 must be true or false"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: 5", "grid must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}, grid: 5}}}}", "CoLA: grid must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ndefaults: 7", "defaults must map names"),

@@ -133,7 +133,7 @@ SETTINGS = (
     "model.relative_position_scheme", "model.relative_position_buckets", "model.generator_depths", "model.mixture",
     "model.gumbel_temperature", "model.gumbel_entries", "criterion._name", "criterion.discriminator_loss_weight",
     "optimizer._name", "optimizer.adam_betas", "optimizer.adam_eps", "optimizer.weight_decay",
-    "optimizer.layer_wise_lr_decay", "lr_scheduler._name", "lr_scheduler.warmup_updates",
+    "optimizer.bias_correction", "optimizer.layer_wise_lr_decay", "lr_scheduler._name", "lr_scheduler.warmup_updates",
     "lr_scheduler.total_num_update", "lr_scheduler.end_learning_rate", "lr_scheduler.power", "optimization.lr",
     "optimization.update_freq", "optimization.clip_norm", "dataset.batch_size", "dataset.num_workers",
     "common.log_interval", "common.seed", "common.bf16", "checkpoint.save_interval_updates",

@@ -64,6 +64,16 @@ def test_classification_head_by_hand() -> None:
     torch.testing.assert_close(logits, pooled @ head.output.weight.t() + head.output.bias)
 
 
+def test_linear_head_by_hand() -> None:
+    """Output on the first state alone."""
+    model = fine_tuned(pooler_activation_fn="linear")
+    head = model.classification_heads[HEAD]
+    assert set(head.state_dict()) == {"output.weight", "output.bias"}
+    state = model.extract_features(tokens())[:, 0]
+    logits, _ = model(tokens(), classification_head_name=HEAD)
+    torch.testing.assert_close(logits, state @ head.output.weight.t() + head.output.bias)
+
+
 def test_a_head_of_another_size_is_newly_initialized_and_an_equal_one_is_loaded() -> None:
     torch.manual_seed(0)
     mnli = fine_tuned(num_classes=3)
@@ -110,10 +120,14 @@ def test_another_vocabulary_size_is_refused() -> None:
         fine_tuned().load_state_dict(state)
 
 
-def test_token_types_follow_the_separators() -> None:
+@pytest.mark.parametrize("num_types", [2, 3])
+def test_token_types_follow_the_separators(num_types: int) -> None:
+    """A second ``</s>`` before the second text belongs to that text."""
     assert fine_tuned().token_types(tokens()) is None
-    types = fine_tuned(token_types=2).token_types(tokens())
+    types = fine_tuned(token_types=num_types).token_types(tokens())
     assert types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
+    types = fine_tuned(token_types=num_types).token_types(torch.tensor([[0, 5, 2, 2, 7, 8, 2]]))
+    assert types.tolist() == [[0, 0, 0, 1, 1, 1, 1]]
 
 
 def test_token_types_reach_the_embedding() -> None:

@@ -70,8 +70,10 @@ def test_flag_decays_all_parameters():
     assert groups == {DECAY: undecayed_names() | decayed_names()}
 
 
-def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[float], decay: float) -> torch.Tensor:
-    """Loshchilov and Hutter (2019), Algorithm 2, with PyTorch's place for epsilon."""
+def naive_adamw(
+    value: torch.Tensor, gradients: list[torch.Tensor], rates: list[float], decay: float, corrected: bool = True
+) -> torch.Tensor:
+    """Loshchilov and Hutter (2019), Algorithm 2, with PyTorch's place for epsilon; without the correction as in BERT's code."""
     value = value.double().clone()
     first, second = torch.zeros_like(value), torch.zeros_like(value)
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
@@ -79,26 +81,36 @@ def naive_adamw(value: torch.Tensor, gradients: list[torch.Tensor], rates: list[
         first = BETA_1 * first + (1 - BETA_1) * gradient
         second = BETA_2 * second + (1 - BETA_2) * gradient**2
         value -= rate * decay * value
-        value -= rate * (first / (1 - BETA_1**step)) / ((second / (1 - BETA_2**step)).sqrt() + EPSILON)
+        corrections = (1 - BETA_1**step, 1 - BETA_2**step) if corrected else (1, 1)
+        value -= rate * (first / corrections[0]) / ((second / corrections[1]).sqrt() + EPSILON)
     return value
 
 
-def test_steps_match_adamw_for_both_groups():
-    """Five steps, the learning rate changed on the way by fairseq's set_lr."""
+@pytest.mark.parametrize("corrected", [True, False])
+def test_steps_match_adamw_for_both_groups(corrected):
+    """Five steps, the learning rate changed on the way by fairseq's set_lr; after three a new optimizer continues."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for _ in range(2)]
     parameters[1].param_group = ParameterGroup(is_decayed=False)
     start = [parameter.detach().clone() for parameter in parameters]
     gradients = [[torch.randn(4, 3, generator=generator) for _ in range(5)] for _ in range(2)]
     rates = [0.0, 0.01, 0.02, 0.01, 0.001]
-    optimizer = GroupedAdam(config(), parameters)
+    optimizer = GroupedAdam(config(bias_correction=corrected), parameters)
     for step, rate in enumerate(rates):
+        if step == 3:
+            state = optimizer.state_dict()
+            optimizer = GroupedAdam(config(bias_correction=corrected), parameters)
+            optimizer.load_state_dict(state)
         optimizer.set_lr(rate)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient[step].clone()
         optimizer.step()
+        assert [group["lr"] for group in optimizer.param_groups] == [rate, rate]
+        assert {group["eps"] for group in optimizer.param_groups} == {EPSILON}
     for parameter, value, gradient, decay in zip(parameters, start, gradients, (DECAY, 0.0), strict=True):
-        assert torch.allclose(parameter.double(), naive_adamw(value, gradient, rates, decay), atol=1e-6)
+        expected = naive_adamw(value, gradient, rates, decay, corrected)
+        assert torch.allclose(parameter.double(), expected, atol=1e-6)
+        assert not torch.allclose(naive_adamw(value, gradient, rates, decay, not corrected), expected, atol=1e-3)
 
 
 def parameters_with_gradients(seed: int = 0) -> list[torch.nn.Parameter]:

@@ -192,6 +192,11 @@ CLASSIFIERS = {
     "regression": ({"classes": 1, "task": {"regression_target": True}}, "MPNetForSequenceClassification"),
     "teams": ({"objective": "teams", "classes": 3}, "BertForSequenceClassification"),
     "electric": ({"objective": "electric", "classes": 3}, "ElectraForSequenceClassification"),
+    "linear, tanh": ({"classes": 3, "pooler_activation_fn": "linear"}, "MPNetForSequenceClassification"),
+    "linear, gelu": (
+        {"objective": "electra", "classes": 2, "pooler_activation_fn": "linear"},
+        "ElectraForSequenceClassification",
+    ),
 }
 
 

@@ -109,6 +109,20 @@ def released(tmp_path_factory) -> Path:
     return root
 
 
+def test_released_tokenizer_with_two_separators(released, tmp_path):
+    """Ids of single texts, pairs and truncated pairs are compared by the export itself."""
+    pretrained = load_checkpoint(released / "run")
+    settings = {"relative_position_scheme": "amos", "relative_position_buckets": 64}
+    run = write_run(
+        tmp_path / "run", tokenizer=pretrained.tokenizer, classes=2, task={"separator_token": 2}, **settings
+    )
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    pair = tokenizer("the fox", "a dog", return_special_tokens_mask=True)
+    assert pair["input_ids"].count(2) == 3
+    assert pair["special_tokens_mask"] == [int(index in (0, 2)) for index in pair["input_ids"]]
+
+
 def test_cache_of_transformers_is_left_clean(released, modules_cache):
     assert modules_cache.is_dir()
     assert not [path for path in modules_cache.rglob("*") if "unfinished" in path.name]
@@ -118,7 +132,7 @@ def test_code_in_the_folder_does_not_import_this_package(released):
     for path in released.glob("*/*.py"):
         assert "amos_fairseq" not in path.read_text(encoding="utf-8"), path.name
     assert {path.name for path in (released / "encoder").glob("*.py")} == {
-        "modeling_amos.py", "relative_position.py", "tokenization_amos.py", "microsoft_text.py"
+        "modeling_amos.py", "relative_position.py", "tokenization_amos.py", "microsoft_text.py", "truncation.py"
     }  # fmt: skip
     assert "trust_remote_code=True" in (released / "encoder" / "README.md").read_text(encoding="utf-8")
 

@@ -88,14 +88,15 @@ def test_dictionaries_and_tokenizer_are_copies(prepared_glue, glue_tokenizer):
     ]
 
 
-def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path):
+def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path, capsys):
     """'@' has no piece, so each word is two pieces: the word mark and one unknown. 510 pieces with <s> and </s> still fit."""
     files = write_raw_glue(tmp_path / "glue", "SST-2")
     rows = [" ".join(["@"] * 255), " ".join(["@"] * 256), "The"]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     prepare.main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     facts = task_record(tmp_path / "out", "SST-2")["splits"]["train"]
-    assert (facts["longest"], facts["longer_than_512"]) == (514, 1)
+    assert (facts["longest"], facts["longer_than"]) == (514, {"64": 2, "128": 2, "256": 2, "512": 1})
+    assert "(longer: 2 than 64, 2 than 128, 2 than 256, 1 than 512; a model" in capsys.readouterr().err
     assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
 
 

@@ -112,6 +112,14 @@ def test_windows_beyond_the_model_are_refused(data):
         make_task(data, tokens_per_window=35)
 
 
+def test_second_separator(data):
+    task = make_task(data, separator_token=2)
+    task.load_dataset("valid")
+    assert task.datasets["valid"][0]["tokens"].tolist().count(2) == 3
+    with pytest.raises(UserError, match="--separator-token 7 is not </s>: give 2"):
+        make_task(data, separator_token=7)
+
+
 def test_models_without_a_head_are_refused(data, monkeypatch):
     monkeypatch.setattr("fairseq.models.build_model", lambda *given: object.__new__(RobertaModel))
     with pytest.raises(UserError, match="--arch roberta_base has no head for answers"):

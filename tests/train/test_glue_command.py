@@ -16,7 +16,9 @@ from amos_fairseq.checkpoints.read import read_state
 
 # Long enough for a signal to find the first task training; the rest is short.
 RECIPE = """\
-defaults: {batch_size: 32, warmup: 0.1, lr: 3e-3, weight_decay: 0.01, pooler_dropout: 0.1, layer_wise_lr_decay: 0.9}
+defaults:
+  {batch_size: 32, warmup: 0.1, lr: 3e-3, weight_decay: 0.01, pooler_dropout: 0.1, layer_wise_lr_decay: 0.9,
+   bias_correction: false, head: linear, num_separators: 2}
 tasks: {CoLA: {epochs: 25}, STS-B: {epochs: 2}}
 """
 UPDATES = 50  # 64 rows are two batches an epoch

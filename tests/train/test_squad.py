@@ -20,7 +20,8 @@ RUN = Path("runs") / "SQuAD2.0" / "seed1"
 # About 15 seconds on one core.
 RECIPE = """\
 defaults:
-  {lr: 3.0e-3, epochs: 25, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, pooler_dropout: 0.1, checkpoint: last}
+  {lr: 3.0e-3, epochs: 25, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, pooler_dropout: 0.1,
+   num_separators: 2, checkpoint: last}
 tasks: {SQuAD: {}}
 """
 

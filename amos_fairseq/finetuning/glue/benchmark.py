@@ -17,35 +17,39 @@ from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.glue.data import GlueData, batches, read_glue_data
 from amos_fairseq.finetuning.glue.tasks import TASKS, GlueTask
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
+from amos_fairseq.finetuning.recipes import Recipe
 
 HEAD = "sentence_classification_head"
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
 
 class Glue:
-    """Prepared tasks in one directory, for one checkpoint.
+    """Prepared tasks in one directory, for one checkpoint and the settings of one recipe.
 
     Raises:
-        UserError: a task has not been prepared, or with a tokenizer other than the checkpoint's.
+        UserError: the recipe lacks a task; a task has not been prepared, or with a tokenizer other than the checkpoint's.
     """
 
     name = "glue"
 
-    def __init__(self, data: Path, tasks: Sequence[str], checkpoint: PretrainedCheckpoint) -> None:
+    def __init__(self, data: Path, tasks: Sequence[str], checkpoint: PretrainedCheckpoint, recipe: Recipe) -> None:
         if not data.is_dir():
             raise UserError(f"{data} is not a directory: give the one that preprocess/glue/prepare.sh wrote as --data")
         self.data = data.resolve()
         self.max_positions = checkpoint.max_positions
         self.prepared = {task: read_glue_data(self.data, task) for task in tasks}
         checkpoint.check_tokenizer(self.data / "tokenizer")
-        self.tasks = {task: prepared.as_task() for task, prepared in self.prepared.items()}
+        self.tasks = {
+            task: prepared.as_task(self.max_positions, {trial.separator for trial in recipe.trials_of(task)})
+            for task, prepared in self.prepared.items()
+        }
 
     def train_flags(self, task: str) -> list[str]:
         """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         facts, prepared = TASKS[task], self.prepared[task]
         flags = [str(prepared.directory), "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
         flags += ["--num-classes", str(prepared.record["num_classes"]), "--init-token", "0"]
-        # Longer inputs are truncated at the end, in training as in evaluation.
+        # compat/truncation.py: the longer text of a pair is cut first, in training as in evaluation.
         flags += ["--shorten-method", "truncate", "--classification-head-name", HEAD]
         flags += ["--best-checkpoint-metric", facts.fairseq_metric, "--maximize-best-checkpoint-metric"]
         flags += ["--regression-target"] if prepared.is_regression else []
@@ -87,7 +91,8 @@ def predict(
     model = loaded.model.to(device)
     predicted = {}
     for split in splits:
-        sequences = data.sequences(split, max_positions)
+        rows = data.inputs(split, max_positions, loaded.separator)
+        sequences = [rows[index] for index in range(len(rows))]
         logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
         for indices, tokens in batches(sequences, loaded.dictionary.pad(), stop):
             with torch.inference_mode():

@@ -1,18 +1,18 @@
 """Prepared GLUE data for evaluation: the files that ``preprocess/glue/prepare.sh`` wrote, in their order."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.data.labeled_texts import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.glue.tasks import TASKS
@@ -51,10 +51,12 @@ class GlueData:
     def has(self, split: str) -> bool:
         return split in self.record["splits"]
 
-    def as_task(self) -> Task:
+    def as_task(self, max_positions: int, separators: Collection[int | None]) -> Task:
+        """Return the task for a model of ``max_positions``; ``separators``: the values of ``--separator-token`` in use."""
         name = self.record["task"]
         num_examples = self.record["splits"]["train"]["rows"]
-        return Task(name, num_examples, TASKS[name].main_score, self.sha256(), tuple(self.notes()))
+        notes = (*self.notes(), *self.notes_on_cut_rows(max_positions, separators))
+        return Task(name, num_examples, TASKS[name].main_score, self.sha256(), notes)
 
     def sha256(self) -> str:
         """Return a fingerprint of the data that runs are trained and scored on. Test files do not change it."""
@@ -80,13 +82,24 @@ class GlueData:
                 yield f"{name}: trained on {facts['rows']:,} of {source:,} rows"
         yield from self.record.get("notes", ())
 
-    def sequences(self, split: str, max_positions: int) -> list[Tensor]:
-        """Return the inputs as fairseq's ``sentence_prediction`` builds them: ``<s> A </s>`` or ``<s> A </s> B </s>``,
-        truncated to ``max_positions`` tokens; LongTensors [L] in the order of the file."""
-        inputs = [self._input(name, split) for name in ("input0", "input1")]
-        parts = [part for part in inputs if part is not None]
-        bos = torch.tensor([Dictionary().bos()])
-        return [torch.cat([bos, *sentences])[:max_positions] for sentences in zip(*parts, strict=True)]
+    def notes_on_cut_rows(self, max_positions: int, separators: Collection[int | None]) -> Iterator[str]:
+        """Yield a footnote if rows of training or dev sets are longer than the model reads."""
+        counts = []
+        for split, facts in self.record["splits"].items():
+            if not split.startswith("test"):
+                num_cut = max(self.inputs(split, max_positions, separator).num_cut for separator in separators)
+                counts += [f"{num_cut:,} of {facts['rows']:,} in {split}"] if num_cut else []
+        if counts:
+            yield (
+                f"{self.record['task']}: rows of more than {max_positions} tokens are cut, of a pair the longer text first: "
+                + ", ".join(counts)
+            )
+
+    def inputs(self, split: str, max_positions: int, separator: int | None) -> ShortenedTexts:
+        """Return the inputs as training reads them, in the order of the file: LongTensors [L] of at most
+        ``max_positions`` tokens; ``separator``: value of ``--separator-token``."""
+        texts = [text for name in ("input0", "input1") if (text := self._input(name, split)) is not None]
+        return ShortenedTexts(join_texts(texts, Dictionary().bos(), separator), max_positions)
 
     def _input(self, name: str, split: str) -> Any:
         if name == "input1" and not (self.directory / name).is_dir():

@@ -44,9 +44,7 @@ def run_glue(
     squad_summary = read_summary(squad or session.out, "squad", session.setup)
     if squad is not None and squad_summary is None:
         raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
-    benchmark = Glue(data, tasks, session.checkpoint)
-    for task in tasks:
-        session.recipe.trials_of(task)
+    benchmark = Glue(data, tasks, session.checkpoint, session.recipe)
     if intermediate is not None:
         check_intermediate(session, intermediate, tasks)
     if with_test:

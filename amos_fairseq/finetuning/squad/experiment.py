@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import (
     MISSING,
     Table,
@@ -29,6 +30,11 @@ def run_squad(session: Session, data: Path, settings: SquadSettings, with_paper:
         Stopped: SIGINT or SIGTERM arrived.
     """
     trials = session.recipe.trials_of(RECIPE_TASK)
+    num_separators = {trial.num_separators for trial in trials}
+    if len(num_separators) > 1:
+        raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
+    windows = settings.windows._replace(num_separators=num_separators.pop())
+    settings = dataclasses.replace(settings, windows=windows)
     validates = any(trial.checkpoint == "best" for trial in trials)
     benchmark = Squad(data, session.checkpoint, settings, validates)
     recipe = dataclasses.replace(session.recipe, trials={benchmark.task: trials})
@@ -67,7 +73,8 @@ def squad_notes(settings: SquadSettings, summaries: Mapping[str, TaskSummary]) -
     windows = settings.windows
     notes = [
         f"{settings.span_head} head; windows of {windows.tokens} tokens, stride {windows.doc_stride}, questions of up to "
-        f"{windows.question} tokens; answers of up to {settings.decoding.max_answer_length} tokens"
+        f"{windows.question} tokens, {windows.num_separators} </s> after them; answers of up to "
+        f"{settings.decoding.max_answer_length} tokens"
     ]
     if "SQuAD2.0" in summaries:
         notes.append(

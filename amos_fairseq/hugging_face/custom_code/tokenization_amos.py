@@ -13,20 +13,25 @@ import sentencepiece
 from transformers import PreTrainedTokenizer
 
 from amos_fairseq.tokenization.microsoft_text import normalize, text_of, without_lone_marks
+from amos_fairseq.tokenization.truncation import kept_lengths
 
 
 class AmosTokenizer(PreTrainedTokenizer):
-    """``<s> A </s>``, ``<s> A </s> B </s>``; ids are those of the folder's ``vocab.json``."""
+    """``<s> A </s>``, ``<s> A </s> B </s>``; ids are those of the folder's ``vocab.json``.
+
+    ``num_separators``: number of ``</s>`` between A and B, 1 or 2.
+    """
 
     vocab_files_names = {"vocab_file": "sp.model", "ids_file": "vocab.json"}
     model_input_names = ["input_ids", "attention_mask"]
 
-    def __init__(self, vocab_file: str, ids_file: str, **settings: Any) -> None:
+    def __init__(self, vocab_file: str, ids_file: str, num_separators: int = 1, **settings: Any) -> None:
+        self.num_separators = num_separators
         self.vocab_file, self.ids_file = vocab_file, ids_file
         self._processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)
         self._ids = json.loads(Path(ids_file).read_text(encoding="utf-8"))
         self._pieces = {index: piece for piece, index in self._ids.items()}
-        super().__init__(**settings)
+        super().__init__(num_separators=num_separators, **settings)
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +56,8 @@ class AmosTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        second = [] if token_ids_1 is None else [*token_ids_1, self.sep_token_id]
+        more = [self.sep_token_id] * (self.num_separators - 1)
+        second = [] if token_ids_1 is None else [*more, *token_ids_1, self.sep_token_id]
         return [self.cls_token_id, *token_ids_0, self.sep_token_id, *second]
 
     def get_special_tokens_mask(
@@ -59,8 +65,24 @@ class AmosTokenizer(PreTrainedTokenizer):
     ) -> list[int]:
         if already_has_special_tokens:
             return super().get_special_tokens_mask(token_ids_0, token_ids_1, True)
-        second = [] if token_ids_1 is None else [*([0] * len(token_ids_1)), 1]
+        more = [1] * (self.num_separators - 1)
+        second = [] if token_ids_1 is None else [*more, *([0] * len(token_ids_1)), 1]
         return [1, *([0] * len(token_ids_0)), 1, *second]
+
+    def truncate_sequences(
+        self,
+        ids: list[int],
+        pair_ids: list[int] | None = None,
+        num_tokens_to_remove: int = 0,
+        truncation_strategy: str = "longest_first",
+        stride: int = 0,
+    ) -> tuple[list[int], list[int] | None, list[int]]:
+        """Cut the longer text of a pair first, with the rule of fast tokenizers and of fine-tuning."""
+        if pair_ids is None or truncation_strategy != "longest_first":
+            return super().truncate_sequences(ids, pair_ids, num_tokens_to_remove, truncation_strategy, stride)
+        lengths = len(ids), len(pair_ids)
+        first, second = kept_lengths(lengths, max(0, sum(lengths) - num_tokens_to_remove))
+        return ids[:first], pair_ids[:second], []
 
     def create_token_type_ids_from_sequences(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None

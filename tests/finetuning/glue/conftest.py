@@ -49,12 +49,15 @@ def fake_training(monkeypatch):
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
         state |= {
-            "cfg": {"model": vars(cfg), "task": {"_name": "sentence_prediction"}},
+            "cfg": {"model": vars(cfg), "task": {"_name": "sentence_prediction", **separator_of(command)}},
             "model": model.state_dict(),
             "last_optimizer_state": {},
         }
         for name in ("best", "last"):
             torch.save(state, directory / f"checkpoint_{name}.pt")
+
+    def separator_of(command):
+        return {"separator_token": int(flag(command, "--separator-token"))} if "--separator-token" in command else {}
 
     def checkpoint_of(command):
         return train.start

@@ -1,14 +1,19 @@
 """GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
 
+import random
 import shutil
 import threading
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from synthetic_glue import INFERENCE, change_task, session
+from hugging_face_folders import export
+from synthetic_glue import INFERENCE, WORDS, change_task, session, write_labels, write_texts
 
+import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
@@ -16,24 +21,31 @@ from amos_fairseq.finetuning.glue.benchmark import HEAD, Glue
 from amos_fairseq.finetuning.glue.data import batches, read_glue_data
 from amos_fairseq.finetuning.glue.experiment import glue_results, run_glue
 from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
+from amos_fairseq.finetuning.recipes import load_recipe
 from amos_fairseq.finetuning.report import summarize
+from amos_fairseq.tokenization import load_tokenizer
 
 
 def test_rows_are_those_of_fairseqs_task(data):
-    """Evaluation and training read the same tokens: in order, with both special symbols, truncated at the end."""
-    for task, limit in (("CoLA", 80), ("STS-B", 80), ("STS-B", 12)):
+    """Evaluation and training read the same tokens: in order, with all special symbols, cut alike."""
+    for task, limit, separator in (("CoLA", 80, None), ("CoLA", 7, None), ("STS-B", 80, None), ("STS-B", 12, 2)):
         classes = -1 if task == "STS-B" else 2
         cfg = SentencePredictionConfig(
             data=str(data / task), num_classes=max(classes, 1), init_token=0, max_positions=limit,
-            shorten_method="truncate", regression_target=task == "STS-B", no_shuffle=True, seed=1,
+            separator_token=separator, shorten_method="truncate", regression_target=task == "STS-B", no_shuffle=True, seed=1,
         )  # fmt: skip
         theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
         prepared = read_glue_data(data, task)
         items = (theirs[i] for i in range(len(theirs)))
-        for row, label, item in zip(prepared.sequences("valid", limit), prepared.labels("valid"), items, strict=True):
+        rows = prepared.inputs("valid", limit, separator)
+        for number, (label, item) in enumerate(zip(prepared.labels("valid"), items, strict=True)):
+            row = rows[number]
+            assert len(row) == rows.sizes[number]
             assert torch.equal(row, item["net_input.src_tokens"])
             assert float(label) == float(torch.as_tensor(item["target"]).item())
-        assert max(map(len, prepared.sequences("valid", limit))) <= limit
+            assert row.tolist().count(2) == (1 if task == "CoLA" else 3 if separator else 2)
+        assert max(rows.sizes) <= limit
+        assert rows.num_cut == (rows.dataset.sizes > limit).sum() > 0 or limit == 80
 
 
 def test_batches_have_every_row_once_longest_first():
@@ -62,7 +74,10 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
         assert rows.pop(0) == ["index", "prediction", "label"]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
-        for row, text, label in zip(rows, prepared.sequences(split, 80), prepared.labels(split), strict=True):
+        inputs = prepared.inputs(split, 80, 2)  # the recipe's separators
+        for row, text, label in zip(
+            rows, map(inputs.__getitem__, range(len(inputs))), prepared.labels(split), strict=True
+        ):
             with torch.no_grad():
                 logits, _ = loaded.model(text[None], features_only=True, classification_head_name=HEAD)
             if task == "STS-B":
@@ -72,6 +87,46 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
             else:
                 assert row[1] == INFERENCE[logits.argmax()]
                 assert row[2] == INFERENCE[label]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_separators", [1, 2])
+def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, fake_training, num_separators):
+    """From texts to classes with the folder's own tokenizer and model; one text, the other or both are cut."""
+    fake_training.train.start = start / "checkpoint_last.pt"
+    generator = random.Random(num_separators)
+    texts = [[" ".join(generator.choices(WORDS, k=generator.randint(1, 40))) for _ in range(60)] for _ in range(2)]
+    shutil.copytree(data, tmp_path / "data")
+    tokenizer = load_tokenizer(start / "tokenizer")
+    dictionary = Dictionary.load(str(start / "tokenizer" / "dict.txt"))
+    for name, column in zip(("input0", "input1"), texts, strict=True):
+        write_texts(tmp_path / "data/RTE" / name, "valid", column, tokenizer, dictionary)
+    names = ["entailment", "not_entailment"]
+    write_labels(tmp_path / "data/RTE/label", "valid", [0] * 60, names)
+    splits = read_glue_data(data, "RTE").record["splits"] | {"valid": {"source": "dev.tsv", "rows": 60}}
+    change_task(tmp_path / "data", "RTE", splits=splits)
+
+    given = {"num_seeds": 1, "overrides": {"num_separators": num_separators}}
+    outcome = run_glue(session(start, tmp_path / "out", **given), tmp_path / "data", ["RTE"], None, None, False, False)
+    run = tmp_path / "out/runs/RTE/seed1"
+    written = [line.split("\t")[1] for line in (run / "predictions.valid.tsv").read_text().splitlines()[1:]]
+    assert set(written) == set(names)
+    shutil.move(run / "checkpoint_best.pt", run / "checkpoint_last.pt")
+    export(run, tmp_path / "folder", "--labels", ",".join(names), check=True)
+    folder = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folder").eval()
+    pairs = folder(*texts, truncation=True, padding=True, return_tensors="pt")
+    assert [names[index] for index in model(**pairs).logits.argmax(1)] == written
+    whole = folder(*texts)["input_ids"]
+    num_cut = sum(len(row) > 80 for row in whole)
+    assert 20 < num_cut < 60
+    assert {row.count(folder.eos_token_id) for row in whole} == {num_separators + 1}
+    assert any(note.startswith("RTE: rows of more than 80 tokens are cut") for note in outcome.table.notes)
+    assert any(f"{num_cut} of 60 in valid" in note for note in outcome.table.notes)
+    # load() gives the states of the same tokens.
+    features = amos_fairseq.load(run)(list(zip(*texts, strict=True)), truncate=True)
+    ids = pairs["input_ids"]
+    assert torch.equal(features.tokens, ids)
 
 
 def test_run_directory_has_tokenizer_and_labels(start, data, tmp_path, fake_training):
@@ -168,7 +223,7 @@ def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path
 
 
 def test_tasks_of_the_benchmark(start, data):
-    glue = Glue(data, ["CoLA", "STS-B"], read_pretrained_checkpoint(start))
+    glue = Glue(data, ["CoLA", "STS-B"], read_pretrained_checkpoint(start), load_recipe("amos", "base"))
     assert {name: (task.num_examples, task.main_score) for name, task in glue.tasks.items()} == {
         "CoLA": (40, "matthews"), "STS-B": (20, "spearman"),
     }  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 from failures import error_line
 from synthetic_glue import change_task
 
+from amos_fairseq.cli.glue import tasks_to_run
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
@@ -40,6 +41,15 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         assert message in error_line(capsys, main, *command, *arguments)
     assert fake_training.commands == []
     assert not (tmp_path / "out").exists()
+
+
+def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
+    for task in ("RTE", "CoLA", "WNLI"):
+        (tmp_path / task).mkdir()
+    assert tasks_to_run("all", tmp_path) == ["CoLA", "RTE"]
+    assert capsys.readouterr().err == f"not in {tmp_path}, so not fine-tuned: MNLI, QQP, QNLI, SST-2, MRPC, STS-B\n"
+    assert tasks_to_run("RTE,MNLI", tmp_path) == ["RTE", "MNLI"]  # named, so MNLI is missed later
+    assert len(tasks_to_run("ALL", tmp_path / "absent")) == 8
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"setup": [], "tasks": {}, "notes": []}', "{"])

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# bash examples/benchmark/busy.sh [RECIPE] [FLAGS OF AMOS BENCH]
+#
+# Measure what amos_fairseq/process_settings.py changes on a CPU: tokens/s and the peak memory of the process, with the defaults of
+# OpenMP and glibc (stock) and with sleeping threads and kept memory (ours), alone and beside one busy program per core. Run
+# nothing else meanwhile. RECIPE: default electra_small. Setting, with its default:
+#   SEQUENCES=16   sequences in a step
+set -euo pipefail
+
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=examples/environment.sh
+source "$HERE/../environment.sh"
+case "${1:-}" in
+    -h | --help)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+        exit
+        ;;
+esac
+RECIPE="${1:-electra_small}"
+shift || true
+prepare_environment
+unset OMP_WAIT_POLICY GLIBC_TUNABLES
+OUT="$(mktemp -d)"
+BUSY=()
+trap '[ "${#BUSY[@]}" -eq 0 ] || kill "${BUSY[@]}"; rm -rf "$OUT"' EXIT
+
+# measure NAME [VARIABLE=VALUE...]: one line of the table.
+measure() {
+    local name="$1" speed memory
+    shift
+    env "$@" python -c '
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)' \
+        python -m amos_start bench "$RECIPE" --device cpu --set "dataset.batch_size=${SEQUENCES:-16}" --out "$OUT/$name" \
+        ${FLAGS[@]+"${FLAGS[@]}"} >"$OUT/memory"
+    memory="$(cat "$OUT/memory")"
+    speed="$(grep -h '^| `ours`' "$OUT/$name"/*.md | cut -d '|' -f 3,4 | tr '|' ',')"
+    echo "| $name | $speed | $memory MiB |"
+}
+
+FLAGS=("$@")
+echo "| $RECIPE | tokens/s, smallest to largest | peak memory of the process |"
+echo "|---|---|---|"
+for load in alone busy; do
+    if [ "$load" = busy ]; then
+        for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do
+            sh -c 'while :; do :; done' &
+            BUSY+=("$!")
+        done
+    fi
+    # An unrelated tunable tells the package to leave glibc alone, and leaves glibc as it is.
+    measure "stock_$load" OMP_WAIT_POLICY=active GLIBC_TUNABLES=glibc.malloc.check=0
+    measure "passive_$load" GLIBC_TUNABLES=glibc.malloc.check=0
+    measure "ours_$load"
+done

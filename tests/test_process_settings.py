@@ -1,0 +1,76 @@
+"""Waiting threads sleep and freed memory is kept, unless the user has set them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tiny_runs import ROOT
+
+from amos_fairseq.process_settings import MALLOC_VARIABLES, OPENMP_VARIABLES
+
+# Freed and allocated again, 64 MiB cost 16,384 page faults if glibc has returned them to the system.
+ASK_MALLOC = """
+import ctypes, resource
+{call}
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+faults = []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(2**26)
+    ctypes.memset(block, 1, 2**26)
+    libc.free(block)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(faults[-1])
+"""
+CALL = "from amos_fairseq.process_settings import keep_freed_memory; print(keep_freed_memory())"
+UNSET = {name: value for name, value in os.environ.items() if name not in (*MALLOC_VARIABLES, *OPENMP_VARIABLES)}
+
+
+def run(code: str, **variables: str) -> list[str]:
+    started = f"import amos_start; amos_start.registers_later = True\n{code}"
+    command = [sys.executable, "-c", started]
+    result = subprocess.run(
+        command,
+        env=UNSET | {"PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return result.stdout.split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_freed_memory_is_kept():
+    (stock,) = run(ASK_MALLOC.format(call=""))
+    answer, kept = run(ASK_MALLOC.format(call=CALL))
+    assert answer == "True"
+    assert int(stock) > 16_000
+    assert int(kept) < 100
+
+
+@pytest.mark.parametrize("name", MALLOC_VARIABLES)
+def test_a_users_malloc_is_left_alone(name: str):
+    value = "glibc.malloc.check=0" if name == "GLIBC_TUNABLES" else "131072"
+    assert run(CALL, **{name: value}) == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active"), ({"GOMP_SPINCOUNT": "100"}, "None")],
+)
+def test_threads_wait_passively(variables: dict[str, str], expected: str):
+    code = "import os; amos_start.start(); print(os.environ.get('OMP_WAIT_POLICY'))"
+    assert run(code, **variables) == [expected]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP there")
+def test_openmp_reads_the_variable_that_a_command_sets():
+    """GNU's OpenMP prints its settings when PyTorch loads it; it spins 300,000 times by default."""
+    variables = UNSET | {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "verbose"}
+    command = [sys.executable, "-c", "import amos_start; amos_start.start(); import torch"]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    assert "GOMP_SPINCOUNT = '0'" in result.stderr
