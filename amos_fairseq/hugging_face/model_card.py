@@ -132,13 +132,14 @@ def write_card(
     """Write ``README.md`` into ``folder``. ``checked``: the result of the verification, in words."""
     from huggingface_hub import ModelCard, ModelCardData
 
+    results = eval_results(loaded, part)
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
         base_model=settings.base_model,
         datasets=list(settings.datasets) or None,
-        model_name=target.name,
-        eval_results=eval_results(loaded, part),
+        model_name=target.name if results else None,
+        eval_results=results,
         library_name="transformers",
         pipeline_tag=_PIPELINES.get(part.kind),
         tags=["amos_fairseq", "fairseq", *filter(None, [objective(loaded)])],
