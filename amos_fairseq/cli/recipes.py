@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
 from amos_fairseq.recipe_files import find_recipe, packaged_recipes
 
 # FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
     names += packaged_recipes("variants/*.yaml") if arguments.variants else []
     found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
     import_fairseq()
-    rows = (recipe_costs(*recipe, arguments.vocabulary_size) for recipe in found)
+    rows = (costs_or_reason(*recipe, arguments.vocabulary_size) for recipe in found)
     if arguments.json:
         print(json.dumps(list(rows), indent=2))
         return
@@ -58,6 +59,14 @@ def by_size(name: str) -> tuple[int, str]:
     """Sort tiny, small, base, large: the first rows are counted fastest."""
     objective, _, size = name.partition("_")
     return SIZES.index(size.removesuffix("_pp")), objective
+
+
+def costs_or_reason(title: str, config_dir: Path, name: str, vocabulary_size: int | None) -> dict[str, Any]:
+    """Return :func:`recipe_costs`, or why they cannot be counted: some variants need a setting that no paper prints."""
+    try:
+        return recipe_costs(title, config_dir, name, vocabulary_size)
+    except UserError as error:
+        return {"recipe": title, "not_counted": str(error)}
 
 
 def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int | None = None) -> dict[str, Any]:
@@ -95,6 +104,9 @@ def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
     yield line.format("", "layers x", "", "", "", "", "one A100,", "one CPU,")
     yield line.format("recipe", "width", "length", "updates", "tokens", "FLOPs", "hours", "hours")
     for row in rows:
+        if "not_counted" in row:
+            yield f"{row['recipe']:{width}}  not counted: {row['not_counted']}"
+            continue
         size = f"{row['layers']} x {row['width']}"
         numbers = (f"{row['max_update']:,}", f"{row['tokens']:.2g}", f"{row['flops']:.2g}")
         predicted = (hours(row["predicted_a100_hours"]), hours(row["predicted_cpu_hours"]))

@@ -44,6 +44,14 @@ def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypa
         assert first[head[1].index(name) + len(name)] == " "
 
 
+def test_recipe_that_cannot_be_counted_has_its_reason(capsys: pytest.CaptureFixture) -> None:
+    """The weights of this variant are those of a finished run."""
+    main(["recipes", "variants/amos_final_mixture"])
+    assert (
+        "variants/amos_final_mixture  not counted: --fixed-mixture-weights needs 3 numbers" in capsys.readouterr().out
+    )
+
+
 def test_unknown_recipe_is_one_line(capsys: pytest.CaptureFixture) -> None:
     line = error_line(capsys, main, "recipes", "mlm_tiny", "amos_bass")
     assert "there is no recipe amos_bass" in line
