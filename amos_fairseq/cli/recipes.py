@@ -21,7 +21,7 @@ TINY_VOCABULARY = 405
 
 DESCRIPTION = f"""\
 List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by amos
-flops), and predicted hours of training. Hours are FLOPs divided by a rate: one A100 in bf16, {A100_RATE / 1e12:.0f} TFLOP/s
+flops --reference), and predicted hours of training. Hours are FLOPs divided by a rate: one A100 in bf16, {A100_RATE / 1e12:.0f} TFLOP/s
 (40 %% of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s ({NARROW_CPU_RATE / 1e12} for
 the tiny recipes), both measured. Validation, checkpoints and waiting for data are not included.
 """
@@ -83,7 +83,7 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
     narrow = cfg.model.encoder_embed_dim <= NARROW
     vocabulary_size = vocabulary_size or (TINY_VOCABULARY if narrow else DEFAULT_VOCABULARY)
-    cost = training_flops(cfg, vocabulary_size)
+    cost = training_flops(cfg, vocabulary_size, reference=True)
     return {
         "recipe": title,
         "layers": cfg.model.encoder_layers,

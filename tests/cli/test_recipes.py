@@ -21,7 +21,7 @@ def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None
     assert own["recipe"] == str(mine)
     assert own["tokens"] == 10 * 128 * 64
     assert own["flops"] * 175 == tiny["flops"]
-    main(["flops", "mlm_tiny", "--vocabulary-size", "405", "--json"])
+    main(["flops", "mlm_tiny", "--vocabulary-size", "405", "--reference", "--json"])
     assert tiny["flops"] == json.loads(capsys.readouterr().out)["training"]["today"]["total"]
     assert tiny["predicted_a100_hours"] == pytest.approx(tiny["flops"] / (0.4 * 312e12) / 3600)
     assert tiny["predicted_cpu_hours"] == pytest.approx(tiny["flops"] / 0.064e12 / 3600)
