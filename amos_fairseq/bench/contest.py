@@ -157,7 +157,7 @@ def row_of(entry: Entry, seconds: list[float], setup: Setup, text: SyntheticText
         parameters=sum(parameter.numel() for parameter in contestant.module.parameters()),
         seconds=seconds,
         tokens_per_step=text.tokens_per_batch,
-        flops_per_token=training_flops(entry.setup.cfg, entry.setup.vocabulary_size).per_token,
+        flops_per_token=training_flops(entry.setup.cfg, entry.setup.vocabulary_size, reference=True).per_token,
         held_bytes=held,
         peak_bytes=peak,
     )

@@ -349,7 +349,7 @@ def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) 
             batch = random_batch(task, setup.batch_size)
         trace = trace_step(FairseqStep(setup, task, "ours", ""), cuda, batch, device)
     tokens = batch["ntokens"]
-    model_flops = training_flops(setup.cfg, setup.vocabulary_size).per_token * tokens
+    model_flops = training_flops(setup.cfg, setup.vocabulary_size, reference=True).per_token * tokens
     return Prediction(setup, device, tokens, model_flops, dict(trace.costs))
 
 

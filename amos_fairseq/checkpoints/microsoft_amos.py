@@ -16,6 +16,7 @@ from amos_fairseq.checkpoints.weight_names import Row, Weights, count_layers, ex
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_load_errors
+from amos_fairseq.functional.relative_position import amos_bucket
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
 
@@ -117,6 +118,9 @@ def import_release(
             f"{path} has {len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens: give the sp.model and "
             "dict.txt that were released with it"
         )
+    for name in weights:
+        if name.endswith("relative_position.table.weight"):
+            weights[name] = shift_buckets(weights[name], config.model)
     rows = torch.arange(num_tokens)
     weights["embed_tokens.weight"] = to_our_rows(theirs[EMBEDDING], rows, model.embed_tokens.weight.detach())
     if has_generator:
@@ -176,6 +180,17 @@ def model_settings(state: dict[str, Any], depths: str | None, has_generator: boo
         "relative_position_max_distance": int(next(values_named(theirs, "max_rel_pos"), _DEFAULT_MAX_DISTANCE)),
         "generator_depths": depths,
     }
+
+
+def shift_buckets(table: Tensor, settings: Any) -> Tensor:
+    """Move the rows of their table of relative positions [buckets,H] to where our scheme ``amos`` looks them up.
+
+    Their row 0 belongs to the most distant key to the left that the model can have: they subtract the smallest bucket of all
+    positions. Ours belongs to the largest distance of the scheme, which a model with fewer than 128 positions does not reach.
+    """
+    farthest = torch.tensor([1 - settings.max_positions])
+    row = amos_bucket(farthest, len(table), settings.relative_position_max_distance).item()
+    return table.roll(row, dims=0)
 
 
 def values_named(content: Any, name: str) -> Iterator[Any]:

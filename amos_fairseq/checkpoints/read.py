@@ -48,6 +48,7 @@ class LoadedCheckpoint:
         task: settings of the task, plain values.
         num_updates: optimizer steps until the checkpoint.
         criterion: settings of the criterion, plain values.
+        parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
     """
 
     file: Path
@@ -57,6 +58,7 @@ class LoadedCheckpoint:
     task: dict[str, Any]
     num_updates: int
     criterion: dict[str, Any]
+    parent: str = ""
 
     @property
     def separator(self) -> int | None:
@@ -106,7 +108,15 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
     num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
     criterion = state["cfg"].get("criterion") or {}
-    return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, state["cfg"]["task"], num_updates, criterion)
+    task, parent = state["cfg"]["task"], parent_of(state)
+    return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, task, num_updates, criterion, parent)
+
+
+def parent_of(state: dict[str, Any]) -> str:
+    """Return the checkpoint that a run started from, as the user gave it; empty without one."""
+    settings = state["cfg"].get("checkpoint")
+    settings = settings if isinstance(settings, dict) else vars(settings) if settings else {}
+    return str(settings.get("finetune_from_model") or "")
 
 
 def read_state(file: Path) -> dict[str, Any]:

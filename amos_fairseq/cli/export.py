@@ -32,6 +32,10 @@ def add_parser(subparsers: Any) -> None:
     add("--data-license", metavar="ID", default="unknown", help="license of the training data, for the model card")
     add("--language", metavar="CODE",
         help="language of the training data such as en, for the model card (default: not stated)")  # fmt: skip
+    add("--base-model", metavar="ID",
+        help="name on the Hub of the model that was imported and trained further (default: not stated)")  # fmt: skip
+    add("--dataset", dest="datasets", metavar="ID", action="append", default=[],
+        help="name on the Hub of a training data set, for the model card; repeatable (default: not stated)")  # fmt: skip
     add("--no-check", dest="check", action="store_false",
         help="do not compare the folder with the checkpoint (default: compare)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT if it is an exported folder (default: refuse)")
@@ -47,9 +51,10 @@ def run(arguments: argparse.Namespace) -> None:
     check_output_folder(arguments.out, arguments.force)  # before any long work
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
+    card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
     exported = export(
         loaded, arguments.out, part=arguments.part, depth=arguments.depth, family=arguments.family, labels=labels,
-        card=CardSettings(arguments.data_license, arguments.language), check=arguments.check, force=arguments.force,
+        card=card, check=arguments.check, force=arguments.force,
     )  # fmt: skip
     code = "; it contains custom code: trust_remote_code=True" if exported.has_code else ""
     print(f"{arguments.out}: {exported.class_name}, {exported.description}{code}")

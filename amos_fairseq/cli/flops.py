@@ -11,8 +11,9 @@ Count the floating point operations of a configuration on its own model, loss an
 conventions. "today": the matrix products of the forward and backward pass as autograd runs them (the backward pass costs twice
 the forward pass, less where a gradient is stopped). "thesis" (Clark 2021, section 5.2.2, the FLOPs of ELECTRA's tables): the
 backward pass costs as much as the forward pass, embedding lookups are products with one-hot vectors, and element-wise
-operations count. Inference is the forward pass of the final encoder. Neither convention includes the optimizer's step. An
-update consists of the batches of all ranks: one rank per GPU of this machine, unless
+operations count. Both count what model.kernels runs on a GPU: the output layer computes its logits once for loss and samples,
+and again in the backward pass. Inference is the forward pass of the final encoder. Neither convention includes the optimizer's
+step. An update consists of the batches of all ranks: one rank per GPU of this machine, unless
 distributed_training.distributed_world_size sets another number.
 """
 
@@ -23,6 +24,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--length", type=int, metavar="T",
         help="number of input tokens for inference (default: 128, or the maximum of the model if that is less)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reference", action="store_true",
+        help="count the reference implementation (model.kernels=reference), which keeps all logits instead of computing them "
+        "again, and samples from logits of its own (default: count what model.kernels runs)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
     parser.set_defaults(run=run)
@@ -40,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         vocabulary_size = arguments.vocabulary_size
     if vocabulary_size is None and OmegaConf.is_missing(cfg.task, "data"):
         vocabulary_size = DEFAULT_VOCABULARY
-    report = report_flops(cfg, vocabulary_size, arguments.length)
+    report = report_flops(cfg, vocabulary_size, arguments.length, arguments.reference)
     if arguments.json:
         print(json.dumps({"config": arguments.config, **report.as_json()}, indent=2))
     else:

@@ -10,7 +10,7 @@ from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
-pseudo-log-likelihood (PLL). Models of the objective electric (and its variants electra_tt and two_tower) need one forward pass
+pseudo-log-likelihood (PLL). Models of the objective electric (and its variants) need one forward pass
 per line, an mlm one per token, ELECTRA one per token for its generator and a single one for its discriminator. Electric's
 scores are unnormalized. A piece that the vocabulary does not contain is scored as random characters. An empty line has PLL 0; a
 line longer than the maximum input of the model has no score. With --out, the same command continues after a stop. With

@@ -21,6 +21,10 @@ class AmosCriterion(PretrainingCriterion):
     over the masked positions M and the n real tokens of a batch. The term "- lambda L_DISC" of Eq. 4 for the mixture
     weights is the gradient reversal inside the model, so lambda is applied once, here.
 
+    1/|M| and 1/n are our reading: the paper prints the expectation of a sum over the tokens of a text, E(sum_i ...). Here both
+    terms are means over tokens, as in ELECTRA's released code, where 50 weighs two means as well; of two sums, L_DISC would
+    have n / |M| = 6.7 times its weight.
+
     Shapes: B sequences, T tokens, M masked positions per sequence, K depths.
 
     Departures: the logits are positive for "replaced"; Eq. 1 writes the probability of "original". fairseq divides the

@@ -5,7 +5,7 @@ Shapes: B blocks, T tokens per block, k = ceil(mask_prob * T) slots for masked p
 
 import math
 from fractions import Fraction
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -76,6 +76,8 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         mask_prob: share of a block's tokens that is masked; special tokens are counted in L but never masked.
         seed: of the masks and of the order.
         treatment: the generator's input at masked positions.
+        mask_weights: [tokens of the dictionary] float64, above 0; positions are sampled in proportion to the weights of
+            their tokens, one after another without replacement. None: uniformly.
         training: masks and order change with the epoch (``set_epoch``); otherwise masks depend on (seed, block)
             alone and blocks keep their order.
         source: where the blocks come from, for error messages.
@@ -95,6 +97,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         seed: int,
         training: bool,
         treatment: MaskTreatment = TREATMENTS["mask"],
+        mask_weights: Optional[np.ndarray] = None,
         source: str = "the corpus",
         unigram_entropy: float | None = None,
     ) -> None:
@@ -104,6 +107,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         self.seed = seed
         self.training = training
         self.treatment = treatment
+        self.mask_weights = mask_weights
         self.source = source
         self.batch_values = {} if unigram_entropy is None else {"unigram_entropy": unigram_entropy}
         self.epoch = 1
@@ -146,7 +150,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         return keyed_generator(Purpose.VALIDATION_MASK, self.seed, 0, index)
 
     def _sample_positions(self, index: int, ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Sample without replacement among the block's non-special tokens, from (seed, epoch, block) alone."""
+        """Sample without replacement among the block's non-special tokens, from (seed, epoch, block) and the weights alone."""
         if ids.max() >= len(self._maskable) or ids.min() < 0:
             raise UserError(
                 f"{self.source} holds token id {int(ids.max())} in block {index}, but dict.txt gives ids up to "
@@ -154,7 +158,11 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             )
         candidates = np.flatnonzero(self._maskable[ids])
         count = min(self._num_masked[len(ids)], len(candidates))
-        return np.sort(generator.choice(candidates, size=count, replace=False)).astype(np.int64)
+        shares = None
+        if self.mask_weights is not None and count:
+            weights = self.mask_weights[ids[candidates]]
+            shares = weights / weights.sum()
+        return np.sort(generator.choice(candidates, size=count, replace=False, p=shares)).astype(np.int64)
 
     def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
         """Return a batch in static shapes; ``{}`` for an empty list (a rank without data in the last validation step).

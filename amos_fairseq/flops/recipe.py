@@ -106,13 +106,17 @@ def add_types(cfg: DictConfig) -> None:
             cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])
 
 
-def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
+def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> Recipe:
     """Build what ``fairseq-hydra-train`` would train.
+
+    On the meta device no kernel of a particular device runs. ``model.kernels=triton`` is counted as ``fast``, whose products it
+    repeats or skips in the same places.
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
         vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
             ``task.data``.
+        reference: build the reference implementation instead, without recomputed layers.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
@@ -125,10 +129,10 @@ def build_recipe(cfg: DictConfig, vocabulary_size: int | None = None) -> Recipe:
         )
     task = build_task(cfg.task, vocabulary_size)
     with DEVICE:
-        # Count the products of the reference implementation, not those that a faster one repeats or skips, nor those that
-        # are recomputed to save memory.
-        plain = {"kernels": "reference", "activation_checkpointing": False}
-        model = models.build_model(OmegaConf.merge(cfg.model, plain), task).train()
+        settings = {"kernels": "reference" if cfg.model.kernels == "reference" else "fast", "compile": False}
+        if reference:
+            settings |= {"kernels": "reference", "activation_checkpointing": False}
+        model = models.build_model(OmegaConf.merge(cfg.model, settings), task).train()
         criterion = task.build_criterion(cfg.criterion).train()
     batch_size = blocks_per_batch(
         task.cfg.tokens_per_sample, cfg.dataset.max_tokens, cfg.dataset.batch_size, model.max_positions()

@@ -72,17 +72,19 @@ class Report:
         }
 
 
-def report_flops(cfg: DictConfig, vocabulary_size: int | None, inference_length: int | None) -> Report:
+def report_flops(
+    cfg: DictConfig, vocabulary_size: int | None, inference_length: int | None, reference: bool = False
+) -> Report:
     """Count training and inference.
 
     Args:
-        cfg, vocabulary_size: see :func:`training_flops`.
+        cfg, vocabulary_size, reference: see :func:`training_flops`.
         inference_length: number of tokens; None takes the 128 of thesis Table 5.3, or the maximum length of the model.
 
     Raises:
         UserError: see :func:`training_flops`; or the length is outside of the model's range.
     """
-    recipe = build_recipe(cfg, vocabulary_size)
+    recipe = build_recipe(cfg, vocabulary_size, reference)
     longest = recipe.model.max_positions()
     length = min(128, longest) if inference_length is None else inference_length
     if not 1 <= length <= longest:

@@ -36,18 +36,21 @@ class TrainingFlops:
 
 
 def training_flops(
-    cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today"
+    cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today", reference: bool = False
 ) -> TrainingFlops:
     """Count one update of the model and criterion of ``cfg``, assuming full blocks.
 
     - ``today``: the matrix products of forward and backward pass, as autograd runs them. The backward pass has twice those
-      of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator).
+      of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator), and more
+      where it computes something again: the logits of the output layer, unless ``reference`` (a CPU keeps up to 64 MiB of
+      them, which is not considered here), and checkpointed layers.
     - ``thesis`` (section 5.2.2): the backward pass costs as much as the forward pass, embeddings are looked up by products
       with one-hot vectors, and element-wise operations count.
 
     Neither counts the optimizer's step.
 
-    With a vocabulary of 30,522 the thesis' convention gives these totals and costs of encoding 128 tokens; Table 5.3 prints:
+    With a vocabulary of 30,522 and ``reference`` the thesis' convention gives these totals and costs of encoding 128 tokens;
+    Table 5.3 prints:
 
         mlm_small      1.415e18  3.65e9   printed 1.4e18  3.7e9  (BERT-Small)
         mlm_base       6.396e19  2.84e10          6.4e19  2.9e10 (BERT-Base)
@@ -55,19 +58,21 @@ def training_flops(
         electra_base   6.525e19  2.84e10          6.4e19  2.9e10
 
     Departures: the table's inference includes a dense classifier on every token (2 D^2 each, 0.5 %), here it is the encoder
-    alone. ELECTRA computes the logits to sample from separately from those of its loss, 3 % in small and 2 % in base; without
-    them ELECTRA-Small is 1.29e18, also by hand with the sizes of Table 5.1: the table gives it the cost of BERT-Small.
+    alone. The reference computes ELECTRA's logits to sample from separately from those of its loss, 3 % in small and 2 % in
+    base; without them ELECTRA-Small is 1.29e18, also by hand with the sizes of Table 5.1: the table gives it the cost of
+    BERT-Small.
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
         vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
             ``task.data``.
         convention: one of the above.
+        reference: count the reference implementation instead of ``model.kernels``.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
-    recipe = build_recipe(cfg, vocabulary_size)
+    recipe = build_recipe(cfg, vocabulary_size, reference)
     if convention == "thesis":
         return by_thesis(recipe, forward_of_batch(recipe)["Global"])
     return by_autograd(recipe)

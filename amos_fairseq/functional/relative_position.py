@@ -30,6 +30,10 @@ def amos_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor
 
     Symmetric in sign: the bucket of the distance, whose logarithmic part is rounded up, gets the sign of the distance and is
     shifted by num_buckets / 2 - 1.
+
+    Departures: the authors' code shifts by the largest bucket that the model's positions reach, which is the same from
+    ``max_distance`` positions on. Here a row does not depend on the number of positions; the import of their checkpoint moves
+    the rows of a smaller model.
     """
     half = num_buckets // 2
     exact = half // 2

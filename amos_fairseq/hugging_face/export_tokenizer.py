@@ -11,15 +11,15 @@ from pathlib import Path
 
 import tokenizers
 import torch
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CUSTOM
 from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.tokenization.conversion import token_ids
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer, frame_inputs, row_map
+from amos_fairseq.tokenization.conversion import SPACE, token_ids
+from amos_fairseq.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, unspell_piece
 
@@ -85,8 +85,28 @@ def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tok
         token = present.get(content) or AddedToken(content, normalized=False)
         token.special = True
         library.add_special_tokens([token])
+    if tokenizer.kind == SENTENCEPIECE:
+        library = with_spaces_in_pieces(library)
     frame_inputs(library, tokenizer.special_tokens, num_separators)
+    if tokenizer.kind == SENTENCEPIECE:
+        trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=True)
+        library.post_processor = processors.Sequence([trimmed, library.post_processor])
     return library
+
+
+def with_spaces_in_pieces(library: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Spell the space at the beginning of a piece as a space instead of SentencePiece's "\u2581"; ids remain.
+
+    The offsets of a piece include this space. The library has a step that removes spaces from offsets, but it recognizes them
+    by the spelling of the piece.
+    """
+    content = json.loads(library.to_str())
+    model = content["model"]
+    model["vocab"] = {piece.replace(SPACE, " "): index for piece, index in model["vocab"].items()}
+    model["merges"] = [[part.replace(SPACE, " ") for part in pair] for pair in model["merges"]]
+    for step in (content["pre_tokenizer"], content["decoder"]):
+        step["replacement"] = " "
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def with_padding_at_1(library: tokenizers.Tokenizer, padding: str, ids: Tensor) -> tuple[tokenizers.Tokenizer, Tensor]:

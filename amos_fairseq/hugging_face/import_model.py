@@ -157,7 +157,7 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
         raise UserError(f"{path} is missing: give the whole folder of a Hugging Face model") from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
-    family = content.get("model_type") if isinstance(content, dict) else None
+    family = str(content.get("model_type")) if isinstance(content, dict) else ""
     family = SAME_AS.get(family, family)
     if family not in FAMILIES:
         other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""

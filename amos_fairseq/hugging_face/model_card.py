@@ -1,15 +1,17 @@
 """The model card of an exported folder: the facts of the run, and how to use the class."""
 
 import html
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, parent_of
 from amos_fairseq.checkpoints.write import import_source
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.parts import Part
+from amos_fairseq.files import read_header
+from amos_fairseq.hugging_face.parts import TASK_FILE, Part
 from amos_fairseq.hugging_face.weights import (
     AUTO_CLASSES,
     DETECTION,
@@ -21,9 +23,14 @@ from amos_fairseq.hugging_face.weights import (
     SEQUENCE_CLASSIFICATION,
 )
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
 from amos_fairseq.versions import version_of
 
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
 UNKNOWN_LICENSE = "unknown"
+_LONGEST_CHAIN = 10  # of runs that started from each other
 PRETRAINING_TASK = "text_pretraining"
 # Units of the validation metrics, by task.
 _UNITS = {
@@ -60,7 +67,14 @@ _LIMITS = {
     QUESTION_ANSWERING: "It marks the likeliest span, also if the text has no answer: that is decided by a threshold of the "
     "null score, which is chosen on development data and is not in this folder.",
 }
-_LIMITS[PRETRAINING] = _LIMITS[DETECTION]
+_NO_PIPELINE = (
+    ' `pipeline("token-classification")` must not be used: it builds another class, whose classifier is not in this folder and '
+    "starts from random values."
+)
+_LIMITS[PRETRAINING] = _LIMITS[DETECTION] + _NO_PIPELINE
+_LIMITS[ENERGY] += _NO_PIPELINE
+# fairseq's name of a score of fine-tuning, in percent | its name on the Hub.
+_SCORES = {"accuracy": "accuracy", "mcc": "matthews_correlation", "spearman": "spearmanr", "f1": "f1"}
 _USES = {
     ENCODER: "states = model(**tokenizer(\"A first text.\", return_tensors=\"pt\")).last_hidden_state  # [1, tokens, width]",
     MASKED_LM: "text = f\"The capital of France is {tokenizer.mask_token}.\"\n"
@@ -80,15 +94,26 @@ _USES = {
 
 @dataclass(frozen=True)
 class CardSettings:
-    """Facts that only the user knows. ``data_license``: an identifier of the Hub; ``language``: a code such as ``en``."""
+    """Facts that only the user knows.
+
+    Attributes:
+        data_license: an identifier of the Hub.
+        language: a code such as ``en``.
+        base_model: name on the Hub of the model that was imported and trained further.
+        datasets: names on the Hub of the training data.
+    """
 
     data_license: str = UNKNOWN_LICENSE
     language: str | None = None
+    base_model: str | None = None
+    datasets: tuple[str, ...] = ()
 
 
 def check_card_settings(settings: CardSettings) -> None:
     """Raise :class:`UserError` for a value that would break the card's header."""
-    for flag, value in (("--data-license", settings.data_license), ("--language", settings.language)):
+    values = [("--data-license", settings.data_license), ("--language", settings.language)]
+    values += [("--base-model", settings.base_model), *(("--dataset", name) for name in settings.datasets)]
+    for flag, value in values:
         if value is not None and (not value.strip() or "\n" in value):
             raise UserError(f"{flag} {value!r} is not a name: give an identifier such as cc-by-4.0, or en")
 
@@ -107,9 +132,14 @@ def write_card(
     """Write ``README.md`` into ``folder``. ``checked``: the result of the verification, in words."""
     from huggingface_hub import ModelCard, ModelCardData
 
+    results = eval_results(loaded, part)
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
+        base_model=settings.base_model,
+        datasets=list(settings.datasets) or None,
+        model_name=target.name if results else None,
+        eval_results=results,
         library_name="transformers",
         pipeline_tag=_PIPELINES.get(part.kind),
         tags=["amos_fairseq", "fairseq", *filter(None, [objective(loaded)])],
@@ -127,7 +157,7 @@ def write_card(
         sections.append(f"## Validation\n\n{units}\n\n" + as_table(metrics))
     sections += [
         "## Limits\n\n" + limits(loaded, part),
-        "## License\n\n" + license_text(settings.data_license),
+        "## License\n\n" + license_text(settings, first_source(loaded)),
         f"## Comparison with the checkpoint\n\n{checked}.",
         "## Versions\n\n" + ", ".join(f"{name} {version_of(name)}" for name in _LIBRARIES) + ".",
     ]
@@ -154,7 +184,23 @@ def origin(loaded: LoadedCheckpoint) -> str:
     source = import_source(loaded.task)
     if source:
         return f"{escape_markup(source)}, imported with amos_fairseq and not trained further"
-    return "a model trained with amos_fairseq"
+    source = first_source(loaded)
+    first = f", which started from {escape_markup(source)}" if source else ""
+    return f"a model trained with amos_fairseq{first}"
+
+
+def first_source(loaded: LoadedCheckpoint) -> str:
+    """Return what the first of the runs that led to this one was imported from; empty if it was not, or its file is gone."""
+    source, parent = import_source(loaded.task), loaded.parent
+    for _ in range(_LONGEST_CHAIN):
+        if source or not Path(parent).is_file():
+            break
+        try:
+            state = read_header(parent)
+            source, parent = import_source(state["cfg"]["task"]), parent_of(state)
+        except (UserError, KeyError, TypeError, AttributeError):  # the file is another one by now
+            break
+    return source
 
 
 def usage(part: Part, target: Target) -> str:
@@ -199,6 +245,7 @@ def run_facts(loaded: LoadedCheckpoint) -> dict[str, str]:
     task = loaded.task
     facts = {
         "Objective": objective(loaded),
+        "Started from": first_source(loaded),
         "Task": task_name(loaded),
         "Updates": f"{loaded.num_updates:,}",
         "Tokens read": num_tokens_read(loaded),
@@ -237,18 +284,49 @@ def read_metrics(loaded: LoadedCheckpoint) -> list[dict[str, Any]]:
 
 def limits(loaded: LoadedCheckpoint, part: Part) -> str:
     case = "keeps upper case" if loaded.tokenizer.cased else "converts upper case to lower case"
+    of_import = loaded.tokenizer.kind == HUGGING_FACE or import_source(loaded.task)
+    vocabulary = "that of the imported model" if of_import else "from the training text"
     return (
-        f"{part.limits or _LIMITS[part.kind]} Its vocabulary comes from the training text and {case}; other languages and "
+        f"{part.limits or _LIMITS[part.kind]} Its vocabulary is {vocabulary} and {case}; other languages and "
         f"characters that were rare there become unknown. It takes at most {part.shape.max_positions} tokens: "
         "`truncation=True` cuts longer inputs, of a pair the longer text first, as in fine-tuning. A text that spells a "
         "special token is read as that token; `split_special_tokens=True` makes the tokenizer read it as text."
     )
 
 
-def license_text(data_license: str) -> str:
-    if data_license == UNKNOWN_LICENSE:
-        return "Of the training data: unknown. Ask the people who trained this model before you publish it."
-    return f"Of the training data: `{data_license}`."
+def license_text(settings: CardSettings, source: str) -> str:
+    model = settings.base_model or source
+    of_model = f" The license of {escape_markup(model)}, from which the weights come, applies too." if model else ""
+    if settings.data_license == UNKNOWN_LICENSE:
+        return f"Of the training data: unknown. Ask the people who trained this model before you publish it.{of_model}"
+    return f"Of the training data: `{settings.data_license}`.{of_model}"
+
+
+def eval_results(loaded: LoadedCheckpoint, part: Part) -> "list[EvalResult] | None":
+    """Return the last validation of a fine-tuned task for the card's ``model-index``; None without its name or a score."""
+    from huggingface_hub import EvalResult
+
+    path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
+    records = [record for record in read_metrics(loaded) if record.get("split") != "train"]
+    if part.kind != SEQUENCE_CLASSIFICATION or not path.is_file() or not records:
+        return None
+    try:
+        name = str(json.loads(path.read_text(encoding="utf-8"))["task"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    results = [
+        EvalResult(
+            _PIPELINES[part.kind],
+            "glue",
+            f"GLUE {name}",
+            metric,
+            round(records[-1][key] / 100, 4),
+            dataset_split="validation",
+        )
+        for key, metric in _SCORES.items()
+        if isinstance(records[-1].get(key), (int, float))
+    ]
+    return results or None
 
 
 def as_table(rows: dict[str, str]) -> str:

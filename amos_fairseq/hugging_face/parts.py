@@ -177,14 +177,17 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
             "with --part encoder"
         )
     is_energy = isinstance(model, ElectricModel) and model.variant == "electric"
+    kind = ENERGY if is_energy else PRETRAINING if dense else DETECTION
     labels = {"id2label": DETECTION_LABELS, "label2id": {label: index for index, label in DETECTION_LABELS.items()}}
     return Part(
-        ENERGY if is_energy else PRETRAINING if dense else DETECTION,
+        kind,
         encoder.shape,
         encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
         lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
         "the energies of tokens" if is_energy else "the discriminator",
-        {} if is_energy else labels,
+        labels
+        if kind == DETECTION
+        else {},  # the others have one logit, and a random classifier must not get these names
     )
 
 

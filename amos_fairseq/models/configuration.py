@@ -143,20 +143,24 @@ def transformer_config(
 def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConfig:
     """Return the sizes of a generator that has ``cfg.generator_size`` of the encoder's width, FFN width and heads.
 
+    A fraction that gives less than one head gives one, as in ELECTRA's released code: 1/12 of base is 64 wide with one head.
+
     Args:
         cfg: settings of ELECTRA or Electric.
         num_layers: 0 for as many as the encoder has.
 
     Raises:
-        ValueError: the fraction is not above 0, or gives no whole number of heads.
+        ValueError: the fraction is not above 0, or gives no whole width, FFN width or number of heads.
     """
     config, width = transformer_config(cfg, num_layers), embedding_width(cfg)
     sizes = {name: getattr(config, name) * cfg.generator_size for name in ("width", "ffn_width", "num_heads")}
+    if 0 < sizes["num_heads"] < 1:
+        sizes["num_heads"] = 1
     whole = {name: round(size) for name, size in sizes.items()}
     if any(size < 1 or abs(size - whole[name]) > 1e-6 * size for name, size in sizes.items()):
         raise ValueError(
             f"--generator-size {cfg.generator_size:g} leaves no whole width, FFN width or number of attention heads: "
-            f"it must divide {config.width}, {config.ffn_width} and {config.num_heads}"
+            f"it must divide {config.width}, {config.ffn_width} and, unless it gives less than one head, {config.num_heads}"
         )
     return dataclasses.replace(config, **whole, embedding_width=width)
 

@@ -80,7 +80,14 @@ class ElectraConfig(EncoderConfig):
         default=False,
         metadata={
             "help": "second stage of two: the generator keeps the weights of an mlm checkpoint, given as "
-            "--finetune-from-model, and the discriminator starts from them (section 5.3.3)"
+            "--finetune-from-model (section 5.3.3)"
+        },
+    )
+    second_stage_start: ChoiceEnum(["generator", "random"]) = field(
+        default="generator",
+        metadata={
+            "help": "with --frozen-generator, the first weights of the discriminator: those of the mlm checkpoint, or random "
+            "ones (section 5.3.3)"
         },
     )
     main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = field(
@@ -356,7 +363,8 @@ class ElectraModel(SingleMlmModel):
     def begin_second_stage(self, state_dict: dict[str, Tensor]) -> None:
         """Turn the weights of an ``mlm`` model, in place, into those of the generator and the discriminator (5.3.3).
 
-        The ``mlm`` model has no detection head: that keeps the initial values of this model.
+        The ``mlm`` model has no detection head: that keeps the initial values of this model. With ``--second-stage-start
+        random`` the discriminator and its token embeddings keep theirs as well, and the generator can have another size.
 
         Raises:
             UserError: the ``mlm`` model has other sizes.
@@ -368,7 +376,10 @@ class ElectraModel(SingleMlmModel):
             elif part == "embed_tokens":
                 state_dict[f"generator_{key}"] = state_dict[key]
         here = self.state_dict()
-        state_dict.update({key: value for key, value in here.items() if key.startswith("detection_head.")})
+        fresh = ("detection_head.",)
+        if self.cfg.second_stage_start == "random":
+            fresh += ("discriminator.", "embed_tokens.")
+        state_dict.update({key: value for key, value in here.items() if key.startswith(fresh)})
         for key in sorted(here.keys() | state_dict.keys()):
             if not same_shape(key, here, state_dict):
                 raise UserError(
@@ -393,9 +404,12 @@ def check_settings(cfg: ElectraConfig) -> None:
     has_equal_sizes = cfg.generator_size == 1 and cfg.generator_layers in (0, cfg.encoder_layers)
     if cfg.share_weights == "all" and not has_equal_sizes:
         raise ValueError(f"--share-weights all needs networks of equal size: {EQUAL_SIZES}")
-    if cfg.frozen_generator and not has_equal_sizes:
+    if cfg.second_stage_start == "random" and not cfg.frozen_generator:
+        raise ValueError("--second-stage-start random has no meaning without --frozen-generator: leave it out")
+    if cfg.frozen_generator and cfg.second_stage_start == "generator" and not has_equal_sizes:
         raise ValueError(
-            f"--frozen-generator needs networks of equal size, since both start from one checkpoint: {EQUAL_SIZES}"
+            f"--frozen-generator needs networks of equal size, since both start from one checkpoint: {EQUAL_SIZES}, or "
+            "--second-stage-start random"
         )
     if cfg.frozen_generator and cfg.share_weights != "none":
         raise ValueError(

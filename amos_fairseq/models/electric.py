@@ -1,6 +1,7 @@
 """Electric: an energy-based cloze model trained by noise-contrastive estimation (Clark, thesis 2021, section 5.1).
 
-Variants: ELECTRA-TT, a plain classifier of the same noise, and TwoTower, the cloze model alone (section 5.4.5).
+Variants: ELECTRA-TT, a plain classifier of the same noise, and TwoTower, the cloze model alone (section 5.4.5); ELECTRA with
+the two-tower generator, the control experiment of section 5.4.4.
 
 Shapes: B sequences, T tokens, M sampled positions per sequence, E width of the token embeddings, V padded vocabulary size.
 """
@@ -16,7 +17,8 @@ from torch import Tensor
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.functional.output_layer import sampling_log_probs
-from amos_fairseq.functional.positions import gather_positions, replace_positions
+from amos_fairseq.functional.positions import gather_positions, mark_positions, replace_positions
+from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
@@ -45,11 +47,12 @@ class ElectricConfig(EncoderConfig):
         default="gelu",
         metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
     )
-    electric_variant: ChoiceEnum(["electric", "electra_tt", "two_tower"]) = field(
+    electric_variant: ChoiceEnum(["electric", "electra_tt", "electra_labels", "two_tower"]) = field(
         default="electric",
         metadata={
-            "help": "electric: noise-contrastive estimation; electra_tt: a plain classifier of the same noise; two_tower: "
-            "the cloze model alone, which needs --generator-size 1 --generator-loss-tokens all"
+            "help": "electric: noise-contrastive estimation; electra_tt: a plain classifier of the same noise; "
+            "electra_labels: a plain classifier of replaced tokens (ELECTRA's labels); two_tower: the cloze model alone, "
+            "which needs --generator-size 1 --generator-loss-tokens all"
         },
     )
     generator_size: float = field(
@@ -60,7 +63,11 @@ class ElectricConfig(EncoderConfig):
         },
     )
     generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = field(
-        default="sampled", metadata={"help": "tokens whose loss trains the two-tower generator"}
+        default="sampled",
+        metadata={
+            "help": "tokens whose loss trains the two-tower generator: the sampled ones (thesis section 5.1.5), or all (the "
+            "authors' code)"
+        },
     )
     # The task's own value. A task that does not pretrain has none, and the models of such a task do not use it.
     mask_prob: float = "${oc.select:task.mask_prob,0.15}"
@@ -75,7 +82,8 @@ class ElectricOutput(NamedTuple):
     sampled_tokens: Tensor | None = None  # [B,M] int64
     corrupted_tokens: Tensor | None = None  # [B,T] int64, the discriminator's input
     replaced: Tensor | None = None  # [B,T] bool, differs from the original
-    is_noise: Tensor | None = None  # [B,T] bool, was sampled, even if that is the original: the label
+    # [B,T] bool, the label: was sampled, even if that is the original; with ``electra_labels`` the same as ``replaced``.
+    is_noise: Tensor | None = None
     rtd_logits: Tensor | None = None  # [B,T] float32, positive for "noise"
 
 
@@ -142,15 +150,15 @@ class ElectricModel(PretrainingModel):
         logits = self.detection_head(self.discriminator(self.embed_tokens(noised), padding_mask)[-1])
         if self.variant == "electric":
             logits = noise_logits(logits, self.noise_log_probs(hidden, noised), self.cfg.mask_prob)
-        nothing = torch.zeros_like(tokens)
+        replaced, is_sampled = noised.ne(tokens), mark_positions(masked_positions, masked_weights, tokens.size(1))
         return ElectricOutput(
             mlm_nll=nll,
             mlm_correct=correct,
             is_scored=is_scored,
             sampled_tokens=sampled,
             corrupted_tokens=noised,
-            replaced=noised.ne(tokens),
-            is_noise=replace_positions(nothing, masked_positions, torch.ones_like(sampled), masked_weights).bool(),
+            replaced=replaced,
+            is_noise=replaced if self.variant == "electra_labels" else is_sampled,
             rtd_logits=logits,
         )
 
@@ -207,7 +215,8 @@ class ElectricModel(PretrainingModel):
 
         Electric: -E, whose exponentials sum to about 1 over the vocabulary after training (section 5.1.3). ELECTRA-TT:
         log q + log(p / (1 - p)) + log((1 - D) / D) with D the probability of "noise" (there, the thesis writes D for the
-        probability of "original"). TwoTower: log q.
+        probability of "original"). ``electra_labels``: :func:`log_prob_of_original`, from the probability of "replaced".
+        TwoTower: log q.
 
         Args:
             tokens: [B,T] int64, padded at the end.
@@ -220,10 +229,12 @@ class ElectricModel(PretrainingModel):
             log_q = self.noise_log_probs(self.generate(tokens, padding_mask), tokens)
             if self.discriminator is None:
                 return log_q
-        energies = self.detection_head(self.extract_features(tokens))
-        if self.variant == "electra_tt":
-            energies = energies_of(energies, log_q, self.cfg.mask_prob)
-        return (-energies).masked_fill(~self.is_scored(tokens), 0.0)
+        logits = self.detection_head(self.extract_features(tokens))
+        if self.variant == "electra_labels":
+            log_probs = log_prob_of_original(logits, log_q, self.cfg.mask_prob)
+        else:
+            log_probs = -(energies_of(logits, log_q, self.cfg.mask_prob) if self.variant == "electra_tt" else logits)
+        return log_probs.masked_fill(~self.is_scored(tokens), 0.0)
 
     @torch.no_grad()
     def predict_logits(

@@ -92,7 +92,7 @@ class TokenScorer(abc.ABC):
 
 
 class OnePassScorer(TokenScorer):
-    """Models whose ``token_log_probs`` scores all tokens at once: Electric, ELECTRA-TT, TwoTower."""
+    """Models whose ``token_log_probs`` scores all tokens at once: Electric and its variants."""
 
     def num_passes(self, tokens: Tensor) -> int:
         return 1
@@ -179,6 +179,8 @@ def check_electra_variant(loaded: LoadedCheckpoint) -> None:
         reason = "its generator was never allowed to sample the original (--disallow-true-token)"
     elif positions == "masked":
         reason = "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
+    elif loaded.task.get("mask_rare_tokens"):
+        reason = "rare tokens were sampled more often than others (--mask-rare-tokens)"
     if reason:
         raise UserError(f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric")
 

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -66,6 +67,14 @@ class TextPretrainingConfig(FairseqDataclass):
             "electra, mask for all others"
         },
     )
+    mask_rare_tokens: float = field(
+        default=0.0,
+        metadata={
+            "range": "0 or more",
+            "help": "mask a token of the training text with a probability in proportion to its frequency to the power of minus "
+            "this number; 0: all tokens equally often (thesis section 5.5)",
+        },
+    )
     tokenizer_directory: Optional[str] = field(
         default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
     )
@@ -100,6 +109,8 @@ class TextPretrainingTask(CorpusTask):
     """
 
     cfg: TextPretrainingConfig
+    # Set at the first use, from the training text.
+    _mask_weights: Optional[np.ndarray] = None
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -107,6 +118,11 @@ class TextPretrainingTask(CorpusTask):
         if OmegaConf.is_missing(cfg, "data"):
             raise UserError("no corpus is given: give the directory that prepare.sh wrote, as task.data=DIR")
         check_ranges(cfg, TextPretrainingConfig)
+        if cfg.mask_rare_tokens and cfg.objective == "electric":
+            raise UserError(
+                "--mask-rare-tokens has no meaning for the criterion electric, whose noise needs one probability for all "
+                "tokens: leave it out"
+            )
         vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
         vocabulary.check_tokenizer()
         dictionary = vocabulary.load_dictionary()
@@ -183,7 +199,8 @@ class TextPretrainingTask(CorpusTask):
             path, self.dictionary, self.cfg.tokens_per_sample, str(self.cfg.sample_break_mode), combine=combine
         )
         entropy = None if training else self.unigram_entropy(path, combine)
-        self.datasets[split] = self.mask_blocks(blocks, training, path, entropy)
+        weights = self.mask_weights() if training and self.cfg.mask_rare_tokens else None
+        self.datasets[split] = self.mask_blocks(blocks, training, path, entropy, weights)
 
     def unigram_entropy(self, path: str, combine: bool) -> float:
         """Return the entropy of the non-special tokens of a binarized text, in nats; 0 if it has none."""
@@ -193,8 +210,27 @@ class TextPretrainingTask(CorpusTask):
         counts[self.special_ids] = 0
         return unigram_entropy(counts)
 
+    def mask_weights(self) -> np.ndarray:
+        """Return the weight of each token as a masked token of the training text: [tokens] float64 (thesis section 5.5).
+
+        weight(x) = count(x)^-a with a = ``--mask-rare-tokens``. The thesis masks "rarer tokens more frequently".
+
+        Departures: it gives no formula; the power is ours. Validation masks all tokens equally often, so that its losses can
+        be compared with those of other runs. The other idea of that section, a model that predicts which tokens are difficult,
+        is left out.
+        """
+        if self._mask_weights is None:
+            counts = self.count_training_tokens().clamp(min=1).numpy()  # special tokens are never masked
+            self._mask_weights = counts ** -float(self.cfg.mask_rare_tokens)
+        return self._mask_weights
+
     def mask_blocks(
-        self, blocks: Any, training: bool, source: str, entropy: Optional[float] = None
+        self,
+        blocks: Any,
+        training: bool,
+        source: str,
+        entropy: Optional[float] = None,
+        mask_weights: Optional[np.ndarray] = None,
     ) -> MaskedBlockDataset:
         """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task."""
         return MaskedBlockDataset(
@@ -205,6 +241,7 @@ class TextPretrainingTask(CorpusTask):
             seed=self.cfg.seed,
             training=training,
             treatment=self.mask_treatment,
+            mask_weights=mask_weights,
             source=source,
             unigram_entropy=entropy,
         )

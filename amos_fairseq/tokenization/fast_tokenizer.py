@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +52,8 @@ class FastTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library; the vocabulary is its own, in the order of its ids.
 
     Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
-    ``dict.txt``. Text is normalized by its own normalizer. Unknown words and characters become ``<unk>``, because its
-    encoding has no surface form for them.
+    ``dict.txt``; other added tokens are pieces and remain whole. Text is normalized by its own normalizer. Unknown words and
+    characters become ``<unk>``, because its encoding has no surface form for them.
 
     A learned tokenizer (``kind`` sentencepiece or fastbpe, made by :mod:`.conversion`) splits text at spaces first, so the
     pieces of frequent words are cached; and it has no merge that produces a special token.
@@ -64,7 +64,7 @@ class FastTokenizer(Tokenizer):
     def __init__(self, model: bytes, special_tokens: dict[str, str], kind: str = HUGGING_FACE) -> None:
         """``model``: the bytes of a ``tokenizer.json``; raises ``ValueError`` for anything else."""
         self.kind = kind
-        self._tokenizer = _parse(model)
+        self._tokenizer = _parse(_without_special_roles(model, special_tokens.values()))
         # The task decides about lengths, and a text that spells "[MASK]" is text.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -101,7 +101,7 @@ class FastTokenizer(Tokenizer):
 
     def library_tokenizer(self) -> tokenizers.Tokenizer:
         """Return a copy of the library's tokenizer, in which a text that spells a special token is that token."""
-        return _parse(self.model)
+        return _parse(_without_special_roles(self.model, self.special_tokens.values()))
 
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
         if self._words is not None:
@@ -234,6 +234,24 @@ def _configured_tokens(path: Path) -> dict[str, str | None]:
     names = [name for _, names, _ in _ROLES for name in names if name in content]
     # A token is written as a string or as {"content": string, ...}.
     return {name: content[name]["content"] if isinstance(content[name], dict) else content[name] for name in names}
+
+
+def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
+    """Return a ``tokenizer.json`` in which only the tokens in ``roles`` are special.
+
+    Special tokens are text in a text. Others that were added to a vocabulary (markers of entities, names of fields) were added
+    so that they remain whole.
+    """
+    try:
+        content = json.loads(model)
+        others = [token for token in content["added_tokens"] if token["special"] and token["content"] not in roles]
+    except (ValueError, KeyError, TypeError):
+        return model  # the library explains what is wrong
+    if not others:
+        return model
+    for token in others:
+        token["special"] = False
+    return json.dumps(content, ensure_ascii=False).encode("utf-8")
 
 
 def _parse(model: bytes) -> tokenizers.Tokenizer:

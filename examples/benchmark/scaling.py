@@ -148,7 +148,7 @@ def work_of(recipe: str, vocabulary_size: int) -> Work:
 
     # One rank, however many GPUs this machine has; no data is needed.
     cfg, _ = read_configuration(recipe, ["distributed_training.distributed_world_size=1"])
-    built = build_recipe(cfg, vocabulary_size)
+    built = build_recipe(cfg, vocabulary_size, reference=True)
     trained = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
     return Work(
         tokens_per_sequence=cfg.task.tokens_per_sample,

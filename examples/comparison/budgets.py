@@ -53,8 +53,8 @@ class Cost:
         """Count on the real model, criterion and batch; raise ``UserError`` if the cost changes between updates."""
         from amos_fairseq.flops.training import training_flops
 
-        thesis = training_flops(cfg, convention="thesis").per_update
-        return cls(float(thesis), float(training_flops(cfg).per_update))
+        thesis = training_flops(cfg, convention="thesis", reference=True).per_update
+        return cls(float(thesis), float(training_flops(cfg, reference=True).per_update))
 
 
 def share_name(share: float) -> str:

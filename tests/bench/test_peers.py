@@ -161,10 +161,10 @@ def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: lis
         build_entries(setup, task, ["hf"], compile=False)
 
 
-@pytest.mark.parametrize("recipe", ["variants/electra_unigram_tiny", "electric_tiny", "teams_tiny"])
-def test_steps_change_the_weights_of_every_objective(recipe: str) -> None:
+@pytest.mark.parametrize("recipe", [("variants/electra_unigram", "+sizes=tiny"), ("electric_tiny",), ("teams_tiny",)])
+def test_steps_change_the_weights_of_every_objective(recipe: tuple[str, ...]) -> None:
     """The learning rate is 0 in the first update, and not in the second."""
-    setup = setup_of(recipe)
+    setup = setup_of(*recipe)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
     before = [parameter.detach().clone() for parameter in step.module.parameters()]

@@ -12,7 +12,7 @@ import transformers
 import yaml
 from failures import error_line, full_disk
 from safetensors.torch import load_file, save_file
-from saved_models import UPDATES, write_run
+from saved_models import UPDATES, small_tokenizer, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
@@ -20,6 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export, export_folder
 from amos_fairseq.hugging_face.model_card import CardSettings
+from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 METRICS = [
@@ -61,10 +62,12 @@ def test_folder_is_complete_and_the_comparison_is_printed(runs, tmp_path, capsys
 
 def test_card_states_the_facts_of_the_run(runs, tmp_path):
     flags = ["--data-license", "cc-by-4.0", "--language", "en", "--no-check"]
+    flags += ["--dataset", "wikitext", "--dataset", "a/b", "--base-model", "google/bert"]
     main(["export", str(runs / "amos"), str(tmp_path / "out"), *flags])
     _, header, text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     data = yaml.safe_load(header)
     assert (data["license"], data["language"], data["library_name"]) == ("cc-by-4.0", "en", "transformers")
+    assert (data["datasets"], data["base_model"], "model-index" in data) == (["wikitext", "a/b"], "google/bert", False)
     for fact in (
         f"| Updates | {UPDATES} |",
         f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
@@ -111,6 +114,42 @@ def test_card_of_an_imported_model_has_no_facts_of_training(runs, tmp_path):
     assert "license: unknown" in card
     assert "of bert-mini (BertModel), imported with amos_fairseq and not trained further." in card
     assert not re.search(r"Updates|Objective|masked|AMOS|\n- amos\n", card)
+
+
+def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
+    """Two runs after the import: GLUE's RTE after pretraining, each with the path of the one before."""
+    tokenizer = FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens)  # as of an import
+    task = {"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"}
+    parent, flags = (
+        write_run(tmp_path / "imported", tokenizer=tokenizer, task=task) / "checkpoint_last.pt",
+        ["--no-check"],
+    )
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "task.json").write_text('{"task": "RTE", "labels": ["yes", "no"]}')
+    for name, task in (("pretrained", {}), ("rte", {"data": str(tmp_path / "data"), "_name": "sentence_prediction"})):
+        run = write_run(tmp_path / name, tokenizer=tokenizer, classes=2 if name == "rte" else 0, task=task)
+        state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+        state["cfg"]["checkpoint"] = {"finetune_from_model": str(parent)}
+        torch.save(state, parent := run / "checkpoint_last.pt")
+    (run / "metrics.jsonl").write_text('{"split": "valid", "update": 5, "accuracy": 61.5, "loss": 0.7}\n')
+    main(["export", str(run), str(tmp_path / "out"), *flags])
+    _, header, text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    (result,) = yaml.safe_load(header)["model-index"][0]["results"]
+    assert (result["dataset"]["name"], result["metrics"][0]["type"], result["metrics"][0]["value"]) == (
+        "GLUE RTE",
+        "accuracy",
+        0.615,
+    )
+    for fact in (
+        "which started from bert-mini (BertModel)",
+        "| Started from | bert-mini (BertModel) |",
+        "Its vocabulary is that of the imported model",
+        "The license of bert-mini (BertModel), from which",
+    ):
+        assert fact in text, fact
+    (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
+    main(["export", str(run), str(tmp_path / "moved"), *flags])
+    assert "bert-mini" not in (tmp_path / "moved" / "README.md").read_text(encoding="utf-8")
 
 
 def test_labels_come_from_the_data_of_the_task(tmp_path):

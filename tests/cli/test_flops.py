@@ -35,8 +35,9 @@ def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixtu
 
 
 def test_path_of_a_variant(capsys: pytest.CaptureFixture) -> None:
-    by_path = flops(capsys, str(RECIPES / "variants" / "teams_only_rtd_tiny.yaml"))
-    by_name = flops(capsys, "variants/teams_only_rtd_tiny")
+    tiny = ("--set", "+sizes=tiny")
+    by_path = flops(capsys, str(RECIPES / "variants" / "teams_only_rtd.yaml"), *tiny)
+    by_name = flops(capsys, "variants/teams_only_rtd", *tiny)
     assert by_path["forward_per_token"] == by_name["forward_per_token"]
     assert by_path["embedding_rows"] == 32_768
 
@@ -65,7 +66,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
     networks = ["embed_tokens", "generator", "discriminator", "mlm_head", "detection_head", "output layer"]
     for part in [*networks, "today", "thesis"]:
         assert part in out
-    main(["flops", "variants/two_tower_tiny"])
+    main(["flops", "variants/two_tower", "--set", "+sizes=tiny"])
     assert "No encoder remains" in capsys.readouterr().out
 
 

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from omegaconf import DictConfig
+from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 from torch.utils.flop_counter import FlopCounterMode
 
-from amos_fairseq.composition import RECIPES, compose_recipe
+from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops import recipe as recipes
 from amos_fairseq.flops.report import report_flops
@@ -15,7 +16,8 @@ from amos_fairseq.flops.training import training_flops
 
 V = 30_522  # thesis Table 5.3: BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64
-TINY = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*_tiny.yaml"))
+# In tiny sizes: every objective, and every variant with code of its own.
+TINY = [[name] for name in RECIPE_NAMES if name.endswith("_tiny")] + [[name, "+sizes=tiny"] for name in WITH_OTHER_CODE]
 
 
 def recipe(name: str, *overrides: str) -> DictConfig:
@@ -36,13 +38,28 @@ def output_layer(positions: int, embedded: int) -> int:
 
 
 def test_mlm_flops_by_formula() -> None:
-    """BERT-Small: 128 sequences of 128 tokens, 20 of them masked; every product has two operands that learn."""
+    """BERT-Small: 128 sequences of 128 tokens, 20 of them masked; every product has two operands that learn. The fast output
+    layer computes its logits again in the backward pass."""
     projection = 2 * 128 * 128 * 256
     forward = layers(12, 256, 128) + projection + mlm_head(20, 256, 128) + output_layer(20, 128)
-    flops = training_flops(recipe("mlm_small"), V)
+    flops = training_flops(recipe("mlm_small"), V, reference=True)
     assert flops.per_update == 128 * 3 * forward
     assert flops.per_token == 3 * forward / 128
     assert flops.total == 1_450_000 * 128 * 3 * forward
+    assert training_flops(recipe("mlm_small"), V).per_update == 128 * (3 * forward + output_layer(20, 128))
+
+
+def test_electra_flops_by_formula() -> None:
+    """ELECTRA-Small: loss and samples share one product with the vocabulary, which the reference computes twice."""
+    projections = 2 * 128 * 128 * (256 + 64)
+    head = mlm_head(20, 64, 128) + 2 * 128 * 256 * 256 + 2 * 128 * 256
+    vocabulary = output_layer(20, 128)
+    forward = layers(12, 256, 128) + layers(12, 64, 128) + projections + head + vocabulary
+    cfg = recipe("electra_small")
+    assert training_flops(cfg, V, reference=True).per_update == 128 * (3 * forward + vocabulary)
+    assert training_flops(cfg, V).per_update == 128 * (3 * forward + vocabulary)  # computed again in the backward pass
+    products = [report_flops(cfg, V, None, is_reference).forward.matmul * 128 for is_reference in (False, True)]
+    assert products == pytest.approx([forward, forward + vocabulary], rel=1e-9)
 
 
 def test_amos_flops_by_formula() -> None:
@@ -59,7 +76,7 @@ def test_amos_flops_by_formula() -> None:
     stopped = 2 * 2 * 128 * 256 * 768
     sampling = 2 * output_layer(20, 256)
     mixture = 3 * 2 * 20 * 256
-    flops = training_flops(recipe("amos_small", "model.relative_position_scheme=none"), V)
+    flops = training_flops(recipe("amos_small", "model.relative_position_scheme=none"), V, reference=True)
     expected = 3 * (encoder + generator + predictions + detection) - stopped + 2 * sampling + 2 * mixture
     assert flops.per_update == 128 * expected
 
@@ -80,7 +97,7 @@ def test_flops_multiply_with_batches_and_ranks() -> None:
 
 def test_a_frozen_generator_has_no_backward_pass() -> None:
     """Generator and discriminator of the second stage are equally large: two forward passes and one backward."""
-    cfg = recipe("variants/electra_second_stage_tiny", "dataset.batch_size=1", "optimization.update_freq=[1]")
+    cfg = recipe("variants/electra_second_stage", "+sizes=tiny", "dataset.batch_size=1", "optimization.update_freq=[1]")
     forward = report_flops(cfg, 600, inference_length=None)
     parts = {name: operations.matmul * cfg.task.tokens_per_sample for name, operations in forward.modules.items()}
     assert parts["generator"] == pytest.approx(parts["discriminator"])
@@ -103,7 +120,7 @@ def test_thesis_convention_matches_table_5_3(
     """Within 10 % of the printed values; our own totals, and why they differ, are in :func:`training_flops`."""
     cfg = recipe(name)
     assert cfg.optimization.max_update == max_update
-    report = report_flops(cfg, V, inference_length=None)
+    report = report_flops(cfg, V, inference_length=None, reference=True)
     assert report.inference_length == 128
     counted = (report.thesis.total, report.inference.total)
     assert counted == pytest.approx(printed, rel=0.1)
@@ -117,17 +134,17 @@ def test_the_report_has_the_totals_of_both_conventions() -> None:
     assert report.today == training_flops(cfg, 600)
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_step_on_a_cpu_has_the_flops_of_the_report_and_uses_every_parameter(name: str) -> None:
+@pytest.mark.parametrize("name", TINY, ids=" ".join)
+def test_step_on_a_cpu_has_the_flops_of_the_report_and_uses_every_parameter(name: list[str]) -> None:
     """DistributedDataParallel is built without a search for unused parameters: it waits for every gradient."""
-    cfg = recipe(name, "dataset.batch_size=2", "optimization.update_freq=[1]")
-    report = report_flops(cfg, 600, inference_length=None)
+    cfg = recipe(*name, "dataset.batch_size=2", "optimization.update_freq=[1]")
+    report = report_flops(cfg, 600, inference_length=None, reference=True)
     assert all(min(operations) >= 0 for operations in report.modules.values())
     assert 2 * report.forward.total * report.tokens_per_sequence * 2 == pytest.approx(report.thesis.per_update)
     # At least the main network learns, and nothing costs more than twice the forward pass.
     forward = report.forward.matmul * report.tokens_per_sequence * 2
     assert 1.5 * forward < report.today.per_update <= 3 * forward * (1 + 1e-9)
-    assert (report.inference is None) == ("two_tower" in name)
+    assert (report.inference is None) == (name[0] == "variants/two_tower")
 
     flops, without_gradient = step_on_cpu(cfg)
     assert flops == report.today.per_update
@@ -139,7 +156,7 @@ def step_on_cpu(cfg: DictConfig) -> tuple[int, list[str]]:
     and the names of the parameters that learn but receive no gradient."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "DEVICE", torch.device("cpu"))
-        real = recipes.build_recipe(cfg, 600)
+        real = recipes.build_recipe(cfg, 600, reference=True)
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mv: lambda a, *_, **__: 2 * math.prod(a)})
     with counter:
         loss, _, _ = real.criterion(real.model, real.batch)

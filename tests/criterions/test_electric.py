@@ -68,15 +68,22 @@ def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discrimi
         for t in ordinary:
             energy, q_t = energies[t].item(), q[t, noised[t]].item()
             plain = 1 / (1 + math.exp(-energy))
-            is_noise = plain if variant == "electra_tt" else p * q_t / (p * q_t + (1 - p) * math.exp(-energy))
-            detected -= math.log(is_noise if t in noise else 1 - is_noise)
+            is_noise = p * q_t / (p * q_t + (1 - p) * math.exp(-energy)) if variant == "electric" else plain
+            labelled = noised[t] != text[t] if variant == "electra_labels" else t in noise
+            detected -= math.log(is_noise if labelled else 1 - is_noise)
     return predicted + discriminator_loss_weight * MASKED_SHARE * detected
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize(
     ("variant", "tokens"),
-    [("electric", "sampled"), ("electric", "all"), ("electra_tt", "sampled"), ("two_tower", "all")],
+    [
+        ("electric", "sampled"),
+        ("electric", "all"),
+        ("electra_tt", "sampled"),
+        ("electra_labels", "sampled"),
+        ("two_tower", "all"),
+    ],
 )
 def test_loss_against_loops_in_float64(variant: str, tokens: str, lengths: tuple[int, ...]) -> None:
     """Four layers in float32 on one side, large initial values: five digits agree."""
@@ -99,7 +106,7 @@ def test_a_sample_that_is_the_original_is_noise() -> None:
     assert not output.is_noise[:, 0].any()  # where padded slots point to
 
 
-@pytest.mark.parametrize("variant", ["electric", "electra_tt"])
+@pytest.mark.parametrize("variant", ["electric", "electra_tt", "electra_labels"])
 def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     """q enters the logits of NCE without a gradient, and no gradient passes through a sample."""
     model, batch = small_electric(variant), small_batch()
@@ -264,9 +271,10 @@ def test_noise_logit_is_that_of_the_quotient(share: float) -> None:
     assert torch.allclose(energies_of(logits, log_q, share), energies, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["electric", "electra_tt", "two_tower"])
+@pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
 def test_scores_of_tokens_by_their_formulas(variant: str) -> None:
-    """-E; log(p q (1 - D) / ((1 - p) D)) with D of noise; log q. 0 at special tokens and padding."""
+    """-E; log(p q (1 - D) / ((1 - p) D)) with D of noise; P of D = p q (1 - P) / (p q + (1 - p) P), the share of replaced
+    tokens among all that equal x; log q. 0 at special tokens and padding."""
     model, tokens = small_electric(variant), small_batch((12, 7))["net_input"]["tokens"]
     tokens[0, 5] = 3
     got = model.token_log_probs(tokens)
@@ -285,5 +293,8 @@ def test_scores_of_tokens_by_their_formulas(variant: str) -> None:
             elif variant == "electra_tt":
                 noise = 1 / (1 + math.exp(-energies[t]))
                 expected += math.log(MASK_PROB / (1 - MASK_PROB) * (1 - noise) / noise)
+            elif variant == "electra_labels":
+                odds, sampled = math.exp(energies[t]), MASK_PROB * q[t, token].item()
+                expected = math.log(sampled / (odds * (1 - MASK_PROB + sampled) + sampled))
             assert got[row, t].item() == pytest.approx(expected, abs=1e-4)
     assert got[1, 7:].eq(0).all()

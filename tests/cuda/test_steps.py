@@ -1,5 +1,5 @@
-"""Every recipe and variant takes whole updates on a CUDA device that has no memory: forward and backward pass, clipping,
-optimizer and validation, on FakeTensors.
+"""Every recipe, and every variant with code of its own, takes whole updates on a CUDA device that has no memory: forward and
+backward pass, clipping, optimizer and validation, on FakeTensors.
 
 A step fails on what CUDA or PyTorch's fused kernels would refuse (amos_fairseq/bench/fake_cuda.py): tensors of two devices
 in one operator, strides or dtypes that a kernel does not take, a host that reads a value. It also fails on a parameter
@@ -9,13 +9,12 @@ without a gradient. Values are compared elsewhere.
 import pytest
 from fake_steps import FakeRun
 from omegaconf import DictConfig
+from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 
 from amos_fairseq.bench.fake_cuda import fake_cuda
-from amos_fairseq.composition import RECIPES, compose_recipe
+from amos_fairseq.composition import compose_recipe
 from amos_fairseq.modules.mixture import STRATEGIES
 
-YAMLS = (path for path in RECIPES.rglob("*.yaml") if path.parent.name != "fairseq")
-ALL = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in YAMLS)
 OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")
 # Settings of AMOS without a recipe of their own, and those of every model.
 SETTINGS = [
@@ -43,7 +42,7 @@ def fewer_layers(model: DictConfig) -> list[str]:
     return ["model.encoder_layers=2", *(["model.generator_layers=2"] if has_generator_layers else [])]
 
 
-@pytest.mark.parametrize("recipe", ALL)
+@pytest.mark.parametrize("recipe", [*RECIPE_NAMES, *WITH_OTHER_CODE])
 def test_every_recipe_trains_and_validates_in_bfloat16(recipe: str) -> None:
     """With fewer layers where a recipe has twelve or more, because the others have the same shapes."""
     with fake_cuda() as cuda:

@@ -63,6 +63,21 @@ def test_all_parts_of_all_shards_are_counted(tmp_path: Path, monkeypatch: pytest
     assert counts.dtype == torch.int64
 
 
+def test_rare_tokens_have_larger_weights_in_training_alone(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    task = make_task(corpus, mask_rare_tokens=0.5)
+    for split in ("train", "valid"):
+        task.load_dataset(split)
+    counts, weights = naive_counts(corpus), task.dataset("train").mask_weights
+    assert weights.tolist() == pytest.approx([max(1, counts[token] if token > 3 else 0) ** -0.5 for token in range(35)])
+    assert task.dataset("valid").mask_weights is None
+    with pytest.raises(UserError, match="no meaning for the criterion electric"):
+        make_task(corpus, mask_rare_tokens=0.5, objective="electric")
+    uniform = make_task(corpus)
+    uniform.load_dataset("train")
+    assert uniform.dataset("train").mask_weights is None
+
+
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_counts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts of three ranks add up to those of one; other data sets are read line by line."""

@@ -74,6 +74,22 @@ def test_every_position_is_masked_equally_often() -> None:
     assert np.abs(hits[1:] - 2000 * share).max() < 5 * np.sqrt(2000 * share * (1 - share))
 
 
+def test_tokens_of_larger_weight_are_masked_more_often() -> None:
+    """Two of six tokens, one after another: i is the first with probability w_i, or the second after j with w_j w_i / (1 -
+    w_j); within 5 standard deviations of 1,500 epochs."""
+    weights = np.ones(49)
+    weights[4:10] = [1, 2, 4, 8, 16, 32]
+    dataset = make_dataset([[4, 5, 6, 7, 8, 9]], mask_weights=weights)
+    hits = np.zeros(6)
+    for epoch in range(1, 1501):
+        dataset.set_epoch(epoch)
+        hits[dataset[0]["positions"].numpy() - 1] += 1
+    first = weights[4:10] / 63
+    expected = first + [sum(first[j] * first[i] / (1 - first[j]) for j in range(6) if j != i) for i in range(6)]
+    assert expected.sum() == pytest.approx(2)
+    assert (np.abs(hits - 1500 * expected) < 5 * np.sqrt(1500 * expected * (1 - expected))).all()
+
+
 def test_short_last_block_pads_its_slots() -> None:
     """31 + 9 tokens: the second block is <s> and 9 tokens, so ceil(0.15 * 10) = 2 of 5 slots are used."""
     dataset = make_dataset([list(range(4, 44))], training=False)

@@ -134,5 +134,5 @@ def assert_same_run(save_dir: Path, reference: Path) -> None:
         assert_same_bits(found[part], expected[part], part)
     assert_same_bits(found["optimizer_history"], expected["optimizer_history"], "optimizer_history")
     for part in ("train_iterator", "val_loss", "best", "recent_updates"):
-        assert_same_bits(found["extra_state"].get(part), expected["extra_state"].get(part), part)
+        assert_same_bits(found["extra_state"][part], expected["extra_state"][part], part)
     assert records(save_dir) == records(reference)

@@ -63,6 +63,7 @@ ELECTRA_VARIANTS = {
     "disallow": {"disallow_true_token": True},
     "adversarial": {"adversarial": True},
     "frozen": {"frozen_generator": True, "share_weights": "none", **EQUAL_SIZES},
+    "frozen_random": {"frozen_generator": True, "share_weights": "none", "second_stage_start": "random"},
     "replace_mlm": {"main_objective": "replace_mlm"},
     "all_tokens_mlm": {"main_objective": "all_tokens_mlm"},
 }
@@ -70,6 +71,7 @@ ELECTRA_VARIANTS = {
 ELECTRIC_VARIANTS = {
     "electric": {},
     "electra_tt": {},
+    "electra_labels": {},
     "two_tower": {"generator_size": 1.0, "generator_loss_tokens": "all"},
 }
 ONLY_RTD = {"mws_loss_weight": 0.0, "representation": "rtd"}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary
 from hugging_face_folders import LINES, write_tokenizer
+from saved_models import small_tokenizer
 from tokenizer_text import ALPHABETS, HOSTILE, random_texts
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
@@ -57,3 +58,15 @@ def test_padding_moves_to_id_1_and_nothing_else_changes(write, tmp_path):
         found = before.encode(text, "dogs").ids
         assert after.encode(text, "dogs").ids == [exchanged.get(index, index) for index in found]
     assert with_padding_at_1(after, "[PAD]", moved)[0] is after
+
+
+def test_offsets_of_sentencepiece_have_no_leading_space():
+    """The spans of our tokenizer, which are tested by themselves; a lone space has an empty span on both sides."""
+    tokenizer = small_tokenizer()
+    exported = exported_tokenizer(tokenizer)
+    for text in ("the quick fox", "a  lazy\tdog \u65e5\u672c z", "the end."):
+        expected = [(start, end) for _, start, end in tokenizer.encode_with_offsets(text) if start < end]
+        encoding = exported.encode(text, "a fox")
+        spans = zip(encoding.offsets, encoding.sequence_ids, strict=True)
+        assert [span for span, sequence in spans if sequence == 0 and span[0] < span[1]] == expected
+    assert exported.decode(exported.encode("the quick fox").ids) == "the quick fox"

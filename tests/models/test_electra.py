@@ -140,6 +140,25 @@ def test_second_stage_starts_from_the_first_and_does_not_change_the_generator() 
     assert all(value.equal(model.state_dict()[name]) for name, value in again.state_dict().items())
 
 
+def test_second_stage_without_the_weights_of_the_first() -> None:
+    """The generator, of half the width, has the first model's weights, everything else the initial values of this model."""
+    model = small_electra(**ELECTRA_VARIANTS["frozen_random"])
+    assert model.generator.shape.width * 2 == model.discriminator.shape.width
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    first = mlm_weights(encoder_embed_dim=8, encoder_ffn_embed_dim=12, encoder_attention_heads=1)
+    model.load_state_dict(dict(first))
+    model.check_ready()
+    for name, value in model.state_dict().items():
+        part, _, rest = name.partition(".")
+        of_first = {
+            "generator": f"transformer.{rest}",
+            "generator_embed_tokens": f"embed_tokens.{rest}",
+            "mlm_head": name,
+        }
+        assert value.equal(first[of_first[part]] if part in of_first else initial[name]), name
+    assert not model.embed_tokens.weight.equal(model.generator_embed_tokens.weight)
+
+
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_optimizer_does_not_change_a_frozen_generator(precision: torch.dtype) -> None:
     """fairseq's trainer passes the parameters that learn to the optimizer; in bf16 only these have masters."""
@@ -188,6 +207,7 @@ def test_a_first_stage_of_other_sizes_is_refused() -> None:
         ({"share_weights": "all", "adversarial": True, **EQUAL_SIZES}, "train the discriminator to fail"),
         ({"frozen_generator": True, "share_weights": "none"}, "equal size"),
         ({"frozen_generator": True, **EQUAL_SIZES}, "--share-weights none"),
+        ({"second_stage_start": "random"}, "no meaning without --frozen-generator"),
         ({"frozen_generator": True, "adversarial": True}, "one of them"),
         ({"adversarial": True, "main_objective": "replace_mlm"}, "--main-objective detection"),
         ({"generator": "unigram", "adversarial": True}, "--adversarial has no meaning"),

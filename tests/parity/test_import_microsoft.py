@@ -104,11 +104,14 @@ def released_states(weights: dict[str, Tensor], side: str, tokens: Tensor) -> li
         return layer_norm(states, (WIDTH,), *named(name), 1e-5)
 
     length = len(tokens)
-    rows = [[signed_bucket(key - query) + 31 for key in range(length)] for query in range(length)]
+    # Their rows count from the smallest bucket of all positions that the model has.
+    positions = weights[f"{side}.sentence_encoder.embed_positions.weight"]
+    smallest = signed_bucket(1 - len(positions))
+    rows = [[signed_bucket(key - query) - smallest for key in range(length)] for query in range(length)]
     table = weights[f"{side}.sentence_encoder.relative_attention_bias.weight"]
     bias = table[torch.tensor(rows)].permute(2, 0, 1)  # [H,T,T]
     embedded = weights["encoder.sentence_encoder.embed_tokens.weight"][tokens]
-    states = norm(embedded + weights[f"{side}.sentence_encoder.embed_positions.weight"][:length], "emb_layer_norm")
+    states = norm(embedded + positions[:length], "emb_layer_norm")
     outputs = []
     for n in range(LAYERS if side == "encoder" else GENERATOR_LAYERS):
         q, k, v = linear(states, *named(f"layers.{n}.self_attn.in_proj")).chunk(3, dim=-1)
@@ -163,6 +166,22 @@ def test_encoders_and_heads_equal_the_second_computation(released, imported):
         theirs = linear(hidden, weights["auxiliary.lm_head.weight"], weights["auxiliary.lm_head.bias"]).log_softmax(-1)
         ours = logits[depth, 0].log_softmax(-1)[:, : theirs.size(-1)]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)  # of log-probabilities down to -20
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_positions", [2, 40, 64, 127, 128])
+def test_a_model_with_few_positions_finds_its_buckets(num_positions, released, vocabulary, tmp_path):
+    """Below 128 the smallest bucket is not that of the scheme."""
+    weights = read_release(released)["model"]
+    for side in ("encoder", "auxiliary"):
+        name = f"{side}.sentence_encoder.embed_positions.weight"
+        weights[name] = weights[name][:num_positions]
+    torch.save({"args": settings(), "model": weights}, tmp_path / "model.pt")
+    model = import_release(tmp_path / "model.pt", vocabulary).model.eval()
+    tokens = torch.randint(4, 60, (num_positions,), generator=torch.Generator().manual_seed(1))
+    expected = released_states(weights, "encoder", tokens)[-1]
+    features = model.extract_features(tokens[None])[0]
+    assert (features - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_settings_come_from_shapes_and_from_the_file(imported):

@@ -9,8 +9,9 @@ from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
 from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS
+from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,22 @@ def test_broken_hugging_face_file_is_refused(tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(UserError, match="is not a directory"):
         load_tokenizer(tmp_path / "absent")
+
+
+def test_added_tokens_remain_whole(sample, tmp_path):
+    """Special or not: a marker of an entity is one piece, here and in the exported tokenizer; a spelled [MASK] is text."""
+    directory = hugging_face_directory(tmp_path / "tokenizer", "wordpiece", sample)
+    library = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    library.add_special_tokens(["[E1]"])
+    library.add_tokens(["covid nineteen"])
+    library.save(str(directory / "tokenizer.json"))
+    tokenizer = load_tokenizer(directory)
+    text = "a [E1] covid nineteen [MASK]"
+    exported = exported_tokenizer(tokenizer)
+    pieces = tokenizer.encode(text)
+    assert pieces[:3] == ["a", "[E1]", spell_piece("covid nineteen")]
+    assert "<mask>" not in pieces
+    assert [exported.encode(text).tokens[index] for index in (1, 2, 3, -2)] == ["a", "[E1]", "covid nineteen", "[MASK]"]
+    exported.encode_special_tokens = True
+    assert [tokenizer.hugging_face_ids[piece] for piece in pieces] == exported.encode(text).ids[1:-1]
+    assert [text[start:end] for _, start, end in tokenizer.encode_with_offsets(text)][1:3] == ["[E1]", "covid nineteen"]

@@ -69,11 +69,8 @@ def test_compiled_layers_train_what_eager_layers_train(
 
 @needs_compiler
 def test_a_compiled_run_continues_to_the_same_bits(run_training: Callable, tmp_path: Path) -> None:
-    """In bfloat16, with dropout, and with layers that are computed again.
-
-    Without validation, whose graphs would double the number of kernels that g++ compiles, at three seconds each.
-    """
-    flags = [*MLM, "--compile", "--activation-checkpointing", "--bf16", "--disable-validation"]
+    """In bfloat16, with dropout, and with layers that are computed again."""
+    flags = [*MLM, "--compile", "--activation-checkpointing", "--bf16", "--validate-interval-updates", "3"]
     halves, whole, cache = tmp_path / "halves", tmp_path / "whole", {CACHE: str(tmp_path / "cache")}
     for save_dir, updates in ((halves, "3"), (halves, "6"), (whole, "6")):
         run_training(save_dir, *flags, "--save-interval-updates", "3", "--max-update", updates, env=cache)

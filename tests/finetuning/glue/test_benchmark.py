@@ -112,7 +112,7 @@ def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, fake_t
     written = [line.split("\t")[1] for line in (run / "predictions.valid.tsv").read_text().splitlines()[1:]]
     assert set(written) == set(names)
     shutil.move(run / "checkpoint_best.pt", run / "checkpoint_last.pt")
-    export(run, tmp_path / "folder", "--labels", ",".join(names), check=True)
+    export(run, tmp_path / "folder", "--labels", ",".join(names), check=num_separators == 2)
     folder = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folder").eval()
     pairs = folder(*texts, truncation=True, padding=True, return_tensors="pt")
