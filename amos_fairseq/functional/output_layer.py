@@ -86,7 +86,7 @@ def output_layer(
         with_triton: use :mod:`amos_fairseq.functional.cuda.output_layer`, see :func:`runs_in_triton`. The ``sampler`` must then
             be a :class:`~amos_fairseq.functional.samplers.MixtureSampler`, as all samplers of that module are.
     """
-    device = hidden.device.type
+    device = "cpu" if hidden.is_meta else hidden.device.type  # autocast does not know the meta device
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, biases = (tensor.to(dtype) for tensor in (hidden, weight, biases))
