@@ -15,11 +15,34 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    # The README's table of versions says what was run with each.
+    project_urls={"AMOS (paper)": "https://openreview.net/forum?id=sX3XaHwotOg"},
+    keywords=["pretraining", "text encoder", "AMOS", "ELECTRA", "TEAMS", "Electric", "BERT", "fairseq"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
+    # docs/limits.md says what was run with each.
     python_requires=">=3.10,<3.14",
-    packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+    packages=[
+        *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
+        *(f"amos_fairseq.preprocess.{name}" for name in ("common", "glue", "pretraining", "squad")),
+        "amos_fairseq.recipes",
+    ],
+    # These two have their own places in the checkout: amos_fairseq/preprocess/__init__.py, amos_fairseq/recipe_files.py.
+    package_dir={
+        "amos_fairseq": "amos_fairseq",
+        "amos_fairseq.preprocess": "preprocess",
+        "amos_fairseq.recipes": "examples/pretraining/config",
+    },
     py_modules=["amos_start"],
     package_data={
+        "amos_fairseq.recipes": ["**/*.yaml"],
         "amos_fairseq.bench": ["fake_cuda.cpp"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
     },
@@ -61,6 +84,7 @@ setup(
             "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
             "sentence-transformers>=5,<6",
         ],
+        "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
         "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],

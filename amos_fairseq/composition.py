@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
-
-RECIPES = Path(__file__).resolve().parents[1] / "examples" / "pretraining" / "config"
+from amos_fairseq.recipe_files import RECIPES, did_you_mean, search_path
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
@@ -29,22 +28,12 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
     Raises:
         UserError: the recipe does not exist, or it or an override contains a setting that fairseq does not know.
     """
-    if not (config_dir / f"{name}.yaml").is_file():
-        names = sorted(str(path.relative_to(config_dir).with_suffix("")) for path in config_dir.rglob("*.yaml"))
-        similar = difflib.get_close_matches(name, names, n=3, cutoff=0.75)
-        advice = f"name a recipe such as amos_base, or the path of a YAML{did_you_mean(similar)}"
-        raise UserError(f"{config_dir / name}.yaml is missing: {advice}")
     try:
         cfg = compose_with_hydra(name, overrides, config_dir, with_hydra_settings=False)
         add_defaults(cfg)
         return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{config_dir / name}.yaml cannot be composed: {explain(error, name, config_dir)}") from error
-
-
-def did_you_mean(similar: Sequence[str]) -> str:
-    """Return "; did you mean A or B?", or an empty string without any similar name."""
-    return f"; did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def explain(error: Exception, name: str, config_dir: Path) -> str:
@@ -74,7 +63,7 @@ def compose_with_hydra(
         HydraException, OmegaConfBaseException: the configuration cannot be composed.
     """
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
-        return compose(name, overrides=list(overrides), return_hydra_config=with_hydra_settings)
+        return compose(name, [*search_path(config_dir), *overrides], return_hydra_config=with_hydra_settings)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def add_configuration(parser: argparse.ArgumentParser, example: str) -> None:
     """Add CONFIG, --set and --vocabulary-size; ``example`` is an override for the help of --set."""
     parser.add_argument(
         "config", metavar="CONFIG",
-        help="recipe of examples/pretraining/config such as amos_base, path of a YAML file, checkpoint, or SAVE_DIR",
+        help="recipe such as amos_base (amos recipes lists them), path of a YAML file, checkpoint, or SAVE_DIR",
     )  # fmt: skip
     add_overrides(parser, example)
     parser.add_argument(

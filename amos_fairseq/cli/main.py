@@ -5,11 +5,25 @@ import os
 import sys
 from typing import Optional, Sequence
 
-from amos_fairseq.cli import bench, export, flops, glue, import_, inspect, plot, score, squad, verify
+from amos_fairseq.cli import (
+    bench,
+    export,
+    flops,
+    glue,
+    import_,
+    inspect,
+    plot,
+    prepare,
+    recipes,
+    score,
+    squad,
+    train,
+    verify,
+)
 from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
-SUBCOMMANDS = (inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
+SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
 
 
 def build_parser() -> argparse.ArgumentParser:

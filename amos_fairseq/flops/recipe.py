@@ -16,11 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoints.read import model_settings, read_state
-from amos_fairseq.composition import RECIPES, compose_recipe
+from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import checkpoint_file
+from amos_fairseq.recipe_files import find_recipe
 from amos_fairseq.setting_checks import check_ranges
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
@@ -64,18 +65,10 @@ def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[Dict
         UserError: the source does not exist or is damaged, or an override names an unknown setting.
     """
     path = Path(source)
-    if path.suffix in (".yaml", ".yml"):
-        return compose_file(path, overrides), None
     if path.suffix == ".pt" or path.is_dir():
         return read_checkpoint_configuration(checkpoint_file(path), overrides)
-    return compose_recipe(source, overrides=overrides), None
-
-
-def compose_file(file: Path, overrides: Sequence[str]) -> DictConfig:
-    """Compose a YAML from any folder; the defaults of a packaged recipe are relative to the folder of all recipes."""
-    file = file.absolute()
-    config_dir = RECIPES if file.is_relative_to(RECIPES) else file.parent
-    return compose_recipe(str(file.relative_to(config_dir).with_suffix("")), overrides, config_dir)
+    config_dir, name = find_recipe(source)
+    return compose_recipe(name, overrides, config_dir), None
 
 
 def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int]:

@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Iterator, List, Optional
 
 from amos_fairseq.errors import UserError, report_user_errors
-from preprocess.common.command import ending_in_one_line, progress_bar, say
-from preprocess.common.processes import take_lock
-from preprocess.glue.official_files import BASE_URL, MRPC_DEV_IDS, REMOTE_FILES, RemoteFile, check_hash, fetch
-from preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
-from preprocess.glue.unpacking import build_mrpc, extract_tables
+from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
+from amos_fairseq.preprocess.common.processes import take_lock
+from amos_fairseq.preprocess.glue.official_files import (
+    BASE_URL,
+    MRPC_DEV_IDS,
+    REMOTE_FILES,
+    RemoteFile,
+    check_hash,
+    fetch,
+)
+from amos_fairseq.preprocess.glue.tasks import TASKS, GlueTask, parse_tasks
+from amos_fairseq.preprocess.glue.unpacking import build_mrpc, extract_tables
 
 COMMAND = "download"
 BASE_URL_VARIABLE = "GLUE_BASE_URL"
@@ -25,7 +32,7 @@ _DESCRIPTION = f"""Download GLUE's official files, in the layout that prepare.sh
 
 Tasks: {", ".join(TASKS)}; all of them if none is given. Every file is checked against its published sha256. A task that
 is already there is skipped, and an interrupted download is continued. MRPC is built from the files of
-its authors. The data has its own licenses: examples/glue/DATA.md."""
+its authors. The data has its own licenses: docs/glue_data.md."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
+from amos_fairseq.preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
+from amos_fairseq.preprocess.common.processes import ordered_results, use_threads
+from amos_fairseq.preprocess.glue.tables import Row
+from amos_fairseq.preprocess.glue.tasks import GlueTask, is_test
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
-from preprocess.common.processes import ordered_results, use_threads
-from preprocess.glue.tables import Row
-from preprocess.glue.tasks import GlueTask, is_test
 
 # Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
 USUAL_MAX_POSITIONS = (64, 128, 256, 512)

@@ -71,7 +71,7 @@ _READ_BYTES = 1 << 18
 _TEMPORARY_ERRORS = (408, 425, 429, 500, 502, 503, 504)
 _RANGE_NOT_SATISFIABLE = 416
 _PARTIAL_CONTENT = 206
-_ADVICE = "give the address of a mirror with --base-url, or copy the files by hand (preprocess/glue/README.md)"
+_ADVICE = "give the address of a mirror with --base-url, or copy the files by hand (docs/glue_data.md)"
 
 
 class _Incomplete(Exception):

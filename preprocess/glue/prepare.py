@@ -14,20 +14,20 @@ from typing import Any, Dict, List, Optional
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
+from amos_fairseq.preprocess.common.processes import end_children_with_this_process, process_pool
+from amos_fairseq.preprocess.glue.encoding import encode_rows, start_encoding_process, write_labels
+from amos_fairseq.preprocess.glue.tables import Table, find_files, has_any_file, read_table
+from amos_fairseq.preprocess.glue.tasks import TASKS, GlueTask, is_test, parse_tasks
+from amos_fairseq.preprocess.glue.workspace import Workspace
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
-from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
-from preprocess.common.processes import end_children_with_this_process, process_pool
-from preprocess.glue.encoding import encode_rows, start_encoding_process, write_labels
-from preprocess.glue.tables import Table, find_files, has_any_file, read_table
-from preprocess.glue.tasks import TASKS, GlueTask, is_test, parse_tasks
-from preprocess.glue.workspace import Workspace
 
 _DESCRIPTION = f"""Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
 
 Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
 tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
-settings are the same, and made again otherwise. preprocess/glue/README.md describes both layouts."""
+settings are the same, and made again otherwise. docs/glue_data.md describes both layouts."""
 _SHOWN_BROKEN_LINES = 5
 
 

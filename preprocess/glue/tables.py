@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from amos_fairseq.errors import UserError
-from preprocess.common.reading import COMPRESSIONS, InputFile
-from preprocess.glue.tasks import LARGEST_SCORE, GlueTask, is_test
+from amos_fairseq.preprocess.common.reading import COMPRESSIONS, InputFile
+from amos_fairseq.preprocess.glue.tasks import LARGEST_SCORE, GlueTask, is_test
 
 _ID_COLUMNS = ("index", "id")
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Dict, Iterable, List, Set, Tuple
 
 from amos_fairseq.errors import UserError
-from preprocess.common.reading import InputFile
+from amos_fairseq.preprocess.common.reading import InputFile
 
 # Ten times the largest official table, MNLI's training set.
 LARGEST_FILE_BYTES = 1 << 30

@@ -9,9 +9,9 @@ from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
+from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
-from preprocess.common.processes import take_lock
 
 TASK_FILE = "task.json"
 _HIDDEN = ".prepare"

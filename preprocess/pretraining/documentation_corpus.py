@@ -5,7 +5,7 @@ every package that amos_fairseq needs. Sources are parsed with ``ast`` and never
 (or one chapter of the reference), one line is one paragraph, and a blank line separates documents; repeated paragraphs are
 removed. The output does not depend on other installed packages or on the number of processes.
 
-    python -m preprocess.pretraining.documentation_corpus --out FILE        (from the checkout)
+    python -m amos_fairseq.preprocess.pretraining.documentation_corpus --out FILE        (from the checkout)
 """
 
 import argparse
@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_file
-from preprocess.common.check_environment import name_of, requirements
-from preprocess.pretraining.prose import prose_paragraphs
+from amos_fairseq.preprocess.common.check_environment import name_of, requirements
+from amos_fairseq.preprocess.pretraining.prose import prose_paragraphs
 
 # Tests and vendored copies repeat other text, and distributions differ in which of them they contain.
 SKIPPED_FOLDERS = frozenset(

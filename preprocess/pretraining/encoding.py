@@ -8,9 +8,9 @@ from typing import Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
+from amos_fairseq.preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
+from amos_fairseq.preprocess.common.processes import ordered_results, use_threads
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
-from preprocess.common.processes import ordered_results, use_threads
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
 _SEARCH_BYTES = 1 << 16

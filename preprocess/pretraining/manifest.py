@@ -8,11 +8,11 @@ from typing import Any, Dict, List
 
 from amos_fairseq.data.fingerprint import file_sha256, sample_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.pretraining.encoding import Counts
+from amos_fairseq.preprocess.pretraining.splitting import Split
+from amos_fairseq.preprocess.pretraining.workspace import MANIFEST
 from amos_fairseq.tokenization import Tokenizer
 from amos_fairseq.versions import version_of
-from preprocess.pretraining.encoding import Counts
-from preprocess.pretraining.splitting import Split
-from preprocess.pretraining.workspace import MANIFEST
 
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 

@@ -1,4 +1,4 @@
-"""Convert raw text to a binarized corpus for ``fairseq-train``; see ``prepare.sh --help``.
+"""Convert raw text to a binarized corpus for ``fairseq-train``; see ``amos prepare --help``.
 
 Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode -> publish.
 """
@@ -12,25 +12,24 @@ from typing import Any, Dict, List, Optional
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
+from amos_fairseq.preprocess.common.processes import (
+    end_children_with_this_process,
+    in_own_process,
+    process_pool,
+    use_threads,
+)
+from amos_fairseq.preprocess.common.reading import refuse_other_formats
+from amos_fairseq.preprocess.pretraining import encoding, manifest
+from amos_fairseq.preprocess.pretraining.arguments import DEFAULT_VOCAB_SIZE, DESCRIPTION, add_arguments
+from amos_fairseq.preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
+from amos_fairseq.preprocess.pretraining.workspace import Workspace
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.conversion import from_sentencepiece
 from amos_fairseq.tokenization.tokenizer import Tokenizer
-from preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
-from preprocess.common.processes import end_children_with_this_process, in_own_process, process_pool, use_threads
-from preprocess.common.reading import refuse_other_formats
-from preprocess.pretraining import encoding, manifest
-from preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
-from preprocess.pretraining.vocabulary import learn_tokenizer
-from preprocess.pretraining.workspace import Workspace
 
-_DESCRIPTION = """Convert raw text to a binarized corpus for fairseq-train.
-
-Inputs are UTF-8: .jsonl with one document per line ({"text": ...}), anything else plain text with one paragraph per
-line and blank lines between documents; each also as .gz, .xz or .zst. NUL characters are removed. All processors are
-used, in constant memory. An interrupted run continues when the command is repeated."""
 _MEGABYTE = 1_000_000
-# AMOS, section 4: 32,768 uncased (base), 64,000 cased SentencePiece (base++).
-_DEFAULT_VOCAB_SIZE = 32768
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def prepare(inputs: List[Path], out: Path, settings: Settings, workers: int, tok
             except UserError:
                 work.discard()
                 raise
-    say(f"done: fairseq-train {_task_data(out)} --user-dir amos_fairseq ...; counts and hashes in {out}/corpus.json")
+    say(f"done: train with task.data={_task_data(out)} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
 
 
 def _run_stages(
@@ -163,44 +162,23 @@ def _task_data(out: Path) -> str:
     return manifest.read_manifest(out)["task_data"]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
-    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
-    vocabulary = parser.add_mutually_exclusive_group()
-    vocabulary.add_argument(
-        "--bpe", choices=("sentencepiece", "fastbpe"), help="vocabulary to learn (default: sentencepiece)"
-    )
-    vocabulary.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, or a "
-        "SentencePiece BPE model (FILE.model) without normalization",
-    )
-    add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {_DEFAULT_VOCAB_SIZE})")
-    case = parser.add_mutually_exclusive_group()
-    case.add_argument("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
-    case.add_argument(
-        "--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)"
-    )
-    add("--workers", type=int, default=None, help="processes; the result is the same (default: all processors)")
-    add("--seed", type=int, default=1, help="samples validation documents and the sample (default: %(default)s)")
-    add("--valid-share", type=float, default=0.01, help="share of the text to hold out (default: %(default)s)")
-    add("--valid-megabytes", type=float, default=4, help="hold out no more than this (default: %(default)s)")
-    add("--sample-megabytes", type=float, default=200, help="text to learn pieces from (default: %(default)s)")
-    add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard (default: %(default)s)")
-    return parser
-
-
 @report_user_errors()
 def main(arguments: Optional[List[str]] = None) -> None:
-    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    """Run ``prepare.sh``. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    run(parser.parse_args(arguments))
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check the arguments and prepare the corpus.
+
+    Raises:
+        UserError: bad input; nothing was written.
+    """
     with ending_in_one_line("it continues after the last finished part"):
-        given = build_parser().parse_args(arguments)
         # What can be checked is checked before any work.
         _check_inputs(given.text)
         if ":" in str(given.out):
@@ -240,7 +218,7 @@ def _settings(given: argparse.Namespace) -> Settings:
     if given.tokenizer is not None:
         return Settings(split, None, None, None)
     bpe = given.bpe or "sentencepiece"
-    size = _DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
+    size = DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
     if size < 1:
         raise UserError(f"--vocab-size {size} must be greater than 0")
     return Settings(split, bpe, size, bpe == "sentencepiece" if given.cased is None else given.cased)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
 
 from amos_fairseq.errors import UserError
-from preprocess.common.reading import InputFile
+from amos_fairseq.preprocess.common.reading import InputFile
 
 PIECES_PER_SHARD = 16  # small enough to form shards of nearly equal size
 

@@ -10,8 +10,8 @@ from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from preprocess.common.processes import take_lock
-from preprocess.pretraining.splitting import Piece, Split
+from amos_fairseq.preprocess.common.processes import take_lock
+from amos_fairseq.preprocess.pretraining.splitting import Piece, Split
 
 MANIFEST = "corpus.json"
 _COUNTS = "counts.json"

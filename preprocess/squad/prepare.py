@@ -16,8 +16,8 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
+from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.common.command import ending_in_one_line, progress_bar, say
 
 _DESCRIPTION = """Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
 
@@ -84,7 +84,7 @@ def _write(
 ) -> Dict[str, Any]:
     from fairseq.data import Dictionary
 
-    from preprocess.squad.encoding import write_split
+    from amos_fairseq.preprocess.squad.encoding import write_split
 
     tokenizer.save(directory / "tokenizer")
     shutil.copyfile(directory / "tokenizer" / "dict.txt", directory / "dict.txt")

@@ -73,7 +73,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["amos_nope"], "amos_nope.yaml is missing"),
+        (["amos_nope"], "there is no recipe amos_nope"),
         (["mlm_tiny", "--set", "model.encoder_layrs=3"], "encoder_layrs"),
         (["mlm_tiny", "--set", "task.data=/nowhere"], "/nowhere is not a directory"),
         (["mlm_tiny", "--length", "65"], "--length 65: the model takes 1 to 64 tokens"),

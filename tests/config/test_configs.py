@@ -23,6 +23,7 @@ from recipe_names import RECIPE_NAMES, VARIANTS
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
+from amos_fairseq.flops.recipe import read_configuration
 
 RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
 # Hydra warns that a function that fairseq calls is deprecated.
@@ -233,7 +234,7 @@ def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
     assert build_on_meta(cfg.model, 4096) == build_on_meta(recipe.model, 4096)
 
 
-# The paper prints no weights (examples/pretraining/README.md): they are given on the command line.
+# The paper prints no weights (docs/pretraining.md): they are given on the command line.
 REQUIRED = {"variants/amos_final_mixture": ["model.fixed_mixture_weights='0.2,0.3,0.5'"]}
 
 
@@ -305,7 +306,7 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "override", "message"),
     [
-        ("amos_tinny", "task.data=DATA", r"amos_tinny\.yaml is missing: .*; did you mean amos_tiny or .*\?$"),
+        ("amos_tinny", "task.data=DATA", r"there is no recipe amos_tinny: .*; did you mean amos_tiny or .*\?$"),
         (
             "amos_tiny",
             "optimization.max_updates=5",
@@ -317,7 +318,7 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
 )
 def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        composition.compose_recipe(name, [override])
+        read_configuration(name, [override])
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:

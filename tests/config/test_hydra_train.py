@@ -1,4 +1,4 @@
-"""``fairseq-hydra-train`` with a recipe: it trains, continues the same run, and refuses what the flags refuse."""
+"""``fairseq-hydra-train`` and ``amos train``: they train, continue the same run, and refuse what the flags refuse."""
 
 import os
 import subprocess
@@ -36,13 +36,25 @@ def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = No
 
 @pytest.mark.slow
 def test_same_command_continues_the_run_bit_for_bit(
-    checkout: Path, binarized_corpus: Path, read_metrics: Callable[[Path], list[dict]]
+    checkout: Path,
+    binarized_corpus: Path,
+    read_metrics: Callable[[Path], list[dict]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """The run without an interruption is one of ``amos train`` in a folder without a checkout, with a recipe of that folder."""
     data = f"task.data={binarized_corpus}"
-    for save_dir, updates in (("runs/halves", 4), ("runs/halves", 8), ("runs/whole", 8)):
-        done = hydra_train(checkout, data, f"checkpoint.save_dir={save_dir}", f"optimization.max_update={updates}")
+    elsewhere = tmp_path_factory.mktemp("with a space")
+    (elsewhere / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [/fairseq/defaults@_global_, /amos_tiny, _self_]\ncheckpoint: {save_dir: runs/whole}\n"
+    )
+    whole_run = ["train", "mine.yaml", *SMALLER, data, "optimization.max_update=8"]
+    for done in (
+        hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=4"),
+        hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=8"),
+        fork_server().run("amos_fairseq.cli.main", whole_run, elsewhere),
+    ):
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    halves, whole = (checkout / "runs" / name for name in ("halves", "whole"))
+    halves, whole = checkout / "runs" / "halves", elsewhere / "runs" / "whole"
 
     assert sorted(path.name for path in checkout.iterdir()) == ["amos_fairseq", "examples", "runs"]
     assert {".hydra", "tensorboard", "tokenizer", "hydra_train.log", "metrics.jsonl"} <= set(os.listdir(halves))

@@ -9,7 +9,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from preprocess.common.check_environment import OF_FAIRSEQ, OF_TESTS, is_found, name_of, other_versions, requirements
+from amos_fairseq.preprocess.common.check_environment import (
+    OF_FAIRSEQ,
+    OF_TESTS,
+    is_found,
+    name_of,
+    other_versions,
+    requirements,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 # fairseq's configuration is made of these, so it pins them itself.

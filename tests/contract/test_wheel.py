@@ -1,9 +1,11 @@
-"""The wheel works away from the checkout: the command, and training through --user-dir from site-packages.
+"""The wheel is the whole product: in an empty folder, from text to features of a model.
 
 The fresh environment sees the dependencies of the present one, but neither the checkout nor its editable installation.
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +25,8 @@ BESIDE_THE_WHEEL = ("fairseq", "fairseq_cli")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the checkout: the build writes folders that must not appear there."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
-    shutil.copytree(ROOT / "amos_fairseq", copy / "amos_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("amos_fairseq", "preprocess", "examples/pretraining/config"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     out = tmp_path_factory.mktemp("wheel")
@@ -62,10 +65,18 @@ def run_there(environment: Path, folder: Path, *command: str, check: bool = True
 
 def files_of_package() -> set[str]:
     """Every module of the checkout, its recipes and tables, as a wheel names them."""
-    files = (
-        path for path in (ROOT / "amos_fairseq").rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    )
-    return {"amos_start.py", *(str(path.relative_to(ROOT)) for path in files)}
+    places = {
+        "amos_fairseq": ("amos_fairseq", "*"),
+        "preprocess": ("amos_fairseq/preprocess", "*.py"),  # not the scripts of the checkout
+        "examples/pretraining/config": ("amos_fairseq/recipes", "*"),
+    }
+    files = {
+        f"{target}/{path.relative_to(ROOT / folder)}"
+        for folder, (target, pattern) in places.items()
+        for path in (ROOT / folder).rglob(pattern)
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    return (files | {"amos_start.py"}) - {"amos_fairseq/preprocess/__init__.py"}  # leads to the folder of the checkout
 
 
 @pytest.mark.slow
@@ -75,24 +86,42 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert names == files_of_package()
 
 
+# The installed command, called several times by one Python: starting one takes seconds.
+AMOS = """
+import os, runpy, sys
+def amos(*arguments):
+    sys.argv = [os.path.join(os.path.dirname(sys.executable), "amos"), *arguments]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code, arguments
+"""
+TRAIN = """
+import amos_fairseq
+print(amos_fairseq.__file__)
+amos("recipes", "amos_tiny")
+amos("prepare", "my.txt", "--out", "D", "--vocab-size", "600")
+amos("train", "amos_tiny", "task.data=D", "optimization.max_update=20")
+"""
+USE = """
+import amos_fairseq
+amos("export", "checkpoints/amos_tiny", "HF")
+print(amos_fairseq.load("checkpoints/amos_tiny")(["A text.", "Another."]).pooled().shape)
+"""
+
+
 @pytest.mark.slow
-def test_command_and_training_from_site_packages(fresh_environment: Path, binarized_corpus: Path, tmp_path: Path):
+def test_from_text_to_features_in_an_empty_folder(fresh_environment: Path, corpus_text: Path, tmp_path: Path):
     python = str(fresh_environment / "bin" / "python")
-    where = run_there(fresh_environment, tmp_path, python, "-c", "import amos_fairseq; print(amos_fairseq.__file__)")
-    assert Path(where.stdout.strip()).is_relative_to(fresh_environment)
-
-    usage = run_there(fresh_environment, tmp_path, str(fresh_environment / "bin" / "amos"), "--help").stdout
-    assert "plot" in usage
-    assert "inspect" in usage
-
-    flags = (
-        "--user-dir amos_fairseq --task text_pretraining --arch amos_tiny --criterion amos --tokens-per-sample 32 "
-        "--max-positions 32 --optimizer grouped_adam --lr 0.002 --lr-scheduler fixed --batch-size 8 --max-update 3 "
-        "--num-workers 0 --disable-validation --log-interval 1 --log-format simple --save-dir run"
-    )
-    training = run_there(
-        fresh_environment, tmp_path, python, "-m", "fairseq_cli.train", str(binarized_corpus), *flags.split()
-    )
-    assert str(ROOT) not in training.stdout + training.stderr
-    assert (tmp_path / "run" / "checkpoint_last.pt").is_file()
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    shutil.copyfile(corpus_text, tmp_path / "my.txt")
+    first = run_there(fresh_environment, tmp_path, python, "-c", AMOS + TRAIN)
+    last = run_there(fresh_environment, tmp_path, python, "-c", AMOS + USE)
+    assert Path(first.stdout.splitlines()[0]).is_relative_to(fresh_environment)
+    assert re.search(r"^amos_tiny +2 x 64 +64 +1,750 +1.4e\+07 ", first.stdout, re.MULTILINE)
+    printed = "".join(done.stdout + done.stderr for done in (first, last))
+    assert not [name for name in ("amos_fairseq", "preprocess", "examples") if str(ROOT / name) in printed]
+    records = (tmp_path / "checkpoints/amos_tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(records[-1])["update"] == 20
+    assert (tmp_path / "HF" / "model.safetensors").is_file()
+    assert last.stdout.splitlines()[-1] == "torch.Size([2, 64])"
+    assert {path.name for path in tmp_path.iterdir()} == {"my.txt", "D", "checkpoints", "HF"}

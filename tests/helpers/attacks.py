@@ -45,7 +45,7 @@ PRECISIONS = {"float32": [], "bf16": ["--bf16"]}
 
 def prepare(folder: Path) -> Place:
     """Write a corpus with ``corpus.json``, and train one undisturbed run in each precision."""
-    from preprocess.pretraining import prepare as prepare_corpus
+    from amos_fairseq.preprocess.pretraining import prepare as prepare_corpus
 
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 7))) for _ in range(200)]

@@ -26,7 +26,7 @@ IMPORTED = ("fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config", "torc
 # Libraries read these variables while they are imported: a command with other values needs a new process.
 READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONHASHSEED", "TRITON_INTERPRET", "CXX")
 # What the interpreter forks for: a module of these packages, or a script in examples/. Anything else is a new process.
-FORKED_PACKAGES = ("amos_fairseq", "amos_start", "fairseq_cli", "preprocess", "submitit", "torch")
+FORKED_PACKAGES = ("amos_fairseq", "amos_start", "fairseq_cli", "submitit", "torch")
 COMMANDS = {
     "amos": "amos_start",
     "fairseq-train": "fairseq_cli.train",

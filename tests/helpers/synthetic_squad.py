@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.checkpoints.write import Imported, build_model, configuration, write
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
+from amos_fairseq.preprocess.squad import prepare
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
-from preprocess.pretraining.vocabulary import learn_tokenizer
-from preprocess.squad import prepare
 
 SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ta", "re", "sí", "on", "ﬁ"]
 COLOURS = ["red", "deep blue", "green", "grey (dark)", "1910s", "snow☃white", "the black", "中国"]

@@ -5,8 +5,8 @@ from failures import error_line
 from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
 from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
-from preprocess.glue import prepare as prepare_glue
-from preprocess.pretraining import prepare
+from amos_fairseq.preprocess.glue import prepare as prepare_glue
+from amos_fairseq.preprocess.pretraining import prepare
 
 
 @pytest.fixture(scope="module")

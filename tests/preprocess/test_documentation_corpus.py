@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from failures import error_line, full_disk
 
-from preprocess.pretraining import documentation_corpus as corpus
+from amos_fairseq.preprocess.pretraining import documentation_corpus as corpus
 
 DOCSTRING = """Return the smallest value of a sequence that holds at least one.
 

@@ -1,4 +1,4 @@
-"""The loop of examples/glue/DATA.md, run as printed, and the values of its tables."""
+"""The loop of docs/glue_data.md, run as printed, and the values of its tables."""
 
 import lzma
 import os
@@ -8,12 +8,11 @@ from pathlib import Path
 
 from synthetic_glue import CLASSES, FILES
 
-from preprocess.glue.tables import find_files
-from preprocess.glue.tasks import TASKS
+from amos_fairseq.preprocess.glue.tables import find_files
+from amos_fairseq.preprocess.glue.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA_PAGE = (ROOT / "examples" / "glue" / "DATA.md").read_text(encoding="utf-8")
-README = (ROOT / "preprocess" / "glue" / "README.md").read_text(encoding="utf-8")
+FILES_PAGE, DATA_PAGE = (ROOT / "docs" / "glue_data.md").read_text(encoding="utf-8").split("## Tasks and licences\n")
 
 
 def table_row(page: str, task: str) -> list:
@@ -43,7 +42,7 @@ def test_tables_of_rows_columns_and_classes():
     for name, task in TASKS.items():
         rows = [f"{count:,}" for count in task.official_rows.values()]
         assert re.findall(r"[\d,]*\d", table_row(DATA_PAGE, name)[1]) == rows
-        _, columns, classes = table_row(README, name)
+        _, columns, classes = table_row(FILES_PAGE, name)
         if name not in ("CoLA", "AX"):
             assert columns.split(", ") == [*task.texts, task.label]
         if name == "STS-B":

@@ -14,10 +14,10 @@ import pytest
 from failures import error_line
 from synthetic_glue import FILES, MRPC_HEADER
 
-from preprocess.glue import download, official_files
-from preprocess.glue.official_files import REMOTE_FILES, RemoteFile
-from preprocess.glue.tasks import TASKS
-from preprocess.glue.unpacking import build_mrpc
+from amos_fairseq.preprocess.glue import download, official_files
+from amos_fairseq.preprocess.glue.official_files import REMOTE_FILES, RemoteFile
+from amos_fairseq.preprocess.glue.tasks import TASKS
+from amos_fairseq.preprocess.glue.unpacking import build_mrpc
 
 RTE = {f"RTE/{name}": FILES[f"RTE/{name}"] for name in ("train.tsv", "dev.tsv")}
 RTE = {**RTE, "RTE/test.tsv": "index\tsentence1\tsentence2\n0\tRain\tSnow\n", "RTE/readme.txt": "licence"}
@@ -292,7 +292,7 @@ def test_malicious_and_broken_archives(server, tmp_path, capsys, name):
 
 
 def test_too_large_a_file(server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("preprocess.glue.unpacking.LARGEST_FILE_BYTES", 20)
+    monkeypatch.setattr("amos_fairseq.preprocess.glue.unpacking.LARGEST_FILE_BYTES", 20)
     assert "not an official file" in refused(capsys, server, tmp_path / "glue", "RTE")
 
 

@@ -8,7 +8,7 @@ from failures import error_line, full_disk
 from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
 from amos_fairseq.data.fingerprint import directory_sha256
-from preprocess.glue import prepare
+from amos_fairseq.preprocess.glue import prepare
 
 
 def test_killed_run_leaves_complete_tasks(glue, glue_tokenizer, prepared_glue, tmp_path, monkeypatch):

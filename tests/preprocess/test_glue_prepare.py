@@ -10,8 +10,8 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
 from amos_fairseq.data.fingerprint import directory_sha256
-from preprocess.glue import prepare
-from preprocess.glue.tasks import TASKS
+from amos_fairseq.preprocess.glue import prepare
+from amos_fairseq.preprocess.glue.tasks import TASKS
 
 
 def task_record(out: Path, task: str) -> dict:

@@ -13,10 +13,10 @@ from hugging_face_folders import train_wordpiece
 from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
 
 from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.preprocess.common.binarizing import END_ID
+from amos_fairseq.preprocess.common.processes import ordered_results
+from amos_fairseq.preprocess.pretraining import encoding, prepare
 from amos_fairseq.tokenization import load_tokenizer
-from preprocess.common.binarizing import END_ID
-from preprocess.common.processes import ordered_results
-from preprocess.pretraining import encoding, prepare
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])

@@ -11,7 +11,7 @@ import pytest
 from synthetic_corpus import file_bytes, make_documents, write_text
 from tiny_runs import ROOT
 
-from preprocess.pretraining import prepare
+from amos_fairseq.preprocess.pretraining import prepare
 
 
 def text(directory: Path) -> Path:
@@ -162,7 +162,7 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     assert group_is_gone(run.pid)
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
-    command = [sys.executable, "-m", "preprocess.pretraining.prepare", *flags, "--out", str(out)]
+    command = [sys.executable, "-m", "amos_fairseq.preprocess.pretraining.prepare", *flags, "--out", str(out)]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT)
     wait_for(out / ".prepare" / "shard1", run)
     run.kill()

@@ -8,8 +8,8 @@ import pytest
 from failures import full_disk
 from synthetic_corpus import FLAGS, file_bytes
 
-from preprocess.pretraining import encoding, prepare, vocabulary
-from preprocess.pretraining.workspace import Workspace
+from amos_fairseq.preprocess.pretraining import encoding, prepare, vocabulary
+from amos_fairseq.preprocess.pretraining.workspace import Workspace
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import zstandard
 from synthetic_corpus import make_documents, write_jsonl, write_text
 
 from amos_fairseq.errors import UserError
-from preprocess.common import reading
-from preprocess.common.reading import InputFile, refuse_other_formats
+from amos_fairseq.preprocess.common import reading
+from amos_fairseq.preprocess.common.reading import InputFile, refuse_other_formats
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]

@@ -8,7 +8,7 @@ import pytest
 from synthetic_corpus import make_documents, write_text
 
 from amos_fairseq.errors import UserError
-from preprocess.pretraining.splitting import SmallestHashes, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.preprocess.pretraining.splitting import SmallestHashes, SplitSettings, group_into_shards, split_corpus
 
 DOCUMENTS = make_documents(300)
 SETTINGS = SplitSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)

@@ -8,9 +8,9 @@ from hugging_face_folders import train_wordpiece
 from synthetic_squad import word
 
 from amos_fairseq.finetuning.squad.official import Answer
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
+from amos_fairseq.preprocess.squad.encoding import Fit, align_answer
 from amos_fairseq.tokenization import load_tokenizer
-from preprocess.pretraining.vocabulary import learn_tokenizer
-from preprocess.squad.encoding import Fit, align_answer
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
 # Answers between word boundaries, which are boundaries of pieces for every tokenizer.

@@ -19,8 +19,8 @@ from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.squad import prepare
 from amos_fairseq.tokenization import load_tokenizer
-from preprocess.squad import prepare
 
 SQUAD = make_squad()
 

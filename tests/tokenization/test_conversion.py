@@ -21,6 +21,7 @@ from tokenizer_text import ALPHABETS, HOSTILE, random_texts, write_sample
 from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer, train_sentencepiece
 from amos_fairseq.tokenization.conversion import (
     check_pieces,
     from_bpe,
@@ -29,7 +30,6 @@ from amos_fairseq.tokenization.conversion import (
     sentencepiece_rules,
 )
 from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
-from preprocess.pretraining.vocabulary import learn_tokenizer, train_sentencepiece
 
 # The standard is no wrong id in 3,000 texts of each alphabet.
 TEXTS_PER_ALPHABET = int(os.environ.get("AMOS_RANDOM_TEXTS", "400"))

@@ -5,9 +5,9 @@ import unicodedata
 import pytest
 from tokenizer_text import HOSTILE, write_sample
 
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import tidy_spans, unspell_piece
-from preprocess.pretraining.vocabulary import learn_tokenizer
 from tests.tokenization.test_fast_tokenizer import hugging_face_directory
 
 KINDS = ["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]

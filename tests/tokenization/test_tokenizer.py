@@ -8,9 +8,9 @@ from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
 
 from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.pretraining.vocabulary import cut_long_line, learn_tokenizer
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, unspell_piece
-from preprocess.pretraining.vocabulary import cut_long_line, learn_tokenizer
 
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
 

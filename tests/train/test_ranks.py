@@ -182,3 +182,33 @@ def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path:
     assert "amos_fairseq: error: --amp needs a GPU" in result.stderr
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "run").rglob("*.pt"))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Two ranks of ``torchrun --no-python amos train``, outside of the checkout."""
+    bin_folder = Path(fork_server().python).parent
+    command = [
+        fork_server().python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
+    command += [
+        str(bin_folder / "amos"),
+        "train",
+        "amos_tiny",
+        f"task.data={binarized_corpus}",
+        "task.tokens_per_sample=32",
+    ]
+    command += ["model.max_positions=32", "dataset.batch_size=8", "dataset.num_workers=0", "optimization.max_update=2"]
+    command += ["dataset.disable_validation=true", "common.cpu=true"]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment(ON_CPU), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "training on 2 devices" in result.stdout + result.stderr
+    assert (tmp_path / "checkpoints" / "amos_tiny" / "checkpoint_last.pt").is_file()

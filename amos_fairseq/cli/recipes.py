@@ -1,0 +1,118 @@
+"""``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.recipe_files import find_recipe, packaged_recipes
+
+# FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
+# predicts for amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on
+# 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.45 MFLOP in the quickstart.
+A100_RATE = 0.4 * 312e12
+CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
+SIZES = ("tiny", "small", "base", "large")
+# Dictionary entries: 400 pieces and the special tokens suit the tiny recipes.
+TINY_VOCABULARY = 405
+
+DESCRIPTION = f"""\
+List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by
+amos flops --reference), and predicted hours of training. Hours are FLOPs divided by a rate: one A100 in bf16,
+{A100_RATE / 1e12:.0f} TFLOP/s (40 %% of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s
+({NARROW_CPU_RATE / 1e12} for the tiny recipes), both measured. Validation, checkpoints and waiting for data are not included.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION)
+    parser.add_argument(
+        "recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)"
+    )
+    parser.add_argument("--variants", action="store_true", help="list the variants of the papers as well")
+    parser.add_argument(
+        "--vocabulary-size", type=int, metavar="N",
+        help="number of dictionary entries, special tokens included "
+        f"(default: {DEFAULT_VOCABULARY}; {TINY_VOCABULARY} for the tiny recipes)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
+    names += packaged_recipes("variants/*.yaml") if arguments.variants else []
+    found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
+    import_fairseq()
+    rows = (costs_or_reason(*recipe, arguments.vocabulary_size) for recipe in found)
+    if arguments.json:
+        print(json.dumps(list(rows), indent=2))
+        return
+    for line in table(rows, width=max(map(len, names))):
+        print(line, flush=True)  # each row takes a fraction of a second to count
+
+
+def by_size(name: str) -> tuple[int, str]:
+    """Sort tiny, small, base, large: the first rows are counted fastest."""
+    objective, _, size = name.partition("_")
+    return SIZES.index(size.removesuffix("_pp")), objective
+
+
+def costs_or_reason(title: str, config_dir: Path, name: str, vocabulary_size: int | None) -> dict[str, Any]:
+    """Return :func:`recipe_costs`, or why they cannot be counted: some variants need a setting that no paper prints."""
+    try:
+        return recipe_costs(title, config_dir, name, vocabulary_size)
+    except UserError as error:
+        return {"recipe": title, "not_counted": str(error)}
+
+
+def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int | None = None) -> dict[str, Any]:
+    """Return the size, tokens, FLOPs and predicted hours of a recipe on one rank.
+
+    Args:
+        title: what to call it in the list.
+        config_dir, name: see :func:`find_recipe`.
+        vocabulary_size: number of dictionary entries; None: one that suits the width.
+    """
+    from amos_fairseq.composition import compose_recipe
+    from amos_fairseq.flops.training import training_flops
+
+    cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
+    narrow = cfg.model.encoder_embed_dim <= NARROW
+    vocabulary_size = vocabulary_size or (TINY_VOCABULARY if narrow else DEFAULT_VOCABULARY)
+    cost = training_flops(cfg, vocabulary_size, reference=True)
+    return {
+        "recipe": title,
+        "layers": cfg.model.encoder_layers,
+        "width": cfg.model.encoder_embed_dim,
+        "length": cfg.task.tokens_per_sample,
+        "vocabulary_size": vocabulary_size,
+        "max_update": cost.max_update,
+        "tokens": cost.tokens_per_update * cost.max_update,
+        "flops": cost.total,
+        "predicted_a100_hours": cost.total / A100_RATE / 3600,
+        "predicted_cpu_hours": cost.total / (NARROW_CPU_RATE if narrow else CPU_RATE) / 3600,
+    }
+
+
+def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
+    """Yield the lines of the table as the rows arrive; ``width`` is that of the first column."""
+    line = f"{{:{width}}}  {{:>9}}  {{:>6}}  {{:>9}}  {{:>7}}  {{:>7}}  {{:>9}}  {{:>9}}"
+    yield line.format("", "layers x", "", "", "", "", "one A100,", "one CPU,")
+    yield line.format("recipe", "width", "length", "updates", "tokens", "FLOPs", "hours", "hours")
+    for row in rows:
+        if "not_counted" in row:
+            yield f"{row['recipe']:{width}}  not counted: {row['not_counted']}"
+            continue
+        size = f"{row['layers']} x {row['width']}"
+        numbers = (f"{row['max_update']:,}", f"{row['tokens']:.2g}", f"{row['flops']:.2g}")
+        predicted = (hours(row["predicted_a100_hours"]), hours(row["predicted_cpu_hours"]))
+        yield line.format(row["recipe"], size, row["length"], *numbers, *predicted)
+    yield "Hours are predicted from the FLOPs, not measured: amos recipes --help."
+
+
+def hours(number: float) -> str:
+    return f"{number:,.2f}" if number < 10 else f"{number:,.0f}"

@@ -1,0 +1,46 @@
+"""``amos train``: start ``fairseq-hydra-train`` with a recipe of the package, or a YAML of any folder."""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.recipe_files import PACKAGE, find_recipe, quoted, search_path
+
+DESCRIPTION = """\
+Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
+directory. The same command continues the run in checkpoint.save_dir. Several ranks: torchrun --nproc-per-node N --no-python
+amos train ... Words that start with a hyphen go to Hydra: --multirun starts a sweep, --cfg job prints the settings and stops.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION)
+    parser.add_argument(
+        "recipe", metavar="RECIPE",
+        help="recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe as "
+        "variants/electra_unigram.yaml does",
+    )  # fmt: skip
+    parser.add_argument(
+        "settings", nargs=argparse.REMAINDER, metavar="KEY=VALUE",
+        help="settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000",
+    )  # fmt: skip
+    parser.set_defaults(run=lambda arguments: run(arguments, parser))
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Replace this process by ``fairseq-hydra-train``, so that ranks, signals and exit codes are its own.
+
+    It must be the main program: the plugin replaces functions of fairseq's scripts where one of them runs.
+    """
+    if {"-h", "--help"} & set(arguments.settings):
+        parser.print_help()
+        return
+    config_dir, name = find_recipe(arguments.recipe)
+    overrides = search_path(config_dir)
+    if not any(setting.startswith("common.user_dir=") for setting in arguments.settings):
+        overrides.append(f"common.user_dir={quoted(str(PACKAGE))}")
+    command = ["-m", "fairseq_cli.hydra_train", "--config-dir", str(config_dir), "--config-name", name]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *command, *overrides, *arguments.settings])

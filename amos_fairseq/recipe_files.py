@@ -1,0 +1,73 @@
+"""Find the YAML recipes of pretraining: those of the package by name, others by path."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from amos_fairseq.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parent
+# A wheel has the recipes in the package (setup.py), a checkout in examples.
+_FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "examples" / "pretraining" / "config")
+RECIPES = next(folder for folder in _FOLDERS if folder.is_dir())
+
+
+def packaged_recipes(pattern: str = "*.yaml") -> list[str]:
+    """Return the sorted names of the packaged recipes; those of ``variants/*.yaml`` start with ``variants/``."""
+    return sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.glob(pattern))
+
+
+def find_recipe(source: str) -> tuple[Path, str]:
+    """Return what Hydra calls ``--config-dir`` and ``--config-name``.
+
+    Args:
+        source: a recipe's name such as ``amos_base`` or ``variants/electra_unigram``, or the path of a YAML file.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml"):
+        if not (RECIPES / f"{source}.yaml").is_file():
+            known = packaged_recipes() + packaged_recipes("variants/*.yaml")
+            similar = did_you_mean(difflib.get_close_matches(source, known, cutoff=0.75))
+            raise UserError(
+                f"there is no recipe {source}: name one that amos recipes lists, or the path of a YAML file{similar}"
+            )
+        return RECIPES, source
+    if not path.is_file():
+        raise UserError(f"{source} is missing: give the path of a recipe, or a name that amos recipes lists")
+    if path.suffix != ".yaml":
+        raise UserError(f"{source}: Hydra reads *.yaml only, rename the file")
+    path = path.absolute()
+    if path.is_relative_to(RECIPES):
+        folder = RECIPES
+    else:
+        # fairseq lays a recipe without a folder in its name over all of its defaults, and so over those that it starts from.
+        folder = path.parent.parent if _starts_from_another(path) else path.parent
+    return folder, str(path.relative_to(folder).with_suffix(""))
+
+
+def _starts_from_another(path: Path) -> bool:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    return isinstance(content, dict) and "defaults" in content
+
+
+def did_you_mean(similar: Sequence[str]) -> str:
+    """Return "; did you mean A or B?", or an empty string without any similar name."""
+    return f"; did you mean {' or '.join(similar)}?" if similar else ""
+
+
+def search_path(config_dir: Path) -> list[str]:
+    """Return the override that lets a recipe of any folder start from a packaged one, as the files in ``variants`` do."""
+    return [] if config_dir == RECIPES else [f"hydra.searchpath=[{quoted(f'file://{RECIPES}')}]"]
+
+
+def quoted(text: str) -> str:
+    """Return a string as a value of a Hydra override, where spaces, commas and brackets have a meaning."""
+    return "'{}'".format(text.replace("'", "\\'"))
