@@ -28,7 +28,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--reference", action="store_true",
         help="count the reference implementation (model.kernels=reference), which keeps all logits instead of computing them "
-        "again, and samples from logits of its own (default: count what model.kernels runs)",
+        "again, samples from logits of its own, and computes the last layer at every position (default: count what "
+        "model.kernels runs)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
     parser.set_defaults(run=run)

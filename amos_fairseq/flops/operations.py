@@ -126,7 +126,11 @@ def _matrix_vector(matrix_shape: torch.Size, vector_shape: torch.Size, **keyword
     return 2 * math.prod(matrix_shape)
 
 
-MATMULS = {aten.mv: _matrix_vector}  # missing in PyTorch's counter
+def _add_product(sum_shape: torch.Size, left_shape: torch.Size, right_shape: torch.Size, **keywords: Any) -> int:
+    return 2 * math.prod(left_shape) * right_shape[-1]
+
+
+MATMULS = {aten.mv: _matrix_vector, aten.addmm_: _add_product}  # missing in PyTorch's counter
 
 
 def _by_kind(of_operators: dict[Any, int]) -> Operations:

@@ -43,7 +43,8 @@ def training_flops(
     - ``today``: the matrix products of forward and backward pass, as autograd runs them. The backward pass has twice those
       of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator), and more
       where it computes something again: the logits of the output layer, unless ``reference`` (a CPU keeps up to 64 MiB of
-      them, which is not considered here), and checkpointed layers.
+      them, which is not considered here), and checkpointed layers. Unless ``reference``, positions whose output is not needed
+      are left out after the attention of the last layer.
     - ``thesis`` (section 5.2.2): the backward pass costs as much as the forward pass, embeddings are looked up by products
       with one-hot vectors, and element-wise operations count.
 
