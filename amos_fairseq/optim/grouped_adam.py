@@ -157,7 +157,9 @@ class GroupedAdam(FairseqOptimizer):
             )
         flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
-        self._num_steps = next((int(state["step"]) for state in self.optimizer.state.values() if "step" in state), 0)
+        # A parameter that had no gradient in some updates has counted fewer.
+        counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
+        self._num_steps = max(counts, default=0)
         leading = self.param_groups[0]
         lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # older checkpoints have no lr_scale
         for group, settings in zip(self.param_groups, flags, strict=True):
