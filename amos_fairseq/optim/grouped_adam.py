@@ -4,8 +4,9 @@ import ast
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, List
 
 import torch
@@ -75,8 +76,7 @@ class GroupedAdam(FairseqOptimizer):
         check_ranges(cfg, GroupedAdamConfig)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
         apex_adam = fused_adam() if on_gpu(groups) else None
-        self._num_steps = 0
-        self._undoes_correction = apex_adam is None and not cfg.bias_correction
+        self._num_steps = 0  # counted without bias correction only
         if apex_adam is not None:
             logger.info("optimizer: FusedAdam of NVIDIA's apex")
             self._optimizer = apex_adam(
@@ -86,6 +86,11 @@ class GroupedAdam(FairseqOptimizer):
             self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
             # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
             self._optimizer.supports_step_with_scale = True
+            if not cfg.bias_correction:
+                # Of AdamW itself, because GradScaler calls it directly (--amp). GradScaler must leave out an update whose
+                # gradient is not finite, and not leave this to the kernel, which would not change the count here.
+                self._optimizer.step = partial(self._uncorrected_step, self._optimizer.step)
+                self._optimizer._step_supports_amp_scaling = False
         self.set_lr(first(cfg.lr))
 
     def get_lr(self) -> float:
@@ -114,11 +119,6 @@ class GroupedAdam(FairseqOptimizer):
         self, closure: Callable[[], Tensor] | None = None, scale: Tensor | float = 1.0, groups: Any = None
     ) -> None:
         """Update the parameters with their gradients divided by ``scale``; the fused kernel divides."""
-        self._num_steps += 1
-        with without_bias_correction(self.param_groups, self._num_steps) if self._undoes_correction else nullcontext():
-            self._step(closure, scale)
-
-    def _step(self, closure: Callable[[], Tensor] | None, scale: Tensor | float) -> None:
         if not torch.is_tensor(scale) and scale == 1.0:
             self.optimizer.step(closure)
             return
@@ -130,6 +130,14 @@ class GroupedAdam(FairseqOptimizer):
             self.optimizer.step(closure)
         finally:
             del self.optimizer.grad_scale
+
+    def _uncorrected_step(
+        self, step: Callable[..., Tensor | None], closure: Callable[[], Tensor] | None = None
+    ) -> Tensor | None:
+        """Call AdamW's ``step`` so that it has no bias correction."""
+        self._num_steps += 1
+        with without_bias_correction(self.param_groups, self._num_steps):
+            return step(closure)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
@@ -157,7 +165,9 @@ class GroupedAdam(FairseqOptimizer):
             )
         flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
-        self._num_steps = next((int(state["step"]) for state in self.optimizer.state.values() if "step" in state), 0)
+        # A parameter that had no gradient in some updates has counted fewer.
+        counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
+        self._num_steps = max(counts, default=0)
         leading = self.param_groups[0]
         lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # older checkpoints have no lr_scale
         for group, settings in zip(self.param_groups, flags, strict=True):

@@ -59,7 +59,8 @@ def unknown_log_prob(num_characters: int, vocabulary_size: int) -> float:
 
         log p = -log V - n log 1,114,112     n characters, V entries of the dictionary
 
-    This is below the score of almost any piece that a model reads, so a text does not improve by unreadable characters.
+    With 32,768 entries one character scores -24.3, far below a uniform guess of a piece (-10.4), so a text does not improve by
+    characters that the model cannot read.
     """
     return -math.log(vocabulary_size) - num_characters * math.log(sys.maxunicode + 1)
 

@@ -1,5 +1,6 @@
 """GroupedAdam against AdamW written out in float64, its two groups by name, and its way through fairseq."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -111,6 +112,41 @@ def test_steps_match_adamw_for_both_groups(corrected):
         expected = naive_adamw(value, gradient, rates, decay, corrected)
         assert torch.allclose(parameter.double(), expected, atol=1e-6)
         assert not torch.allclose(naive_adamw(value, gradient, rates, decay, not corrected), expected, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
+def test_no_bias_correction_with_amp():
+    """GradScaler calls the step of PyTorch's optimizer; on a CPU it is disabled and passes the call on."""
+    start = torch.tensor([1.0, -2.0])
+    parameter = torch.nn.Parameter(start.clone())
+    gradients = [torch.tensor([0.5, 0.25]), torch.tensor([-1.0, 2.0])]
+    common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
+    inner = GroupedAdam(config(bias_correction=False), [parameter])
+    optimizer = AMPOptimizer(SimpleNamespace(optimizer=None, common=common), None, inner)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    expected = naive_adamw(start, gradients, [LEARNING_RATE] * 2, DECAY, corrected=False)
+    torch.testing.assert_close(parameter.detach().double(), expected, rtol=0, atol=1e-6)
+    assert not getattr(inner.optimizer, "_step_supports_amp_scaling", False)
+
+
+def test_count_of_updates_after_a_resume_is_the_largest():
+    """The first parameter has had a gradient in the first of three updates only."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    whole = GroupedAdam(config(bias_correction=False), parameters)
+    for update in range(3):
+        parameters[0].grad = torch.ones(2) if update == 0 else None
+        parameters[1].grad = torch.ones(2)
+        whole.step()
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    resumed = GroupedAdam(config(bias_correction=False), copies)
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    for optimizer, group in ((whole, parameters), (resumed, copies)):
+        for parameter in group:
+            parameter.grad = torch.ones(2)
+        optimizer.step()
+    assert torch.equal(torch.stack(parameters), torch.stack(copies))
 
 
 def parameters_with_gradients(seed: int = 0) -> list[torch.nn.Parameter]:
