@@ -25,7 +25,8 @@ from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import read_configuration
 
-RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "examples" / "pretraining"
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
@@ -272,7 +273,7 @@ def check_generators(model: DictConfig, shapes: dict[str, torch.Size]) -> None:
 
 
 def test_the_guide_lists_every_variant() -> None:
-    _, _, section = (RECIPES / "README.md").read_text(encoding="utf-8").partition("## Variants\n")
+    _, _, section = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8").partition("## Variants\n")
     rows = re.findall(r"^\| (`.*?`) \|", section.partition("\n## ")[0], re.MULTILINE)
     listed = [f"variants/{name}" for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == VARIANTS
