@@ -25,8 +25,7 @@ from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import read_configuration
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "examples" / "pretraining"
+RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
@@ -273,7 +272,8 @@ def check_generators(model: DictConfig, shapes: dict[str, torch.Size]) -> None:
 
 
 def test_the_guide_lists_every_variant() -> None:
-    _, _, section = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8").partition("## Variants\n")
+    guide = RECIPES.parents[1] / "docs" / "pretraining.md"
+    _, _, section = guide.read_text(encoding="utf-8").partition("## Variants\n")
     rows = re.findall(r"^\| (`.*?`) \|", section.partition("\n## ")[0], re.MULTILINE)
     listed = [f"variants/{name}" for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(listed) == VARIANTS

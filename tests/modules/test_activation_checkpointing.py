@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.composition import compose_recipe
-from amos_fairseq.flops.recipe import build_recipe
+from amos_fairseq.flops.training import training_flops
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
 
@@ -117,6 +117,11 @@ def test_peak_memory_of_a_step_is_less_than_half() -> None:
     assert 2 * bytes_of_a_step(12, True)[1] < bytes_of_a_step(12, False)[1]
 
 
-def test_flops_of_a_recipe_do_not_count_recomputation() -> None:
-    recipe = build_recipe(compose_recipe("amos_tiny", ["model.activation_checkpointing=true"]), 600)
-    assert not recipe.model.cfg.activation_checkpointing
+def test_flops_count_recomputed_layers_unless_of_the_reference() -> None:
+    def flops(is_checkpointed: str, reference: bool) -> float:
+        cfg = compose_recipe("mlm_tiny", [f"model.activation_checkpointing={is_checkpointed}"])
+        return training_flops(cfg, 600, reference=reference).per_token
+
+    assert flops("true", True) == flops("false", True)
+    # Each layer is computed once more: a third of the products of its three passes.
+    assert 1.2 < flops("true", False) / flops("false", False) < 4 / 3

@@ -152,7 +152,9 @@ def test_discriminator(name, tmp_path):
     settings, class_name = DETECTORS[name]
     pretrained, out, config = exported(tmp_path, settings, "--part", "discriminator")
     assert config["architectures"] == [class_name]
-    assert config["id2label"] == {"0": "original", "1": "replaced"}
+    # A pipeline for token classification would give the labels of a detector to a head of random weights.
+    has_labels = class_name != "ElectraForPreTraining"
+    assert config.get("id2label") == ({"0": "original", "1": "replaced"} if has_labels else None)
     tokens, model = padded_tokens(pretrained), pretrained.model
     real = tokens.ne(1)
     states = model.discriminate(tokens, ~real)[1] if name.startswith("teams") else model.extract_features(tokens)

@@ -75,7 +75,7 @@ def test_states_of_padded_texts_agree(family, folders, checkpoints):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / family)
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
     pretrained = load_checkpoint(checkpoints[family])
-    texts = [*TEXTS, *(" ".join(["fox"] * n) for n in range(1, POSITIONS))]
+    texts = [*TEXTS, *(" ".join([word] * n) for word in ("fox", "a") for n in range(1, POSITIONS))]
     ids = [
         [tokenizer.cls_token_id, *tokenizer(t, add_special_tokens=False).input_ids, tokenizer.sep_token_id]
         for t in texts

@@ -101,7 +101,7 @@ def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, cap
     names = {path.name for path in out.iterdir()}
     assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
     assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
-    assert f"fairseq-train {out} " in capsys.readouterr().err
+    assert f"train with task.data={out} " in capsys.readouterr().err
 
 
 def test_existing_tokenizer(corpus, inputs, tmp_path):
