@@ -39,7 +39,8 @@ def copy_cross_entropy(logits: Tensor, copy_logits: Tensor, inputs: Tensor, targ
     Args:
         logits: [...,V] float32.
         copy_logits: [...] float32, positive for "copy the input".
-        inputs, targets: [...] int64.
+        inputs: [...] int64, the input tokens, which may be copied.
+        targets: [...] int64, the tokens to predict.
 
     Returns:
         nll: [...] float32 in nats; correct: [...] bool, the target is the most likely token.
