@@ -12,7 +12,7 @@ REQUEUE = 75
 # Exit code that shells report for a command ended by Ctrl-C.
 INTERRUPTED = 128 + signal.SIGINT
 
-# Exit code of a run that was ended because its loss diverges: to start it again without a change is in vain.
+# Exit code of a run that was ended because its loss diverges: the same command would diverge again.
 DIVERGED = 76
 
 

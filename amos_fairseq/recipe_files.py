@@ -45,7 +45,8 @@ def find_recipe(source: str) -> tuple[Path, str]:
     if path.is_relative_to(RECIPES):
         folder = RECIPES
     else:
-        # fairseq lays a recipe without a folder in its name over all of its defaults, and so over those that it starts from.
+        # Hydra merges fairseq's defaults into a recipe whose name has no folder: they would replace the values of the recipe
+        # that it starts from.
         folder = path.parent.parent if _starts_from_another(path) else path.parent
     return folder, str(path.relative_to(folder).with_suffix(""))
 

@@ -12,7 +12,7 @@ ENVIRONMENT_STAMP="$ENVIRONMENT/amos_fairseq.stamp"
 INSTALL_LOG="$ENVIRONMENT/install.log"
 # The tested versions, as in setup.py, newest first; docs/limits.md lists what was run with each.
 PYTHON_VERSIONS="3.13 3.12 3.11 3.10"
-# Up to the newest torch with which the complete suite was run. An installed one within these bounds is used.
+# As in setup.py: up to the newest torch with which the complete suite was run. An installed one within these bounds is used.
 TORCH_REQUIREMENT="torch>=2.6,<2.14"
 
 # On busy cores, idle threads that sleep instead of spinning double the throughput (amos_fairseq/process_settings.py).

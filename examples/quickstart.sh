@@ -2,7 +2,7 @@
 # bash examples/quickstart.sh [TEXT_FILE] [OUT_DIR] [KEY=VALUE...]
 #
 # Pretrain an AMOS from scratch: create the environment, learn a small vocabulary, binarize the text, pretrain `amos_tiny`,
-# and show what it learned on held-out text. Takes about eight minutes on two cores after the installation. Started again,
+# and show what it learned on held-out text. Takes about nine minutes on two cores after the installation. Started again,
 # it continues where it stopped and skips what is done.
 #
 # TEXT_FILE  UTF-8 text, documents separated by blank lines (.txt .gz .xz .zst .jsonl); by default, or if "": the English

@@ -27,7 +27,10 @@ SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, sq
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="amos", description="Tools around AMOS pretraining with fairseq-train.")
+    parser = argparse.ArgumentParser(
+        prog="amos",
+        description="Pretrain, fine-tune, export and measure text encoders: AMOS, ELECTRA, TEAMS, Electric and MLM.",
+    )
     parser.add_argument("--version", action="version", version=describe_versions())
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     for subcommand in SUBCOMMANDS:

@@ -2,7 +2,7 @@
 
 Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2 in
 the same way. All of them reach every process of a job step. Stock fairseq exits at once and loses what came after the last
-checkpoint. Here a rank records the signal, and all ranks agree on the update after which they stop (one number summed over
+checkpoint. Here a rank records the signal, and all ranks agree on the update after which they stop (three numbers summed over
 the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the exact position in the
 epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. In the seconds before fairseq launches its ranks (under
 Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.

@@ -18,8 +18,10 @@ class AmosCriterion(PretrainingCriterion):
         L_GEN  = 1/|M| sum_{i in M} sum_{d in D} -log p_MLM(x_i | h_i^(d))                                       (Eq. 2)
         L_DISC = 1/n sum_i -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i,  r_i = sigmoid(logit_i)     (Eq. 1)
 
-    over the masked positions M and the n real tokens of a batch. The term "- lambda L_DISC" of Eq. 4 for the mixture
-    weights is the gradient reversal inside the model, so lambda is applied once, here.
+        theta_GEN, v = argmin (L_GEN - lambda L_DISC),   theta_DISC = argmin L_DISC                              (Eq. 4)
+
+    over the masked positions M and the n real tokens of a batch. "- lambda L_DISC" is the gradient reversal inside the model
+    (Eq. 3: :class:`~amos_fairseq.models.amos.AmosModel`), so lambda is applied once, here.
 
     1/|M| and 1/n are our reading: the paper prints the expectation of a sum over the tokens of a text, E(sum_i ...). Here both
     terms are means over tokens, as in ELECTRA's released code, where 50 weighs two means as well; of two sums, L_DISC would

@@ -35,7 +35,11 @@ prepare_active_environment
 
 imported="$out/imported"
 if [ ! -f "$imported/flags.txt" ]; then
-    rm -rf "$imported" # of an interrupted import
+    # Only an import of this script that was interrupted is replaced: it has flags.new.
+    [ ! -e "$imported" ] || [ -f "$imported/flags.new" ] || fail "$imported is not from this command: give another OUT"
+    rm -rf "$imported"
+    mkdir -p "$imported"
+    : >"$imported/flags.new"
     report="$(amos import "$model" "$imported/model.pt" ${GENERATOR:+--generator "$GENERATOR"})"
     echo "$report"
     sed -n 's/^flags of fairseq-train that build this model: //p' <<<"$report" >"$imported/flags.new"

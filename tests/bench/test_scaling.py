@@ -78,13 +78,13 @@ def test_sizes_are_those_of_the_model() -> None:
 
 
 @pytest.mark.slow
-def test_readme_has_the_printed_table(capsys) -> None:
+def test_guide_has_the_printed_table(capsys) -> None:
     scaling.main(["--batch-size", "8", "32", "--update-freq", "1", "4"])
     printed = capsys.readouterr().out
-    readme = (ROOT / "docs" / "several_nodes.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "several_nodes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^(?:\||`amos).*", printed, flags=re.MULTILINE)
     assert len(rows) == 2 * (1 + 2 + 4)
-    assert all(row in readme for row in rows)
+    assert all(row in guide for row in rows)
 
 
 def test_missing_recipe_is_one_line(capsys) -> None:

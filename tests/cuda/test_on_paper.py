@@ -252,7 +252,7 @@ def test_the_output_layer_in_triton_by_hand() -> None:
         pytest.param("triton", 82.8, marks=pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")),
     ],
 )
-def test_the_totals_in_the_readme(kernels: str, milliseconds: float) -> None:
+def test_the_totals_in_the_guide(kernels: str, milliseconds: float) -> None:
     """amos_base, 64 sequences of 512 tokens; the goal is 86.5 ms, half of an H200's measured peak."""
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert f" {milliseconds} |" in next(line for line in page.splitlines() if line.startswith(f"| `{kernels}` |"))
