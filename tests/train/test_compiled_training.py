@@ -26,8 +26,6 @@ needs_compiler = pytest.mark.skipif(
 )
 # Only the first run of a test compiles, the others load its results from this folder.
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-# Layers of one kind, where AMOS has three to compile.
-MLM = ["--arch", "mlm_tiny", "--criterion", "mlm"]
 NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0"]
 # fairseq rounds what it logs to 3 digits; compiled sums have another order.
 LOSS_TOLERANCE = 2e-3
@@ -45,16 +43,24 @@ def test_compiled_layers_train_what_eager_layers_train(
 ) -> None:
     """On one rank, and on two that accumulate two micro-batches, so that one backward pass of two exchanges gradients.
 
-    Samples are the same as long as no rounding changes one; a checkpoint is the same with and without compilation.
+    A compiled run that is continued halfway ends in the same bits (with dropout: tests/modules/test_compilation.py). Samples
+    are the same as long as no rounding changes one; a checkpoint is the same with and without compilation.
     """
     cache = {CACHE: str(tmp_path / "cache")}  # the ranks load what the single rank compiled
-    eager, compiled = tmp_path / "eager", tmp_path / "compiled"
-    run_training(eager, *NO_DROPOUT)
-    done = run_training(compiled, *NO_DROPOUT, "--compile", env=cache)
+    eager, compiled, continued = tmp_path / "eager", tmp_path / "compiled", tmp_path / "continued"
+    saved = [*NO_DROPOUT, "--save-interval-updates", "3"]
+    run_training(eager, *saved)
+    done = run_training(compiled, *saved, "--compile", env=cache)
     assert "compiling the encoder's layers: the first updates take about a minute longer" in done.stdout + done.stderr
     assert re.search(r"compiled for \d+ seconds in update 1\b", done.stdout + done.stderr)
     assert_close_losses(compiled, eager)
     assert checkpoint(compiled)["model"].keys() == checkpoint(eager)["model"].keys()
+
+    shutil.copytree(compiled, continued, ignore=shutil.ignore_patterns("checkpoint_best.pt", ".lock"))
+    (halfway,) = continued.glob("checkpoint_*_3.pt")
+    halfway.replace(continued / "checkpoint_last.pt")
+    run_training(continued, *saved, "--compile", env=cache)
+    assert_same_run(continued, compiled)
 
     common = [str(binarized_corpus), *TINY_RUN, *NO_DROPOUT, "--update-freq", "2", "--max-update", "4"]
     eager, recomputed, compiled = (tmp_path / f"two_ranks_{name}" for name in ("eager", "recomputed", "compiled"))
@@ -65,16 +71,6 @@ def test_compiled_layers_train_what_eager_layers_train(
         assert text.count("compiling the encoder's layers") == (save_dir == compiled)
     assert_same_run(recomputed, eager)
     assert_close_losses(compiled, eager)
-
-
-@needs_compiler
-def test_a_compiled_run_continues_to_the_same_bits(run_training: Callable, tmp_path: Path) -> None:
-    """In bfloat16, with dropout, and with layers that are computed again."""
-    flags = [*MLM, "--compile", "--activation-checkpointing", "--bf16", "--validate-interval-updates", "3"]
-    halves, whole, cache = tmp_path / "halves", tmp_path / "whole", {CACHE: str(tmp_path / "cache")}
-    for save_dir, updates in ((halves, "3"), (halves, "6"), (whole, "6")):
-        run_training(save_dir, *flags, "--save-interval-updates", "3", "--max-update", updates, env=cache)
-    assert_same_run(halves, whole)
 
 
 def test_layers_that_are_computed_again_train_the_same_bits(
