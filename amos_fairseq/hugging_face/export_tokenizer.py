@@ -77,7 +77,7 @@ def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int, num_sep
 
 def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tokenizers.Tokenizer:
     """Return the library's tokenizer with the inputs of our models; tokens that stand for our symbols become special."""
-    library = tokenizer.library_tokenizer()
+    library = tokenizer.hugging_face_tokenizer()
     library.no_truncation()
     library.no_padding()
     present = {token.content: token for token in library.get_added_tokens_decoder().values()}

@@ -99,7 +99,7 @@ class FastTokenizer(Tokenizer):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "special_tokens": self.special_tokens}
 
-    def library_tokenizer(self) -> tokenizers.Tokenizer:
+    def hugging_face_tokenizer(self) -> tokenizers.Tokenizer:
         """Return a copy of the library's tokenizer, in which a text that spells a special token is that token."""
         return _parse(_without_special_roles(self.model, self.special_tokens.values()))
 

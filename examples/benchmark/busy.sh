@@ -49,7 +49,7 @@ for load in alone busy; do
             BUSY+=("$!")
         done
     fi
-    # An unrelated tunable tells the package to leave glibc alone, and leaves glibc as it is.
+    # A tunable that changes nothing here: the package does not set its own values if the user has set any.
     measure "stock_$load" OMP_WAIT_POLICY=active GLIBC_TUNABLES=glibc.malloc.check=0
     measure "passive_$load" GLIBC_TUNABLES=glibc.malloc.check=0
     measure "ours_$load"

@@ -4,7 +4,7 @@
 # Trace the gradient exchange of two ranks on a CPU, and how much of it the backward pass hides: a page of Markdown, and a
 # trace for each rank and number of micro-batches (open it in ui.perfetto.dev). It takes a minute or two; run nothing else
 # meanwhile.
-# OUT_DIR: output folder (default: ranks_out). CONFIG: default amos_small. FLAGS: flags of amos_fairseq.cli.ranks.
+# OUT_DIR: output folder (default: ranks_out). CONFIG: default amos_small. FLAGS: flags of amos_fairseq.cli.bench_ranks.
 # Settings, with their defaults:
 #   RANKS=2   processes on this machine, one thread each
 set -euo pipefail

@@ -85,7 +85,7 @@ def fastbpe_ids(tokenizer: FastTokenizer, cased: bool, codes: Path) -> Callable[
 
 
 def assert_same_ids(tokenizer: FastTokenizer, expected: Callable[[str], list[int]], texts: list[str]) -> None:
-    library = tokenizer.library_tokenizer()
+    library = tokenizer.hugging_face_tokenizer()
     library.encode_special_tokens = True  # as on our side, spelled symbols are text
     dictionary = Dictionary()
     for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
@@ -108,13 +108,13 @@ def test_ids_of_hostile_and_long_texts(learned):
 
 
 def test_special_tokens_have_the_ids_of_fairseq(learned):
-    library, symbols = learned.tokenizer.library_tokenizer(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    library, symbols = learned.tokenizer.hugging_face_tokenizer(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     assert [library.token_to_id(learned.tokenizer.special_tokens[symbol]) for symbol in symbols] == [0, 1, 2, 3, 304]
     assert library.get_vocab_size() == 305
 
 
 def test_pairs_have_one_separator(learned):
-    encoding = learned.tokenizer.library_tokenizer().encode("bake li", "monu")
+    encoding = learned.tokenizer.hugging_face_tokenizer().encode("bake li", "monu")
     first, second = learned.expected("bake li"), learned.expected("monu")
     assert encoding.ids == [0, *first, 2, *second, 2]
     assert encoding.type_ids == [0] * (2 + len(first)) + [1] * (1 + len(second))
@@ -122,7 +122,7 @@ def test_pairs_have_one_separator(learned):
 
 def test_mask_in_the_text_is_the_mask_token(learned):
     """It replaces a word: the text to the left and right of it keeps the ids that it has in the whole text."""
-    library = learned.tokenizer.library_tokenizer()
+    library = learned.tokenizer.hugging_face_tokenizer()
     whole = [0, *learned.expected("bake monu. Tali"), 2]
     masked = library.encode("bake <mask>. Tali").ids
     mask = masked.index(304)
@@ -132,14 +132,14 @@ def test_mask_in_the_text_is_the_mask_token(learned):
 
 
 def test_spelled_symbols_are_special_unless_asked(learned):
-    library = learned.tokenizer.library_tokenizer()
+    library = learned.tokenizer.hugging_face_tokenizer()
     assert library.encode("a</s>").ids.count(2) == 2
     library.encode_special_tokens = True
     assert library.encode("a</s>").ids.count(2) == 1
 
 
 def test_decoding_gives_the_normalized_text(learned):
-    library = learned.tokenizer.library_tokenizer()
+    library = learned.tokenizer.hugging_face_tokenizer()
     text = "bake limo Tare."
     ids = library.encode(text).ids
     expected = text if learned.tokenizer.cased else text.lower()
@@ -158,7 +158,7 @@ def test_piece_that_spells_a_symbol_keeps_its_id():
     text = "ab<s>b <s>"
     assert 4 + tokenizer.dictionary_symbols.index(r"\x{3c}s>") in expected(text)
     assert_same_ids(tokenizer, expected, [text])
-    assert tokenizer.library_tokenizer().encode(text).ids == [0, *expected(text), 2]
+    assert tokenizer.hugging_face_tokenizer().encode(text).ids == [0, *expected(text), 2]
 
 
 @pytest.mark.parametrize("alphabet", ["ab", "abc"])
