@@ -17,8 +17,8 @@ from amos_fairseq.finetuning.tagging.scores import count, scores
 class SequenceTaggingCriterion(FairseqCriterion):
     """L = -1/W sum_w log p(label of word w | state of its first piece), nats; p is a softmax over all labels.
 
-    W is the number of words in an update, as in Hugging Face's models for token classification. Validation also computes the
-    scores of ``amos tag`` (:mod:`amos_fairseq.finetuning.tagging.scores`), where words that are cut are wrong.
+    W is the number of words in an update, as in Hugging Face's models for token classification. The log has the scores of
+    ``amos tag`` (:mod:`amos_fairseq.finetuning.tagging.scores`), where words that are cut are wrong.
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
@@ -33,9 +33,6 @@ class SequenceTaggingCriterion(FairseqCriterion):
             "nsentences": sample["nsentences"],
             "sample_size": num_words,
         }
-        if model.training:
-            right = logits.argmax(-1).eq(target).sum()
-            return loss, num_words, logging_output | {"right_words": right, "words": num_words}
         return loss, num_words, logging_output | self._counts(logits, sample)
 
     def _counts(self, logits: Tensor, sample: dict) -> Counter[str]:
