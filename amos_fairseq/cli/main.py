@@ -15,6 +15,7 @@ from amos_fairseq.cli import (
     plot,
     prepare,
     recipes,
+    report,
     score,
     squad,
     train,
@@ -23,7 +24,22 @@ from amos_fairseq.cli import (
 from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
-SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
+SUBCOMMANDS = (
+    prepare,
+    recipes,
+    train,
+    inspect,
+    plot,
+    report,
+    import_,
+    export,
+    glue,
+    squad,
+    score,
+    flops,
+    bench,
+    verify,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

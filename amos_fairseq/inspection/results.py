@@ -57,6 +57,17 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A replacement token that one depth has sampled, with the discriminator's probability of the positive class.
+
+    The probability is None without a discriminator that detects replaced tokens.
+    """
+
+    piece: str
+    positive_probability: float | None
+
+
+@dataclass(frozen=True)
 class MaskedToken:
     """The predictions of the generator for one masked token.
 
@@ -64,6 +75,7 @@ class MaskedToken:
         mixture_weights: [K], one per depth.
         predictions: [K] lists of the most probable pieces, in descending order.
         original_probabilities: [K], the probability of the original token.
+        samples: [K], of a model that samples replacements: one for each depth, all masked tokens replaced by that depth.
         candidates: of multi-word selection: the original and its negatives, with the discriminator's probabilities.
         discriminator_probability: of a discriminator that predicts tokens: its probability of the original.
         copy_probability: of the same with a copy mechanism: its probability of copying the input.
@@ -73,6 +85,7 @@ class MaskedToken:
     mixture_weights: list[float]
     predictions: list[list[Prediction]]
     original_probabilities: list[float]
+    samples: list[Sample] = field(default_factory=list)
     candidates: list[Prediction] = field(default_factory=list)
     discriminator_probability: float | None = None
     copy_probability: float | None = None
