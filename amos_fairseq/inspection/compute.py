@@ -57,7 +57,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: floa
         masked=[
             _masked_token(
                 loaded, int(position), int(tokens[position]), logits[:, 0, i], weights[0, i], top,
-                samples=_samples(loaded, by_depth, i, int(position)), candidates=_candidates(loaded, output, i),
+                samples=_samples(loaded, tokens, by_depth, i, int(position)), candidates=_candidates(loaded, output, i),
                 **_discriminator_prediction(output, i, int(position)),
             )
             for i, position in enumerate(positions)
@@ -141,15 +141,18 @@ def _values_where(scored: list[bool], values: Tensor | None) -> list[float | Non
     return [value if is_scored else None for value, is_scored in zip(values.tolist(), scored, strict=True)]
 
 
-def _samples(loaded: LoadedCheckpoint, outputs: list[Any], index: int, position: int) -> list[Sample]:
-    """Return the sample of each depth at one masked token, from the outputs of :func:`forward_of_depth`."""
-    samples = []
+def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: list[Any], index: int, position: int) -> list[Sample]:
+    """Return the sample of each depth at one masked token of ``tokens`` [T], from the outputs of :func:`forward_of_depth`."""
+    samples, before = [], loaded.dictionary[tokens[position - 1]]
+    starts_line = int(tokens[position - 1]) in (loaded.dictionary.bos(), loaded.dictionary.eos())
     for output in outputs:
         sampled, logits = _field(output, "sampled_tokens"), _field(output, "rtd_logits")
         if sampled is None:
             return []
         probability = None if logits is None else logits[position].sigmoid().item()
-        samples.append(Sample(loaded.dictionary[sampled[index]], probability))
+        piece = loaded.dictionary[sampled[index]]
+        text = surfaces(loaded.tokenizer, [before, piece], [starts_line, False])[1]
+        samples.append(Sample(piece, f" {text}" if starts_line else text, probability))
     return samples
 
 

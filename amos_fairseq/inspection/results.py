@@ -58,13 +58,22 @@ class Token:
 
 @dataclass(frozen=True)
 class Sample:
-    """A replacement token that one depth has sampled, with the discriminator's probability of the positive class.
+    """A replacement token that one depth has sampled.
 
-    The probability is None without a discriminator that detects replaced tokens.
+    Attributes:
+        text: the part of the readable text that it would add in its place, with the space before a word.
+        positive_probability: the discriminator's probability of the positive class; None without one that detects tokens.
     """
 
     piece: str
+    text: str
     positive_probability: float | None
+
+    @property
+    def shown(self) -> str:
+        """The text, with a hyphen before a piece that continues a word."""
+        word = self.text.strip() or self.piece
+        return word if self.text.startswith(" ") else f"-{word}"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
+from amos_fairseq.plotting.curves import PANEL_INCHES
 from amos_fairseq.plotting.style import GREY, RUN_MARKERS, depth_colours, legend_label, run_colour, run_style
 
 NUM_BINS = 40
-PANEL_INCHES = (6.4, 3.9)
 
 
 class Sample(NamedTuple):
@@ -35,7 +35,8 @@ def loss_distributions(panels: dict[str, list[Sample]]) -> Figure:
     largest = max((sample.values.max() for own in panels.values() for sample in own if len(sample.values)), default=1.0)
     for (title, samples), ax in zip(panels.items(), _panels(figure, len(panels)), strict=True):
         _draw_distributions(ax, samples, largest)
-        ax.set(title=legend_label(title), xlabel="discriminator loss on a replaced token (nats)", ylabel="density")
+        ax.set_title(legend_label(title) if len(panels) > 1 else "")
+        ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density")
         ax.set_xlim(0, largest)
     return figure
 

@@ -34,15 +34,17 @@ section { padding-top: 2rem; margin-top: 2rem; border-top: 1px solid #ddd; }
 nav + section { border-top: 0; margin-top: 0; }
 .text, p.note { max-width: 52rem; }
 figure { margin: 1.2rem 0; }
-figure.side { display: grid; grid-template-columns: minmax(0, 1fr) 16.5rem; gap: 2rem; align-items: start; }
-figure svg { display: block; width: 100%; height: auto; }
+figure.side { display: grid; grid-template-columns: minmax(0, max-content) minmax(14rem, 26rem); gap: 2.5rem;
+              align-items: start; }
+figure svg { display: block; max-width: 100%; height: auto; }
+figcaption { margin-top: .6rem; max-width: 52rem; }
 figcaption, p.note { font-size: .86rem; line-height: 1.5; color: #444; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; line-height: 1.4; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: 0 0 .4rem; }
 thead th { text-align: left; font-weight: 600; border-top: 2px solid #1c1c1c; border-bottom: 1px solid #1c1c1c;
            padding: .35rem 1.1rem .35rem 0; vertical-align: bottom; }
-tbody th { text-align: left; font-weight: 500; }
+tbody th { text-align: left; font-weight: 500; min-width: 8rem; }
 tbody th, td { border-bottom: 1px solid #e2e2e2; padding: .3rem 1.1rem .3rem 0; vertical-align: top; }
 thead th.number, td.number { text-align: right; white-space: nowrap; }
 tbody tr:last-child > * { border-bottom: 2px solid #1c1c1c; }
@@ -52,7 +54,7 @@ ul { padding-left: 1.1rem; }
 @media (max-width: 60rem) { figure.side { grid-template-columns: minmax(0, 1fr); gap: .6rem; } }
 @media (max-width: 36rem) {
   body { font-size: 16px; padding: 1.5rem 1rem 3rem; } h1 { font-size: 1.6rem; }
-  figure svg { min-width: 30rem; }
+  figure.wide svg { min-width: 44rem; }
   nav .source { display: none; }
 }
 @media print {
@@ -64,6 +66,8 @@ ul { padding-left: 1.1rem; }
   .text { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 }
 """
+PIXELS_PER_POINT = 1.4  # of figures on the screen: their text is as large as the captions
+SIDE_POINTS = 500  # figures that are narrower have the caption at their side
 # Of the page of amos inspect, the text alone: its other rules would change this page.
 TEXT_RULES = "".join(
     rule
@@ -129,8 +133,9 @@ def _render_part(part: Part, svg: str) -> str:
     body = [f"<h2>{escape(part.title)}{_source(part.source)}</h2>"]
     if svg:
         image = inline_svg(svg, part.anchor, part.title)
+        kind = "side" if svg_width(svg) < SIDE_POINTS else "wide"
         body.append(
-            f'<figure class="side"><div class="scroll">{image}</div><figcaption>{caption}</figcaption></figure>'
+            f'<figure class="{kind}"><div class="scroll">{image}</div><figcaption>{caption}</figcaption></figure>'
         )
     else:
         body.append(f'<p class="note">{caption}</p>')
@@ -142,12 +147,18 @@ def _render_part(part: Part, svg: str) -> str:
 
 def inline_svg(svg: str, prefix: str, label: str) -> str:
     """Return matplotlib's SVG for use inside HTML: without its own header and metadata, and with unique ids."""
+    width = svg_width(svg)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    # Without a size the figure fills its column; the viewBox has the proportions.
+    # The viewBox has the proportions.
     opening = re.sub(r'\s(width|height)="[^"]*"', "", svg[: svg.index(">")])
-    return f'{opening} role="img" aria-label="{escape(label)}"{svg[svg.index(">") :]}'
+    return f'{opening} width="{round(PIXELS_PER_POINT * width)}" role="img" aria-label="{escape(label)}"{svg[svg.index(">") :]}'
+
+
+def svg_width(svg: str) -> float:
+    """Return the width of a figure of matplotlib in points."""
+    return float(re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', svg)[1])
 
 
 def render_table(table: Table) -> str:

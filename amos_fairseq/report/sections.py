@@ -9,7 +9,7 @@ import numpy as np
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
 from amos_fairseq.inspection.results import Inspection, percent, printable
-from amos_fairseq.plotting.curves import PANELS, depth_names, panels_figure
+from amos_fairseq.plotting.curves import PANELS, depth_names, panels_figure, reference_levels
 from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
 from amos_fairseq.plotting.style import depth_colours
 from amos_fairseq.report.page import Part
@@ -91,7 +91,7 @@ def cost_part(runs: Sequence[ReportRun]) -> Part:
         ("FLOPs, matrix products", lambda run: _flops(run, run.cost.flops_per_update)),
         ("FLOPs, convention of thesis 5.2.2", lambda run: _flops(run, run.cost.thesis_flops_per_update)),
         ("hours", lambda run: UNKNOWN if run.cost.seconds is None else f"{run.cost.seconds / 3600:,.2f}"),
-        ("tokens per second, median", lambda run: f"{run.cost.tokens_per_second:,.0f}" if run.cost.tokens_per_second else UNKNOWN),
+        ("tokens per second, median", _rate),
         ("machine", _machine),
     ):  # fmt: skip
         rows.append([name, *(value(run) for run in runs)])
@@ -117,7 +117,18 @@ def _tokens(run: ReportRun) -> str:
 
 
 def _flops(run: ReportRun, per_update: int | None) -> str:
-    return f"{run.cost.num_updates * per_update:.3g}" if per_update else "not counted"
+    return f"{scientific(run.cost.num_updates * per_update)}" if per_update else "not counted"
+
+
+def scientific(number: float) -> str:
+    """Return "1.36 \u00d7 10\u00b9\u00b3" for 1.36e13."""
+    digits, exponent = f"{number:.2e}".split("e")
+    superscripts = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
+    return f"{digits} \u00d7 10{str(int(exponent)).translate(superscripts)}"
+
+
+def _rate(run: ReportRun) -> str:
+    return f"{run.cost.tokens_per_second:,.0f}" if run.cost.tokens_per_second else UNKNOWN
 
 
 def _machine(run: ReportRun) -> str:
@@ -203,12 +214,11 @@ def loss_panels(runs: Sequence[ReportRun]) -> dict[str, list[Sample]]:
     return panels
 
 
-TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split, after as many updates as the axis says."
+TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
 # Anchor, title, figure of the paper, caption, key of the log.
 CURVES = (
     ("generator-loss", "Generator loss by depth", "AMOS Figure 1b",
-     "MLM loss of each depth of the generator on masked tokens (Eq. 2), in nats. Dotted: entropy of the token frequencies, the "
-     "lowest loss without context.", "mlm_loss_"),
+     "MLM loss of each depth of the generator on masked tokens (Eq. 2), in nats.", "mlm_loss_"),
     ("mixture", "Mixture weights", "AMOS Figure 5a",
      "Weight of each generator depth in the mixture (Eq. 3), mean over all masked tokens.", "mixture_"),
     ("recall", "Discriminator accuracy on replaced tokens", "AMOS Figure 5b",
@@ -223,9 +233,11 @@ def curve_part(anchor: str, title: str, source: str, caption: str, key: str, run
     curves = [run.curves for run in runs if run.curves is not None and depth_names(panel, [run.curves])]
     if not curves or (key == "mixture_" and len(depth_names(panel, curves)) < 2):
         return None
+    if reference_levels(panel, curves):
+        caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
     if key == "rtd_recall":
         caption += "; ".join(f"{run.name}, {run.setup or UNKNOWN}" for run in runs if run.curves in curves) + "."
-    return Part(anchor, title, source, caption + TRAINING_AND_VALIDATION, panels_figure([panel], curves))
+    return Part(anchor, title, source, caption + TRAINING_AND_VALIDATION, panels_figure([panel], curves, titled=False))
 
 
 def samples_part(runs: Sequence[ReportRun]) -> Part | None:
@@ -235,11 +247,12 @@ def samples_part(runs: Sequence[ReportRun]) -> Part | None:
         return None
     sampled = any(masked.samples for run in runs for each in run.inspections for masked in each.masked)
     kind = "sampled from each depth of the generator" if sampled else "that is most probable"
-    caption = (
-        f"Underlined words are masked out. In brackets: the token {kind}, in the order and color of the depths. "
-        + "A check mark follows a replaced token that the discriminator finds, P(replaced) > 1/2, when all masked tokens of the "
-        "text come from that depth." * sampled
-    )
+    caption = f"Underlined words are masked out. In brackets: the token {kind}, in the order and color of the depths."
+    if sampled:
+        caption += (
+            " A hyphen marks a piece that continues a word. A check mark follows a replaced token that the discriminator "
+            "finds, P(replaced) > 1/2, when all masked tokens of the text are replaced by that depth."
+        )
     return Part("replaced-tokens", "Replaced tokens by depth", "AMOS Table 9", caption, html="".join(texts))
 
 
@@ -255,7 +268,7 @@ def _samples_of_text(inspection: Inspection) -> str:
         original = inspection.tokens[masked.position].original
         if masked.samples:
             pieces.append([
-                sample.piece + " \u2713" * (sample.piece != original and (sample.positive_probability or 0) > 0.5)
+                sample.shown + " \u2713" * (sample.piece != original and (sample.positive_probability or 0) > 0.5)
                 for sample in masked.samples
             ])  # fmt: skip
         else:
