@@ -85,8 +85,8 @@ def replaced_token_losses(
 
     Args:
         blocks: held-out text, see :func:`held_out_blocks`. Blocks at equal distances are used.
-        seed: of masked positions and samples. All depths have the same masks and the same noise.
-        num_masked: lower limit of the number of masked tokens; fewer where the text has fewer.
+        seed: of masked positions and samples. All depths have the same masks, each has noise of its own.
+        num_masked: number of masked tokens, rounded up to whole blocks; fewer where the text has fewer.
 
     Returns:
         One entry per depth; none if the model has no discriminator that detects replaced tokens.
@@ -112,7 +112,7 @@ def replaced_token_losses(
             batch = dataset.collater([dataset[index] for index in indices[start : start + step]])
             for depth in range(len(losses)):
                 net_input = {name: tensor.to(model_device(model)) for name, tensor in batch["net_input"].items()}
-                output = forward_of_depth(model, net_input, depth, noise_seed(Purpose.VALIDATION_NOISE, seed, 0, start))
+                output = forward_of_depth(model, net_input, depth, seed, block=start)
                 if getattr(output, "rtd_logits", None) is None:
                     return []
                 losses[depth].append(softplus(-output.rtd_logits[output.replaced].float()).cpu())
@@ -124,14 +124,16 @@ def replaced_token_losses(
     ]
 
 
-def forward_of_depth(model: PretrainingModel, net_input: dict[str, Tensor], depth: int, seed: int) -> Any:
+def forward_of_depth(
+    model: PretrainingModel, net_input: dict[str, Tensor], depth: int, seed: int, block: int = 0
+) -> Any:
     """Run the model on a batch with all replacements sampled from one depth; return its output.
 
-    The random numbers of the process are left as they were.
+    The samples depend on (seed, depth, block). The random numbers of the process are left as they were.
     """
     device = model_device(model)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _only_depth(model, depth):
-        torch.manual_seed(seed)
+        torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, seed, depth, block))
         return model(**net_input)
 
 

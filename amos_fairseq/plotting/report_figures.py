@@ -56,7 +56,8 @@ def _draw_distributions(ax: Axes, samples: list[Sample], largest: float) -> None
         ax.axvline(
             mean, color=colour, linewidth=1, linestyle=dashes, alpha=0.8, label=None if curve is not None else label
         )
-    ax.legend(frameon=False, fontsize=8)
+    if any(len(sample.values) for sample in samples):
+        ax.legend(frameon=False, fontsize=8)
 
 
 def bins_to_points(bins: np.ndarray) -> np.ndarray:

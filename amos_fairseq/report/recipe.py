@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.composition import compose_recipe
-from amos_fairseq.recipe_files import RECIPES
+from amos_fairseq.recipe_files import RECIPES, packaged_recipes
 
 SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
@@ -37,15 +37,18 @@ class Setting(NamedTuple):
         return bool(re.match(r".*\b(AMOS|TEAMS|thesis)\b", self.source)) and not self.source.startswith("ours")
 
 
-def paper_recipe(cfg: DictConfig) -> str:
-    """Return the name of the packaged recipe for the objective and width of a run; base for other widths."""
+def paper_recipe(cfg: DictConfig) -> str | None:
+    """Return the name of the packaged recipe for the objective and width of a run; base for other widths.
+
+    None for an objective that has none.
+    """
     size = SIZE_OF_WIDTH.get(cfg.model.encoder_embed_dim, "base")
-    return f"{cfg.criterion._name}_{size}"
+    name = f"{cfg.criterion._name}_{size}"
+    return name if name in packaged_recipes() else None
 
 
-def compare_settings(cfg: DictConfig, sequences_per_update: int | None) -> list[Setting]:
-    """Compare the settings of a run with :func:`paper_recipe`, in the order of its YAML file."""
-    name = paper_recipe(cfg)
+def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | None) -> list[Setting]:
+    """Compare the settings of a run with the packaged recipe ``name``, in the order of its YAML file."""
     recipe = compose_recipe(name, ["distributed_training.distributed_world_size=1"])
     settings = []
     if sequences_per_update is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
@@ -22,6 +22,11 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.plotting.curves import Run, run_names
 from amos_fairseq.plotting.curves import read_runs as read_curves
 
+# A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
+OF_A_RUN = (
+    "task._name", "task.tokens_per_sample", "criterion._name", "model.encoder_embed_dim", "optimization.max_update",
+    "optimization.update_freq", "distributed_training.distributed_world_size",
+)  # fmt: skip
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
 GPU = re.compile(r"name = (\S.*?)\s*$", re.MULTILINE)  # fairseq logs a line "rank 0: ... ; name = ..." for each GPU
@@ -122,8 +127,10 @@ def _read_run(path: Path, name: str, options: Options) -> ReportRun:
         raise UserError(
             f"{loaded.file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue"
         )
-    cfg, vocabulary_size = read_checkpoint_configuration(loaded.file, ())
     missing: dict[str, str] = {}
+    cfg, vocabulary_size = read_checkpoint_configuration(loaded.file, ())
+    if any(OmegaConf.select(cfg, key) is None for key in OF_A_RUN):
+        cfg, missing["recipe"] = None, f"{loaded.file} does not contain the settings of its run"
     inspections = _inspections(loaded, options, missing)
     losses = _losses(loaded, options, missing)
     return ReportRun(

@@ -8,7 +8,7 @@ import numpy as np
 
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
-from amos_fairseq.inspection.results import Inspection, percent, printable
+from amos_fairseq.inspection.results import Inspection, printable
 from amos_fairseq.plotting.curves import PANELS, depth_names, panels_figure, reference_levels
 from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
 from amos_fairseq.plotting.style import depth_colours
@@ -69,7 +69,9 @@ def build_report(
         )
     report.add("Replaced tokens by depth (AMOS Table 9)", samples_part(runs), _why(
         runs, "sentences", hint="--sentence TEXT gives a text"))  # fmt: skip
-    report.add("Recipe and departures from the paper", recipe_part(runs), _why(runs))
+    report.add(
+        "Recipe and departures from the paper", recipe_part(runs), _why(runs, "recipe") or "no recipe of a paper"
+    )
     return report
 
 
@@ -174,10 +176,10 @@ def losses_part(runs: Sequence[ReportRun], text_name: str) -> Part | None:
         for of_depth in run.losses:
             count, losses = len(of_depth.losses), of_depth.losses
             statistics = [f"{np.mean(losses):.3f}", f"{np.median(losses):.3f}"] if count else ["-", "-"]
-            found = percent(of_depth.recall) if count else "-"
+            found = f"{100 * of_depth.recall:.1f}" if count else "-"
             share = f"{100 * count / of_depth.num_masked:.1f}"
             rows.append([f"{run.name}, depth {of_depth.depth}", f"{count:,}", share, *statistics, found])
-    columns = ["", "replaced tokens", "of masked (%)", "mean loss", "median loss", "found, P > 1/2"]
+    columns = ["", "replaced tokens", "of masked (%)", "mean loss", "median loss", "P > 1/2 (%)"]
     masked = sorted({of_depth.num_masked for run in shown for of_depth in run.losses})
     updates = ", ".join(f"{run.checkpoint_updates:,}" for run in shown)
     mixed = any(len(run.losses) > 1 for run in shown)
@@ -283,11 +285,11 @@ def _samples_of_text(inspection: Inspection) -> str:
 def recipe_part(runs: Sequence[ReportRun]) -> Part | None:
     tables, notes = [], []
     for run in runs:
-        if run.cfg is None:
+        name = run.cfg and paper_recipe(run.cfg)
+        if name is None:
             continue
         per_update = run.cost.tokens_per_update
-        settings = compare_settings(run.cfg, per_update and per_update // run.cfg.task.tokens_per_sample)
-        name = paper_recipe(run.cfg)
+        settings = compare_settings(run.cfg, name, per_update and per_update // run.cfg.task.tokens_per_sample)
         rows = [[setting.name, setting.own, setting.paper, setting.source] for setting in settings if setting.differs]
         tables.append(Table(run.name, ["setting", "this run", name, f"source of {name}"], rows))
         same = [f"{setting.name} {setting.own}" for setting in settings if setting.is_of_paper and not setting.differs]
