@@ -14,6 +14,7 @@ from amos_fairseq.cli import (
     inspect,
     plot,
     prepare,
+    probe,
     recipes,
     score,
     squad,
@@ -23,7 +24,7 @@ from amos_fairseq.cli import (
 from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
-SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
+SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, probe, score, flops, bench, verify)
 
 
 def build_parser() -> argparse.ArgumentParser:
