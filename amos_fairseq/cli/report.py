@@ -11,7 +11,7 @@ from amos_fairseq.errors import UserError
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
 by generator depth (AMOS Figure 1a), MLM loss by depth (1b), mixture weights (5a), accuracy on replaced tokens (5b); results of
-fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); replaced tokens in sentences (Table 9); and the recipe with
+fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); edge probing ("Figure 4", Table 8); replaced tokens in sentences (Table 9); and the recipe with
 its departures from the paper. Parts without input are left out, with a line that says what adds them. The figures are also
 written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends on the objective.
 """
@@ -24,6 +24,7 @@ def add_parser(subparsers: Any) -> None:
     add("--glue", nargs="+", action="extend", metavar="DIR",
         help="outputs of amos glue or amos squad, of one or several checkpoints (default: none)")  # fmt: skip
     add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag (default: none)")
+    add("--probe", nargs="+", action="extend", metavar="DIR", help="outputs of amos probe (default: none)")
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
     add("--sentence", action="append", metavar="TEXT",
         help="text for Table 9; can be repeated (default: a paragraph of the run's validation split)")  # fmt: skip
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
     try:
-        paths, missing = write_report(out, runs, text_name, glue, tag)
+        paths, missing = write_report(out, runs, text_name, glue, tag, arguments.probe or ())
     except OSError as error:
         raise UserError(
             f"{out}: the page cannot be written ({error.strerror}); choose another place with --out"

@@ -7,9 +7,10 @@ the ranks after each update, only if there are several). Rank 0 saves ``checkpoi
 epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. In the seconds before fairseq launches its ranks (under
 Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
 
-Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because nobody wants that run started
-again at once. Before the first update it ends the run immediately, and so does a second Ctrl-C. A terminal sends SIGINT to all
-processes of a command, and a launcher sends it to its ranks again: within :data:`SAME_PRESS_SECONDS` it counts once.
+Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because such a run must not be started
+again automatically. Before the first update it ends the run immediately, and so does a second Ctrl-C. A terminal sends
+SIGINT to all processes of a command, and a launcher sends it to its ranks again: within :data:`SAME_PRESS_SECONDS` it counts
+once.
 
 submitit installs its own handlers in each rank before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2 rank 0
 requeues the job and exits at once, or raises an error near the time limit, and nothing is saved in either case. The handlers

@@ -84,7 +84,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def set_token_counts(self, counts: Tensor) -> None:
         """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
-        raise NotImplementedError(f"{type(self).__name__} does not use token counts")
+        raise TypeError(f"{type(self).__name__} does not use token counts")
 
     def check_ready(self) -> None:
         """Raise UserError if weights or counts are missing. Called after a checkpoint is loaded, before the first update."""

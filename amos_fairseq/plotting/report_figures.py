@@ -1,6 +1,5 @@
-"""Figures of ``amos report``: losses on replaced tokens by depth, scores over the cost of pretraining, and probing scores."""
+"""Figures of ``amos report``: losses on replaced tokens by depth, and scores over the cost of pretraining."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
 from amos_fairseq.plotting.curves import PANEL_INCHES
-from amos_fairseq.plotting.style import GREY, RUN_MARKERS, depth_colours, legend_label, run_colour, run_style
+from amos_fairseq.plotting.style import depth_colours, legend_label, run_colour, run_style
 
 NUM_BINS = 40
 
@@ -93,25 +92,6 @@ def scores_over_cost(panels: dict[str, list[Series]], x_label: str) -> Figure:
         ax.xaxis.set_major_formatter(EngFormatter(sep="") if x_label == "updates" else ax.xaxis.get_major_formatter())
         ax.grid(alpha=0.25, linewidth=0.6)
         ax.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def scores_by_column(rows: dict[str, list[tuple[float, float] | None]], columns: Sequence[str]) -> Figure:
-    """Draw one line per task over the columns of a table, such as layers; points are (mean, deviation) in percent."""
-    figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-    ax = figure.subplots()
-    for index, (task, cells) in enumerate(rows.items()):
-        points = [(column, *cell) for column, cell in enumerate(cells) if cell is not None]
-        if points:
-            at, scores, deviations = zip(*points, strict=True)
-            ax.errorbar(
-                at, scores, yerr=deviations, label=legend_label(task), capsize=2, linewidth=1, markersize=5,
-                color=run_colour(index), linestyle=":", marker=RUN_MARKERS[index % len(RUN_MARKERS)],
-            )  # fmt: skip
-    ax.set_xticks(range(len(columns)), [legend_label(column) for column in columns])
-    ax.set(ylabel="score (%)")
-    ax.grid(axis="y", alpha=0.25, linewidth=0.6, color=GREY)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -103,7 +103,7 @@ def column_name(task: str, score: str) -> str:
     return task if score == "accuracy" else f"{task} ({score})"
 
 
-def results_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
+def benchmark_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
     """Return one row for each summary, and a column for each task of any of them."""
     columns = list(dict.fromkeys(name for result in results for name in result.scores))
     rows = []

@@ -3,18 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
 from amos_fairseq.inspection.results import Inspection, printable
 from amos_fairseq.plotting.curves import PANELS, depth_names, panels_figure, reference_levels
 from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
+from amos_fairseq.plotting.probing import probing_figure
 from amos_fairseq.plotting.style import depth_colours
+from amos_fairseq.probing.experiment import in_order
+from amos_fairseq.probing.results import Result, read_results, results_table, row_name
 from amos_fairseq.report.page import Part
 from amos_fairseq.report.recipe import compare_settings, paper_recipe
-from amos_fairseq.report.results import BenchmarkResults, num_seeds, points_over_cost, results_table
+from amos_fairseq.report.results import BenchmarkResults, benchmark_table, num_seeds, points_over_cost
 from amos_fairseq.report.runs import ReportRun
 
 UNKNOWN = "not in the run's files"
@@ -36,13 +41,18 @@ class Report:
 
 
 def build_report(
-    runs: Sequence[ReportRun], text_name: str, glue: Sequence[BenchmarkResults], tag: Sequence[BenchmarkResults]
+    runs: Sequence[ReportRun],
+    text_name: str,
+    glue: Sequence[BenchmarkResults],
+    tag: Sequence[BenchmarkResults],
+    probing: Sequence[Part],
 ) -> Report:
     """Build all parts.
 
     Args:
         text_name: what the held-out text is called in captions.
         glue, tag: results of fine-tuning; empty without the flag.
+        probing: of :func:`probing_parts`.
     """
     report = Report()
     report.parts.append(cost_part(runs))
@@ -145,7 +155,7 @@ def _machine(run: ReportRun) -> str:
 def benchmark_part(anchor: str, title: str, source: str, results: Sequence[BenchmarkResults]) -> Part | None:
     if not results:
         return None
-    table = results_table("", results)
+    table = benchmark_table("", results)
     caption = (
         f"Medians ± standard deviations over {num_seeds(results)} seeds of fine-tuning, in percent, on the development sets. "
         "Random weights: the same model without pretraining."
@@ -280,6 +290,31 @@ def _samples_of_text(inspection: Inspection) -> str:
         f"{inspection.num_updates:,} updates; in brackets {depth_legend(inspection, colours)}."
     )
     return f"{annotated_text(inspection, pieces, colours)}<p class=note>{note}</p>"
+
+
+def probing_parts(folders: Sequence[str]) -> list[Part]:
+    """One part for each output of ``amos probe``: the table and the picture of its scores."""
+    parts = []
+    for number, folder in enumerate(folders):
+        content = read_results(folder)
+        results = in_order([Result(**result) for result in content["results"]])
+        if not results:
+            raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
+        checkpoint = content["checkpoint"]
+        title = f"{Path(str(checkpoint.get('file', folder))).parent.name} after {checkpoint.get('num_updates', 0):,} updates"
+        targets = {row_name(result.task, result.metric): result.targets for result in results}
+        counts = ", ".join(f"{name} {count:,}" for name, count in targets.items())
+        seeds = len({result.seed for result in results})
+        caption = (
+            f"Scores of classifiers on the frozen states of one layer of {title}, on held-out data: 100 times the mean over "
+            f"{seeds} seed{'s' * (seeds > 1)}, ± standard deviation; lines in the picture: range over the seeds. "
+            f"Classifier: {content['settings'].get('classifier', UNKNOWN)}. Scored targets: {counts}."
+        )
+        table = results_table(results, "", [])
+        anchor = f"probing-{number + 1}" if number else "probing"
+        source = 'AMOS "Figure 4", Table 8'
+        parts.append(Part(anchor, "Edge probing by layer", source, caption, probing_figure(results), [table]))
+    return parts
 
 
 def recipe_part(runs: Sequence[ReportRun]) -> Part | None:

@@ -10,7 +10,7 @@ from amos_fairseq.plotting.style import RC_PARAMS, save
 from amos_fairseq.report.page import render_page
 from amos_fairseq.report.results import BenchmarkResults
 from amos_fairseq.report.runs import ReportRun
-from amos_fairseq.report.sections import build_report
+from amos_fairseq.report.sections import build_report, probing_parts
 
 
 def write_report(
@@ -19,8 +19,14 @@ def write_report(
     text_name: str,
     glue: Sequence[BenchmarkResults] = (),
     tag: Sequence[BenchmarkResults] = (),
+    probe: Sequence[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Write the page ``out`` and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
+
+    Args:
+        text_name: what the held-out text is called in captions.
+        glue, tag: results of fine-tuning.
+        probe: outputs of ``amos probe``.
 
     Returns:
         The paths that were written, and one line for each part that is left out.
@@ -29,7 +35,7 @@ def write_report(
         OSError: a file cannot be written.
     """
     with matplotlib.rc_context(RC_PARAMS):
-        report = build_report(runs, text_name, glue, tag)
+        report = build_report(runs, text_name, glue, tag, probing_parts(probe))
         folder = out.with_name(f"{out.stem}_figures")
         figures = {part.anchor: part.figure for part in report.parts if part.figure is not None}
         if figures:

@@ -142,6 +142,11 @@ class Tokenizer(abc.ABC):
                 Path(unfinished).write_bytes(content)
 
     @functools.cached_property
+    def embedding_rows(self) -> dict[str, int]:
+        """The row of each symbol in the embedding, which is its id in the dictionary of every task of this package."""
+        return {symbol: row for row, symbol in enumerate(embedding_symbols(self.dictionary_symbols))}
+
+    @functools.cached_property
     def sha256(self) -> str:
         """``directory_sha256`` of the files that :meth:`save` writes, independent of where the tokenizer was read from."""
         with tempfile.TemporaryDirectory() as directory:

@@ -30,18 +30,19 @@ measure() {
     shift
     env "$@" python -c '
 import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)' \
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+sys.exit(code)' \
         python -m amos_start bench "$RECIPE" --device cpu --set "dataset.batch_size=${SEQUENCES:-16}" --out "$OUT/$name" \
         ${FLAGS[@]+"${FLAGS[@]}"} >"$OUT/memory"
     memory="$(cat "$OUT/memory")"
-    speed="$(grep -h '^| `ours`' "$OUT/$name"/*.md | cut -d '|' -f 3,4 | tr '|' ',')"
-    echo "| $name | $speed | $memory MiB |"
+    speed="$(grep -h '^| `ours`' "$OUT/$name"/*.md | cut -d '|' -f 3,4)"
+    echo "| $name |$speed| $memory MiB |"
 }
 
 FLAGS=("$@")
-echo "| $RECIPE | tokens/s, smallest to largest | peak memory of the process |"
-echo "|---|---|---|"
+echo "| $RECIPE | tokens/s | smallest to largest | peak memory of the process |"
+echo "|---|---|---|---|"
 for load in alone busy; do
     if [ "$load" = busy ]; then
         for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do

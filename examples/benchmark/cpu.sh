@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # bash examples/benchmark/cpu.sh [OUT_DIR] [FLAGS OF AMOS BENCH]
 #
-# Measure ELECTRA-small and AMOS-small on a CPU in float32 and bf16, with sequences of 128 tokens, beside Hugging Face's
+# Measure ELECTRA and AMOS on a CPU in float32 and bf16, with sequences of 128 tokens, beside Hugging Face's
 # ELECTRA and the reference implementation in the same run. Run nothing else meanwhile.
-# OUT_DIR: folder of the dated pages (default: examples/benchmark/results). Setting, with its default:
+# OUT_DIR: folder of the dated pages (default: examples/benchmark/results). Settings, with their defaults:
 #   SEQUENCES=16   sequences in a step; the recipes have 128
+#   SIZE=small     of the two recipes: tiny, small, base or large
 set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -19,12 +20,13 @@ case "${1:-}" in
 esac
 OUT="${1:-$HERE/results}"
 SEQUENCES="${SEQUENCES:-16}"
+SIZE="${SIZE:-small}"
 shift || true
 prepare_environment
 
 for precision in float32 bf16; do
-    python -m amos_start bench electra_small --device cpu --precision "$precision" --out "$OUT" --pieces \
+    python -m amos_start bench "electra_$SIZE" --device cpu --precision "$precision" --out "$OUT" --pieces \
         --set "dataset.batch_size=$SEQUENCES" --peer hf hf_naive reference "$@"
-    python -m amos_start bench amos_small --device cpu --precision "$precision" --out "$OUT" --pieces \
+    python -m amos_start bench "amos_$SIZE" --device cpu --precision "$precision" --out "$OUT" --pieces \
         --set "dataset.batch_size=$SEQUENCES" --peer hf reference "$@"
 done

@@ -1,34 +1,15 @@
 """examples/benchmark/gpu: every script from end to end on a CPU, at tiny size, offline, in an active environment."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
+from shell_scripts import run_script
 from synthetic_glue import write_glue, write_pretraining_data
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT
 
-SCRIPTS = ROOT / "examples" / "benchmark" / "gpu"
 MOST_FILES = 8  # that a script may leave in OUT
-
-
-def run_script(name: str, folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess:
-    """With a ``python`` of this environment first in PATH, without a network, in an empty folder."""
-    tools = folder / "tools"
-    tools.mkdir(exist_ok=True)
-    for python in ("python", "python3"):
-        if not (tools / python).exists():
-            (tools / python).write_text(f'#!/bin/sh\nexec "{fork_server().python}" "$@"\n')
-            (tools / python).chmod(0o755)
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    settings = environment(
-        {**proxies, "AMOS_ENVIRONMENT": "active", "OUT": str(folder / "out"), "CUDA_VISIBLE_DEVICES": ""} | variables
-    )
-    settings["PATH"] = f"{tools}:{settings['PATH']}"
-    command = [shutil.which("bash"), str(SCRIPTS / name), *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
 
 
 def files_of(folder: Path) -> set[str]:
@@ -55,7 +36,7 @@ def passed(result: subprocess.CompletedProcess, folder: Path, name: str) -> str:
 
 @pytest.mark.slow
 def test_1_correct(tmp_path: Path) -> None:
-    page = passed(run_script("1_correct.sh", tmp_path, "--device", "cpu"), tmp_path, "1_correct")
+    page = passed(run_script("examples/benchmark/gpu/1_correct.sh", tmp_path, "--device", "cpu"), tmp_path, "1_correct")
     assert files_of(tmp_path) == {"1_correct.md", "1_correct.log"}
     assert "after 8 updates, resumed after 4: the same bits" in page
     for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):
@@ -66,7 +47,9 @@ def test_1_correct(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_2_baseline(tmp_path: Path) -> None:
-    page = passed(run_script("2_baseline.sh", tmp_path, "--device", "cpu"), tmp_path, "2_baseline")
+    page = passed(
+        run_script("examples/benchmark/gpu/2_baseline.sh", tmp_path, "--device", "cpu"), tmp_path, "2_baseline"
+    )
     contests = {"electra_2.json", "amos_2.json", "amos_2_triton.json", "amos_4.json"}
     assert files_of(tmp_path) == {"2_baseline.md", "2_baseline.log", *contests}
     contestants = json.loads((tmp_path / "out" / "electra_2.json").read_text())["contestants"]
@@ -78,7 +61,7 @@ def test_2_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_3_kernels(tmp_path: Path) -> None:
-    page = passed(run_script("3_kernels.sh", tmp_path, "--device", "cpu"), tmp_path, "3_kernels")
+    page = passed(run_script("examples/benchmark/gpu/3_kernels.sh", tmp_path, "--device", "cpu"), tmp_path, "3_kernels")
     assert files_of(tmp_path) == {"3_kernels.md", "3_kernels.log"}
     assert "| ours on a CPU | 0.1 | yes | " in page
     assert page.count("| in chunks | ") == 5
@@ -90,7 +73,7 @@ def test_4_train(tmp_path: Path) -> None:
     data, glue = tmp_path / "text", tmp_path / "glue"
     write_pretraining_data(data)
     write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
-    result = run_script("4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC")
+    result = run_script("examples/benchmark/gpu/4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC")
     page = passed(result, tmp_path, "4_train")
     scores = {f"glue_{objective}.json" for objective in ("mlm", "electra", "amos")}
     assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", *scores}
@@ -110,7 +93,7 @@ def test_4_train(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, ...], words: str) -> None:
-    result = run_script(name, tmp_path, *arguments)
+    result = run_script(f"examples/benchmark/gpu/{name}", tmp_path, *arguments)
     assert result.returncode == 1
     errors = [line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ")]
     assert len(errors) == 1
@@ -120,14 +103,11 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, 
 def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> None:
     script = tmp_path / "example.sh"
     script.write_text(
-        f'set -euo pipefail\nsource "{SCRIPTS}/common.sh"\nbegin "${{BASH_SOURCE[0]}}" --device cpu\n'
+        f'set -euo pipefail\nsource "{ROOT}/examples/benchmark/gpu/common.sh"\nbegin "${{BASH_SOURCE[0]}}" --device cpu\n'
         'step "first" 60 false\nstep "slow" 1 sleep 60\nstep "second" 60 echo of the second\n'
         'LIMIT_SECONDS=0\nstep "third" 60 true\nfinish\n'
     )
-    variables = environment(
-        {"AMOS_ENVIRONMENT": "active", "PYTHON": fork_server().python, "OUT": str(tmp_path / "out")}
-    )
-    finished = subprocess.run(["bash", str(script)], env=variables, capture_output=True, text=True, check=False)
+    finished = run_script(str(script), tmp_path)
     assert finished.returncode == 1
     page = (tmp_path / "out" / "example.md").read_text(encoding="utf-8")
     assert results(page) == {
@@ -139,7 +119,7 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["1_correct.sh", "2_baseline.sh", "3_kernels.sh", "4_train.sh"])
 def test_help(tmp_path: Path, name: str) -> None:
-    result = run_script(name, tmp_path, "--help")
+    result = run_script(f"examples/benchmark/gpu/{name}", tmp_path, "--help")
     assert result.returncode == 0
     assert "--device cpu: a rehearsal" in result.stdout
     assert not (tmp_path / "out").exists()

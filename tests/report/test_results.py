@@ -4,7 +4,7 @@ import pytest
 from benchmark_summary import write_summary
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.report.results import points_over_cost, read_benchmarks, results_table
+from amos_fairseq.report.results import points_over_cost, read_benchmarks, benchmark_table
 from amos_fairseq.report.runs import Cost, ReportRun
 
 
@@ -22,7 +22,7 @@ def results(tmp_path):
 
 
 def test_one_row_for_each_summary(results):
-    table = results_table("", results)
+    table = benchmark_table("", results)
     assert table.columns == ["", "MNLI m", "MNLI mm", "RTE"]
     assert table.rows[:3] == [
         ["run, 2,000 updates", "70.0 ± 0.5", "71.0", "55.0 ± 0.5"],

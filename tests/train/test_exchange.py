@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from fairseq import models
 from forked_command import fork_server
-from tiny_runs import ROOT, environment
+from shell_scripts import run_script
+from tiny_runs import ROOT
 
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.flops.recipe import build_task
@@ -29,23 +30,6 @@ def number_of_parameters() -> int:
     cfg = compose_recipe("amos_tiny", ["task.data=DATA", *SETTINGS])
     model = models.build_model(cfg.model, build_task(cfg.task, VOCABULARY))
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def run_ranks(*flags: str, num_ranks: int = 2) -> subprocess.CompletedProcess:
-    command = [fork_server().python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command += [
-        "-m",
-        "amos_fairseq.cli.bench_ranks",
-        "amos_tiny",
-        "--vocabulary-size",
-        str(VOCABULARY),
-        "--set",
-        *SETTINGS,
-    ]
-    env = environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)})
-    return subprocess.run(
-        [*command, *flags], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 def sums(path: Path) -> list[dict[str, Any]]:
@@ -63,8 +47,18 @@ def launched_before_the_last_gradient(path: Path) -> int:
 
 @pytest.mark.slow
 def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
-    flags = ["distributed_training.bucket_cap_mb=1", "--update-freq", "1", "3", "--updates", str(UPDATES)]
-    result = run_ranks(*flags, "--precision", "bf16", "--out", str(tmp_path))
+    flags = [
+        "--set",
+        *SETTINGS,
+        "distributed_training.bucket_cap_mb=1",
+        "--update-freq",
+        "1",
+        "3",
+        "--precision",
+        "bf16",
+    ]
+    flags += ["--vocabulary-size", str(VOCABULARY), "--updates", str(UPDATES)]
+    result = run_script("examples/benchmark/ranks.sh", tmp_path, tmp_path, "amos_tiny", *flags)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
     expected = number_of_parameters()
     for update_freq, dtype in ((1, "c10::BFloat16"), (3, "float")):

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "start").mkdir()
     write_pretrained_checkpoint(root / "start")
     write_glue(root / "data", root / "start", "CoLA", ["0", "1"], {"train": 64, "valid": 24}, pair=False)
-    write_glue(root / "data", root / "start", "STS-B", [], {"train": 40, "valid": 20}, pair=True)
+    write_glue(root / "data", root / "start", "STS-B", [], {"train": 40, "valid": 20, "test": 7}, pair=True)
     (root / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     return root
 
 
-def command(place: Path, out: str, tasks: str, seeds: int) -> list[str]:
+def command(place: Path, out: str, tasks: str, seeds: int, *flags: str) -> list[str]:
     arguments = ["--checkpoint", place / "start", "--data", place / "data", "--out", place / out, "--tasks", tasks]
-    arguments += ["--seeds", seeds, "--recipe", place / "recipe.yaml", "--cpu"]
+    arguments += ["--seeds", seeds, "--recipe", place / "recipe.yaml", "--cpu", *flags]
     return [fork_server().python, "-m", "amos_start", "glue", *map(str, arguments)]
 
 
@@ -101,3 +102,19 @@ def check_interruption_left_no_trace(place: Path, run: dict) -> None:
     assert (undisturbed["scores"], undisturbed["epoch"]) == (run["scores"], run["epoch"])
     files = [place / out / "runs/CoLA/seed1/predictions.valid.tsv" for out in ("out", "alone")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_random_weights_and_the_archive_of_the_leaderboard(place):
+    done = subprocess.run(
+        command(place, "scratch", "STS-B", 1, "--from-scratch", "--write-test"), cwd=ROOT, env=environment(),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "(random weights)" in done.stdout
+    log = (place / "scratch" / "runs" / "STS-B" / "seed1" / "train.log").read_text(encoding="utf-8")
+    assert "loaded pretrained" not in log.lower()
+    with zipfile.ZipFile(place / "scratch" / "glue_submission.zip") as archive:
+        header, *rows = archive.read("STS-B.tsv").decode().splitlines()
+    assert header == "index\tprediction"
+    assert len(rows) == 7
