@@ -11,9 +11,10 @@ from amos_fairseq.errors import UserError
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
 by generator depth (AMOS Figure 1a), MLM loss by depth (1b), mixture weights (5a), accuracy on replaced tokens (5b); results of
-fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); edge probing ("Figure 4", Table 8); replaced tokens in sentences (Table 9); and the recipe with
-its departures from the paper. Parts without input are left out, with a line that says what adds them. The figures are also
-written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends on the objective.
+fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); replaced tokens in sentences (Table 9); edge probing
+("Figure 4", Table 8); and the recipe with its departures from the paper. Parts without input are left out, with a line that
+says what adds them. The figures are also written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown
+depends on the objective.
 """
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from amos_fairseq.finetuning.report import Table
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
 from amos_fairseq.inspection.results import Inspection, printable
 from amos_fairseq.plotting.curves import PANELS, depth_names, panels_figure, reference_levels
-from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
 from amos_fairseq.plotting.probing import probing_figure
+from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
 from amos_fairseq.plotting.style import depth_colours
 from amos_fairseq.probing.experiment import in_order
 from amos_fairseq.probing.results import Result, read_results, results_table, row_name
@@ -79,6 +80,11 @@ def build_report(
         )
     report.add("Replaced tokens by depth (AMOS Table 9)", samples_part(runs), _why(
         runs, "sentences", hint="--sentence TEXT gives a text"))  # fmt: skip
+    report.parts += probing
+    if not probing:
+        report.missing.append(
+            'Edge probing by layer (AMOS "Figure 4", Table 8): --probe DIR adds it, the output of amos probe'
+        )
     report.add(
         "Recipe and departures from the paper", recipe_part(runs), _why(runs, "recipe") or "no recipe of a paper"
     )
@@ -293,28 +299,43 @@ def _samples_of_text(inspection: Inspection) -> str:
 
 
 def probing_parts(folders: Sequence[str]) -> list[Part]:
-    """One part for each output of ``amos probe``: the table and the picture of its scores."""
+    """Return one part for each output of ``amos probe``: the picture and the table of its scores.
+
+    Raises:
+        UserError: a folder has no results, or damaged ones.
+    """
     parts = []
     for number, folder in enumerate(folders):
         content = read_results(folder)
-        results = in_order([Result(**result) for result in content["results"]])
-        if not results:
+        try:
+            part = _probing_part(content, f"probing-{number + 1}" if number else "probing")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{folder} holds damaged scores: repeat amos probe with another --out") from error
+        if part is None:
             raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
-        checkpoint = content["checkpoint"]
-        title = f"{Path(str(checkpoint.get('file', folder))).parent.name} after {checkpoint.get('num_updates', 0):,} updates"
-        targets = {row_name(result.task, result.metric): result.targets for result in results}
-        counts = ", ".join(f"{name} {count:,}" for name, count in targets.items())
-        seeds = len({result.seed for result in results})
-        caption = (
-            f"Scores of classifiers on the frozen states of one layer of {title}, on held-out data: 100 times the mean over "
-            f"{seeds} seed{'s' * (seeds > 1)}, ± standard deviation; lines in the picture: range over the seeds. "
-            f"Classifier: {content['settings'].get('classifier', UNKNOWN)}. Scored targets: {counts}."
-        )
-        table = results_table(results, "", [])
-        anchor = f"probing-{number + 1}" if number else "probing"
-        source = 'AMOS "Figure 4", Table 8'
-        parts.append(Part(anchor, "Edge probing by layer", source, caption, probing_figure(results), [table]))
+        parts.append(part)
     return parts
+
+
+def _probing_part(content: dict[str, Any], anchor: str) -> Part | None:
+    results = in_order([Result(**result) for result in content["results"]])
+    if not results:
+        return None
+    run, updates = (
+        Path(str(content["checkpoint"].get("file", ""))).parent.name,
+        content["checkpoint"].get("num_updates", 0),
+    )
+    counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
+    seeds = len({result.seed for result in results})
+    caption = (
+        f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates, on held-out data. Table: 100 times "
+        f"the mean score over {seeds} seed{'s' * (seeds > 1)}, ± standard deviation. Picture: the mean, and a line over the range "
+        f"of the seeds. Classifier: {content['settings'].get('classifier', UNKNOWN)}. Scored targets: "
+        f"{', '.join(f'{name} {count}' for name, count in counts.items())}."
+    )
+    table = results_table(results, "", [])
+    source = 'AMOS "Figure 4", Table 8'
+    return Part(anchor, "Edge probing by layer", source, caption, probing_figure(results), [table])
 
 
 def recipe_part(runs: Sequence[ReportRun]) -> Part | None:

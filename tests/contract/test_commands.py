@@ -37,6 +37,10 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
     [
         ("plot", {"--out": "plots"}),
         ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"}),
+        (
+            "report",
+            {"--out": "report.html", "--masked-tokens": "4096", "--seed": "1", "--device": "cpu", "--glue": "none"},
+        ),
         ("import", {"--from": "hugging-face", "--seed": "1"}),
         ("score", {"--batch-tokens": "4096", "--device": "cpu", "--format": "tsv"}),
     ],

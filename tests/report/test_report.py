@@ -13,6 +13,7 @@ from saved_models import CORPUS, UPDATES, write_run
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.probing.results import Result, write_results
 from amos_fairseq.report import write
 from amos_fairseq.report.page import inline_svg
 from amos_fairseq.report.runs import elapsed_seconds, hardware_of
@@ -82,6 +83,17 @@ def add_settings(run, recipe):
     torch.save(state, file)
 
 
+def write_probing(folder, run):
+    """Two seeds of one probe, with 50 and 70 % of the targets right."""
+    folder.mkdir()
+    results = [
+        Result(EVIL, "generator", 2, None, seed, "micro_f1", score, 9) for seed, score in enumerate((0.5, 0.7), start=1)
+    ]
+    checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
+    write_results(folder, checkpoint, {"classifier": "linear"}, results)
+    return folder
+
+
 def report(tmp_path, *arguments):
     """Run the command; return the page and what it printed about parts that are left out."""
     out = tmp_path / "page.html"
@@ -102,12 +114,13 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     add_settings(run, "amos_tiny")
     glue = write_summary(tmp_path / "glue", UPDATES, run, **{"MNLI": 70.0, EVIL: 50.0})
     later = write_summary(tmp_path / "later", UPDATES + 1, run, MNLI=80.0)
-    arguments = [run, "--glue", glue, later, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
-    page = report(tmp_path, *arguments)
+    probe = write_probing(tmp_path / "probe", run)
+    arguments = ["--glue", glue, later, "--probe", probe, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
+    page = report(tmp_path, run, *arguments)
     assert page.titles == [
         "Runs and their cost", "Fine-tuning results", "Score over the cost of pretraining", "Loss on replaced tokens by depth",
         "Generator loss by depth", "Mixture weights", "Discriminator accuracy on replaced tokens", "Replaced tokens by depth",
-        "Recipe and departures from the paper", "Left out",
+        "Edge probing by layer", "Recipe and departures from the paper", "Left out",
     ]  # fmt: skip
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.links) <= set(page.ids)
@@ -125,12 +138,14 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     assert "learned mixture, depths 1, 2, 4" in page.text
     assert "1.00" in page.text, "hours"
     assert "80.0 ± 0.5" in page.text
+    assert "60.0 ± 14.1" in page.text, "50 and 70 % of two probes"
+    assert f"{EVIL} 9" in page.text, "targets of a probing task"
     assert EVIL in page.text.replace("\u2019", ""), "the task's name"
     printed = capsys.readouterr().out
     assert printed.count("left out:") == 1
     assert "left out: Tagging results: --tag DIR adds them" in printed
     figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
-    stems = ["generator_loss", "loss_by_depth", "mixture", "recall", "score_by_cost"]
+    stems = ["generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]
     assert figures == [f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")]
 
 
@@ -138,8 +153,6 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     ("objective", "absent"),
     [
         ("mlm", ["Loss on replaced tokens by depth", "Mixture weights"]),
-        ("electra", ["Mixture weights"]),
-        ("teams", ["Mixture weights"]),
         ("electric", ["Mixture weights"]),
     ],
 )
@@ -182,6 +195,7 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
     [
         (["RUN", "absent"], "absent holds neither metrics.jsonl nor checkpoint_last.pt: give the SAVE_DIR"),
         (["RUN", "--glue", "RUN"], "holds no results: give the --out"),
+        (["RUN", "--probe", "RUN"], "results.json is missing: give the directory that amos probe wrote"),
         (["RUN", "--out", "absent/page.html"], "absent does not exist: create it"),
         (["RUN", "--out", "RUN"], "is a folder: give the name of the page"),
         (["RUN", "--text", "absent"], "the text cannot be read (No such file"),

@@ -4,7 +4,7 @@ import pytest
 from benchmark_summary import write_summary
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.report.results import points_over_cost, read_benchmarks, benchmark_table
+from amos_fairseq.report.results import benchmark_table, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import Cost, ReportRun
 
 
