@@ -329,8 +329,8 @@ def _probing_part(content: dict[str, Any], anchor: str) -> Part | None:
     seeds = len({result.seed for result in results})
     caption = (
         f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates, on held-out data. Table: 100 times "
-        f"the mean score over {seeds} seed{'s' * (seeds > 1)}, ± standard deviation. Picture: the mean, and a line over the range "
-        f"of the seeds. Classifier: {content['settings'].get('classifier', UNKNOWN)}. Scored targets: "
+        f"the mean score over {seeds} seed{'s' * (seeds > 1)}, ± standard deviation. Picture: mean and range "
+        f"over the seeds. Classifier: {content['settings'].get('classifier', UNKNOWN)}. Scored targets: "
         f"{', '.join(f'{name} {count}' for name, count in counts.items())}."
     )
     table = results_table(results, "", [])
