@@ -299,7 +299,8 @@ def _add_legend(figure: Figure, runs: list[Run], titled: bool) -> None:
     else:
         title = "runs differ in line style and marker, and in color where no depths are shown"
         handles = [_run_handle(index, label) for index, label in enumerate(labels)] + handles
-    columns = min(len(handles), 5 if max(map(len, labels)) < 30 else 2)
+    fitting = int(figure.get_figwidth() // 2.5)  # entries of a label and its line
+    columns = min(len(handles), fitting, 5 if max(map(len, labels)) < 30 else 2)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
 
 

@@ -48,6 +48,7 @@ tbody th { text-align: left; font-weight: 500; min-width: 8rem; }
 tbody th, td { border-bottom: 1px solid #e2e2e2; padding: .3rem 1.1rem .3rem 0; vertical-align: top; }
 thead th.number, td.number { text-align: right; white-space: nowrap; }
 tbody tr:last-child > * { border-bottom: 2px solid #1c1c1c; }
+td:not(.number) { min-width: 8.5rem; }
 td:last-child, th:last-child { padding-right: .3rem; }
 .missing { color: #555; } .missing li { margin: .3rem 0; }
 ul { padding-left: 1.1rem; }

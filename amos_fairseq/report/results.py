@@ -104,14 +104,13 @@ def column_name(task: str, score: str) -> str:
 
 
 def benchmark_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
-    """Return one row for each summary, and a column for each task of any of them."""
+    """Return one row for each summary, and a column for each task of any of them; equal labels get the folder's name."""
     columns = list(dict.fromkeys(name for result in results for name in result.scores))
-    rows = []
+    rows, labels = [], [result.label for result in results]
     for result in results:
         cells = [result.scores.get(name) for name in columns]
-        rows.append(
-            [result.label, *("-" if cell is None else format_score(cell.median, cell.deviation) for cell in cells)]
-        )
+        label = result.label if labels.count(result.label) == 1 else f"{result.label} ({result.file.parent.name})"
+        rows.append([label, *("-" if cell is None else format_score(cell.median, cell.deviation) for cell in cells)])
     return Table(title, ["", *columns], rows, list(dict.fromkeys(note for result in results for note in result.notes)))
 
 

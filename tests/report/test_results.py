@@ -30,6 +30,8 @@ def test_one_row_for_each_summary(results):
         ["run, random weights", "35.0 ± 0.5", "36.0", "-"],
     ]
     assert table.notes == ["a note"]
+    twice = benchmark_table("", results[3:4] * 2)
+    assert [row[0] for row in twice.rows] == ["other, 500 updates (d)"] * 2
 
 
 def test_scores_over_updates_and_over_flops(results, tmp_path):
