@@ -54,7 +54,10 @@ def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, 
     for flag, default in defaults.items():
         assert next(line for line in lines if line.strip().startswith(flag)).endswith(f"(default: {default})")
     undocumented = [line for line in lines if line.strip().startswith("--") and "(default: " not in line]
-    assert [line.split()[0] for line in undocumented] == (["--file"] if subcommand == "inspect" else [])
+    assert [line.split()[0] for line in undocumented] == {
+        "inspect": ["--file"],
+        "report": ["--probe"],  # its help is on the next line
+    }.get(subcommand, [])
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"], ["plot"], ["plot", "log", "--colour"], ["inspect"]])
