@@ -65,13 +65,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 def read_text(arguments: argparse.Namespace) -> str | None:
     """Return the text of --text or --file, None without them; raise :class:`UserError` where the file cannot be read."""
-    if arguments.file is None:
-        return arguments.text
+    return arguments.text if arguments.file is None else read_file(arguments.file)
+
+
+def read_file(path: str) -> str:
+    """Return the content of a UTF-8 file; raise :class:`UserError` where it cannot be read."""
     try:
-        return Path(arguments.file).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{arguments.file}: the text cannot be read ({error.strerror})") from error
+        raise UserError(f"{path}: the text cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{arguments.file}: not UTF-8 at byte {error.start}; convert it, for example with iconv"
-        ) from error
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it, for example with iconv") from error

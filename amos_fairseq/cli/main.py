@@ -14,7 +14,9 @@ from amos_fairseq.cli import (
     inspect,
     plot,
     prepare,
+    probe,
     recipes,
+    report,
     score,
     squad,
     tag,
@@ -24,7 +26,24 @@ from amos_fairseq.cli import (
 from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
-SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, tag, score, flops, bench, verify)
+SUBCOMMANDS = (
+    prepare,
+    recipes,
+    train,
+    inspect,
+    plot,
+    report,
+    import_,
+    export,
+    glue,
+    squad,
+    tag,
+    probe,
+    score,
+    flops,
+    bench,
+    verify,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

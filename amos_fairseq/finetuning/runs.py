@@ -91,7 +91,7 @@ def check_identity(run: Run) -> None:
     """Raise :class:`UserError` if the run's directory holds another run."""
     found = read_json(run.directory / IDENTITY_FILE)
     if found is not None and found != run.identity:
-        difference = _first_difference(found, run.identity)
+        difference = first_difference(found, run.identity)
         raise UserError(
             f"{run.directory} holds another run ({difference}): give another --out, or delete that directory"
         )
@@ -113,7 +113,7 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
     file = out / f"{name}.setup.json"
     found = read_json(file)
     if found is not None and found != setup:
-        raise UserError(f"{out} holds results of another {_first_difference(found, setup)}: give another --out")
+        raise UserError(f"{out} holds results of another {first_difference(found, setup)}: give another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_json(file, setup)
@@ -121,11 +121,11 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
         raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
 
 
-def _first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:
+def first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:
     for name in sorted(found.keys() | given.keys()):
         one, other = found.get(name), given.get(name)
         if one != other and isinstance(one, dict) and isinstance(other, dict):
-            return _first_difference(one, other, f"{name} ")
+            return first_difference(one, other, f"{name} ")
         if one != other:
             return f"{prefix}{name} {_abbreviated(one)}, not {_abbreviated(other)}"
     return "nothing differs"

@@ -13,7 +13,8 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
-from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Token, printable
+from amos_fairseq.inspection.replaced_tokens import forward_of_depth
+from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Sample, Token, printable
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: floa
         logits, weights = model.predict_logits(**batch["net_input"])
         torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
         output = model(**batch["net_input"])
+    by_depth = [forward_of_depth(model, batch["net_input"], depth, seed) for depth in range(len(model.depth_names))]
     positions = batch["net_input"]["masked_positions"][0]
     is_noise = _field(output, "is_noise")
     return Inspection(
@@ -55,7 +57,8 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: floa
         masked=[
             _masked_token(
                 loaded, int(position), int(tokens[position]), logits[:, 0, i], weights[0, i], top,
-                candidates=_candidates(loaded, output, i), **_discriminator_prediction(output, i, int(position)),
+                samples=_samples(loaded, tokens, by_depth, i, int(position)), candidates=_candidates(loaded, output, i),
+                **_discriminator_prediction(output, i, int(position)),
             )
             for i, position in enumerate(positions)
         ],
@@ -136,6 +139,21 @@ def _values_where(scored: list[bool], values: Tensor | None) -> list[float | Non
     if values is None:
         return [None] * len(scored)
     return [value if is_scored else None for value, is_scored in zip(values.tolist(), scored, strict=True)]
+
+
+def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: list[Any], index: int, position: int) -> list[Sample]:
+    """Return the sample of each depth at one masked token of ``tokens`` [T], from the outputs of :func:`forward_of_depth`."""
+    samples, before = [], loaded.dictionary[tokens[position - 1]]
+    starts_line = int(tokens[position - 1]) in (loaded.dictionary.bos(), loaded.dictionary.eos())
+    for output in outputs:
+        sampled, logits = _field(output, "sampled_tokens"), _field(output, "rtd_logits")
+        if sampled is None:
+            return []
+        probability = None if logits is None else logits[position].sigmoid().item()
+        piece = loaded.dictionary[sampled[index]]
+        text = surfaces(loaded.tokenizer, [before, piece], [starts_line, False])[1]
+        samples.append(Sample(piece, f" {text}" if starts_line else text, probability))
+    return samples
 
 
 def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Prediction]:

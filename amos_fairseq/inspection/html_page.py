@@ -59,23 +59,36 @@ def _networks(inspection: Inspection) -> str:
 
 
 def _predictions_section(inspection: Inspection, colours: list[str]) -> str:
-    """The text, with the best prediction of each depth after each masked token, as in Table 9 of the AMOS paper."""
-    names = _in_brackets([f"depth {name}" for name in inspection.depth_names], colours)
-    masked_at = {masked.position: masked for masked in inspection.masked}
+    """The text, with the best prediction of each depth after each masked token."""
+    best = [[predictions[0].piece for predictions in masked.predictions] for masked in inspection.masked]
+    return (
+        "<h2>The text, and the best prediction of each depth</h2><p class=note>"
+        f"Underlined tokens were {inspection.selected}. In brackets: the most probable token by depth, "
+        f"{depth_legend(inspection, colours)}.</p>{annotated_text(inspection, best, colours)}"
+    )
+
+
+def depth_legend(inspection: Inspection, colours: list[str]) -> str:
+    """The names of the depths as :func:`annotated_text` shows their tokens."""
+    return _in_brackets([f"depth {name}" for name in inspection.depth_names], colours)
+
+
+def annotated_text(inspection: Inspection, pieces: list[list[str]], colours: list[str]) -> str:
+    """The text with one piece per depth after each masked token, as in Table 9 of the AMOS paper.
+
+    Args:
+        pieces: [M][K], for the masked tokens in their order.
+    """
+    pieces_at = {masked.position: own for masked, own in zip(inspection.masked, pieces, strict=True)}
     parts = []
     for position, token in enumerate(inspection.tokens):
         if token.special:
             parts.append(_special_token(token, inspection))
-        elif position in masked_at:
-            best = [predictions[0].piece for predictions in masked_at[position].predictions]
-            parts.append(f"{_marked(token.original_text, 'masked')} {_in_brackets(best, colours)}")
+        elif position in pieces_at:
+            parts.append(f"{_marked(token.original_text, 'masked')} {_in_brackets(pieces_at[position], colours)}")
         else:
             parts.append(escape(token.original_text))
-    return (
-        "<h2>The text, and the best prediction of each depth</h2><p class=note>"
-        f"Underlined tokens were {inspection.selected}. In brackets: the most probable token by depth, {names}.</p>"
-        f'<div class="text">{"".join(parts)}</div>'
-    )
+    return f'<div class="text">{"".join(parts)}</div>'
 
 
 def _in_brackets(names: list[str], colours: list[str]) -> str:

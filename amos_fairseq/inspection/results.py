@@ -57,6 +57,26 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A replacement token that one depth has sampled.
+
+    Attributes:
+        text: the part of the readable text that it would add in its place, with the space before a word.
+        positive_probability: the discriminator's probability of the positive class; None without one that detects tokens.
+    """
+
+    piece: str
+    text: str
+    positive_probability: float | None
+
+    @property
+    def shown(self) -> str:
+        """The text, with a hyphen before a piece that continues a word."""
+        word = self.text.strip() or self.piece
+        return word if self.text.startswith(" ") else f"-{word}"
+
+
+@dataclass(frozen=True)
 class MaskedToken:
     """The predictions of the generator for one masked token.
 
@@ -64,6 +84,7 @@ class MaskedToken:
         mixture_weights: [K], one per depth.
         predictions: [K] lists of the most probable pieces, in descending order.
         original_probabilities: [K], the probability of the original token.
+        samples: [K], of a model that samples replacements: one for each depth, all masked tokens replaced by that depth.
         candidates: of multi-word selection: the original and its negatives, with the discriminator's probabilities.
         discriminator_probability: of a discriminator that predicts tokens: its probability of the original.
         copy_probability: of the same with a copy mechanism: its probability of copying the input.
@@ -73,6 +94,7 @@ class MaskedToken:
     mixture_weights: list[float]
     predictions: list[list[Prediction]]
     original_probabilities: list[float]
+    samples: list[Sample] = field(default_factory=list)
     candidates: list[Prediction] = field(default_factory=list)
     discriminator_probability: float | None = None
     copy_probability: float | None = None

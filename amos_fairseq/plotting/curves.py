@@ -215,8 +215,8 @@ def plot_curves(runs: list[Run], directory: str) -> list[str]:
     return messages
 
 
-def panels_figure(panels: list[Panel], runs: list[Run]) -> Figure:
-    """A figure with up to three panels per row and one legend below them."""
+def panels_figure(panels: list[Panel], runs: list[Run], titled: bool = True) -> Figure:
+    """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     width, height = PANEL_INCHES
@@ -227,8 +227,9 @@ def panels_figure(panels: list[Panel], runs: list[Run]) -> Figure:
             ax.set_axis_off()
         else:
             draw_panel(ax, panel, runs)
+            ax.set_title(panel.title if titled else "")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    _add_legend(figure, runs)
+    _add_legend(figure, runs, titled)
     return figure
 
 
@@ -246,7 +247,7 @@ def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
         ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
     ax.set_ylim(*panel.y_limits)
-    ax.set(title=panel.title, xlabel="update", ylabel=panel.y_label)
+    ax.set(xlabel="update", ylabel=panel.y_label)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -285,7 +286,7 @@ def _draw_markers(ax: Axes, curve: Optional[Curve], colour: str, marker: str) ->
         ax.plot(curve.updates, curve.values, marker, color=colour, markersize=size, zorder=3, **edge)
 
 
-def _add_legend(figure: Figure, runs: list[Run]) -> None:
+def _add_legend(figure: Figure, runs: list[Run], titled: bool) -> None:
     """Add what line and marker mean and, for several runs, the style of each."""
     handles = [
         Line2D([], [], color=GREY, linewidth=1, label="line: training"),
@@ -294,11 +295,12 @@ def _add_legend(figure: Figure, runs: list[Run]) -> None:
     title = None
     labels = [legend_label(run.label) for run in runs]
     if len(runs) == 1:
-        figure.suptitle(labels[0])
+        figure.suptitle(labels[0] if titled else None)
     else:
         title = "runs differ in line style and marker, and in color where no depths are shown"
         handles = [_run_handle(index, label) for index, label in enumerate(labels)] + handles
-    columns = min(len(handles), 5 if max(map(len, labels)) < 30 else 2)
+    fitting = int(figure.get_figwidth() // 2.5)  # entries of a label and its line
+    columns = min(len(handles), fitting, 5 if max(map(len, labels)) < 30 else 2)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
 
 

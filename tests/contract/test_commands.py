@@ -37,6 +37,10 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
     [
         ("plot", {"--out": "plots"}),
         ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"}),
+        (
+            "report",
+            {"--out": "report.html", "--masked-tokens": "4096", "--seed": "1", "--device": "cpu", "--glue": "none"},
+        ),
         ("import", {"--from": "hugging-face", "--seed": "1"}),
         ("score", {"--batch-tokens": "4096", "--device": "cpu", "--format": "tsv"}),
     ],
@@ -50,7 +54,10 @@ def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, 
     for flag, default in defaults.items():
         assert next(line for line in lines if line.strip().startswith(flag)).endswith(f"(default: {default})")
     undocumented = [line for line in lines if line.strip().startswith("--") and "(default: " not in line]
-    assert [line.split()[0] for line in undocumented] == (["--file"] if subcommand == "inspect" else [])
+    assert [line.split()[0] for line in undocumented] == {
+        "inspect": ["--file"],
+        "report": ["--probe"],  # its help is on the next line
+    }.get(subcommand, [])
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"], ["plot"], ["plot", "log", "--colour"], ["inspect"]])

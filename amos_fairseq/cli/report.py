@@ -1,0 +1,77 @@
+"""``amos report``: the figures and tables of the AMOS paper for runs of one's own, as one HTML page."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.inspect import LARGEST_SEED, read_file
+from amos_fairseq.errors import UserError
+
+DESCRIPTION = """\
+Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
+by generator depth (AMOS Figure 1a), MLM loss by depth (1b), mixture weights (5a), accuracy on replaced tokens (5b); results of
+fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); replaced tokens in sentences (Table 9); edge probing
+("Figure 4", Table 8); and the recipe with its departures from the paper. Parts without input are left out, with a line that
+says what adds them. The figures are also written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown
+depends on the objective.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
+    add("--glue", nargs="+", action="extend", metavar="DIR",
+        help="outputs of amos glue or amos squad, of one or several checkpoints (default: none)")  # fmt: skip
+    add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag (default: none)")
+    add("--probe", nargs="+", action="extend", metavar="DIR", help="outputs of amos probe (default: none)")
+    add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
+    add("--sentence", action="append", metavar="TEXT",
+        help="text for Table 9; can be repeated (default: a paragraph of the run's validation split)")  # fmt: skip
+    add("--masked-tokens", type=int, metavar="N", default=4096, help="number of masked tokens per depth in Figure 1a")
+    add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
+    add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
+    add("--out", default="report.html", metavar="FILE", help="HTML page to write")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    out = Path(arguments.out)
+    check_arguments(arguments, out)
+    text = None if arguments.text is None else read_file(arguments.text)
+    import_fairseq()
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.report.results import read_benchmarks
+    from amos_fairseq.report.runs import Options, read_runs
+    from amos_fairseq.report.write import write_report
+
+    check_device(arguments.device)
+    glue = read_benchmarks(arguments.glue or [], "--glue")
+    tag = read_benchmarks(arguments.tag or [], "--tag")
+    options = Options(text, arguments.sentence or (), arguments.masked_tokens, arguments.seed, arguments.device)
+    runs = read_runs(arguments.runs, options)
+    text_name = "the validation split" if text is None else Path(arguments.text).name
+    try:
+        paths, missing = write_report(out, runs, text_name, glue, tag, arguments.probe or ())
+    except OSError as error:
+        raise UserError(
+            f"{out}: the page cannot be written ({error.strerror}); choose another place with --out"
+        ) from error
+    for line in missing:
+        print(f"left out: {line}")
+    print(f"page: {paths[0]}")
+    if len(paths) > 1:
+        print(f"figures: {Path(paths[1]).parent}")
+
+
+def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
+    """Raise :class:`UserError` for values out of range, before anything is computed."""
+    if arguments.masked_tokens < 1:
+        raise UserError(f"--masked-tokens {arguments.masked_tokens} measures nothing: give 1 or more")
+    if not 0 <= arguments.seed <= LARGEST_SEED:
+        raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: give the name of the page, such as {out / 'report.html'}")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out.absolute().parent} does not exist: create it, or give another --out")

@@ -1,0 +1,156 @@
+"""The discriminator's loss on the tokens that each generator depth has replaced: Figure 1a of the AMOS paper.
+
+B blocks, T tokens per block, K depths.
+"""
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+from tqdm import tqdm
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.corpus import read_blocks, require_split
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.data.seeding import Purpose, noise_seed
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosModel
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.modules.mixture import MixtureWeights
+
+TOKENS_AT_ONCE = 4096  # in one forward pass
+
+
+@dataclass(frozen=True)
+class DepthLosses:
+    """The discriminator's losses on the replaced tokens of one generator depth.
+
+    Attributes:
+        depth: name of the depth in log keys.
+        losses: [N] float64, -log P(replaced) in nats; only sampled tokens that differ from the original.
+        num_masked: number of masked tokens, N of which were replaced.
+    """
+
+    depth: str
+    losses: np.ndarray
+    num_masked: int
+
+    @property
+    def recall(self) -> float:
+        """Fraction of the replaced tokens with P(replaced) above 1/2; nan for none."""
+        return float(np.mean(self.losses < math.log(2))) if len(self.losses) else math.nan
+
+
+def held_out_blocks(loaded: LoadedCheckpoint, text: str | None) -> Sequence[Tensor]:
+    """Return blocks without ``<s>`` of ``text``, or of the run's validation split for None.
+
+    Raises:
+        UserError: the text is empty, or the corpus is not where the run has read it.
+    """
+    size = tokens_per_block(loaded)
+    if text is not None:
+        return loaded.tokens(text)[1:].split(size - 1)
+    directory = str(loaded.task.get("data") or "").split(os.pathsep)[0]
+    path = os.path.join(directory, "valid")
+    require_split(path)
+    return read_blocks(path, loaded.dictionary, size, str(loaded.task.get("sample_break_mode") or "none"))
+
+
+def tokens_per_block(loaded: LoadedCheckpoint) -> int:
+    """Return T of the run, or the maximum input of the model where the checkpoint does not contain it."""
+    longest = loaded.model.max_positions()
+    return min(loaded.task.get("tokens_per_sample") or longest, longest)
+
+
+@torch.no_grad()
+def replaced_token_losses(
+    loaded: LoadedCheckpoint, blocks: Sequence[Tensor], seed: int, num_masked: int
+) -> list[DepthLosses]:
+    """Replace the masked tokens by samples of one depth after the other, and compute the discriminator's loss on them.
+
+    For each depth, all masked tokens of a block are samples of its MLM head, and the discriminator reads the whole block. Its
+    loss on a replaced token is -log P(replaced) (the second term of AMOS Eq. 1). For Electric it is -log P(noise).
+
+    Departures: the paper trains one discriminator with each generator ("we train BERT-Base-sized discriminators with
+    4/6/8-layer generators", section 3.2). That is one call for each such run. A model with K depths has a single
+    discriminator, which was trained on the mixture of the depths.
+
+    Args:
+        blocks: held-out text, see :func:`held_out_blocks`. Blocks at equal distances are used.
+        seed: of masked positions and samples. All depths have the same masks, each has noise of its own.
+        num_masked: number of masked tokens, rounded up to whole blocks; fewer where the text has fewer.
+
+    Returns:
+        One entry per depth; none if the model has no discriminator that detects replaced tokens.
+    """
+    model = loaded.model
+    if not isinstance(model, PretrainingModel):
+        raise UserError(f"{loaded.file} holds a model without a generator: give a run of pretraining")
+    dataset = MaskedBlockDataset(
+        blocks,
+        loaded.dictionary,
+        tokens_per_block=tokens_per_block(loaded),
+        mask_prob=loaded.task["mask_prob"],
+        seed=seed,
+        training=False,
+    )
+    num_blocks = min(len(blocks), math.ceil(num_masked / dataset.slots))
+    indices = np.linspace(0, len(blocks) - 1, num_blocks).round().astype(int)
+    step = max(1, TOKENS_AT_ONCE // dataset.tokens_per_block)
+    losses: list[list[Tensor]] = [[] for _ in model.depth_names]
+    masked = 0
+    with tqdm(total=num_blocks, desc="losses by depth", unit=" blocks", disable=None, file=sys.stderr) as bar:
+        for start in range(0, num_blocks, step):
+            batch = dataset.collater([dataset[index] for index in indices[start : start + step]])
+            for depth in range(len(losses)):
+                net_input = {name: tensor.to(model_device(model)) for name, tensor in batch["net_input"].items()}
+                output = forward_of_depth(model, net_input, depth, seed, block=start)
+                if getattr(output, "rtd_logits", None) is None:
+                    return []
+                losses[depth].append(softplus(-output.rtd_logits[output.replaced].float()).cpu())
+            masked += batch["num_masked"]
+            bar.update(batch["nsentences"])
+    return [
+        DepthLosses(name, torch.cat(of_depth).double().numpy(), masked)
+        for name, of_depth in zip(model.depth_names, losses, strict=True)
+    ]
+
+
+def forward_of_depth(
+    model: PretrainingModel, net_input: dict[str, Tensor], depth: int, seed: int, block: int = 0
+) -> Any:
+    """Run the model on a batch with all replacements sampled from one depth; return its output.
+
+    The samples depend on (seed, depth, block). The random numbers of the process are left as they were.
+    """
+    device = model_device(model)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _only_depth(model, depth):
+        torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, seed, depth, block))
+        return model(**net_input)
+
+
+def model_device(model: PretrainingModel) -> torch.device:
+    return model.embed_tokens.weight.device
+
+
+@contextlib.contextmanager
+def _only_depth(model: PretrainingModel, depth: int) -> Iterator[None]:
+    """Give one depth of a mixture the weight 1."""
+    if not isinstance(model, AmosModel):
+        yield
+        return
+    mixture, num_depths = model.mixture, len(model.depths)
+    weights = [float(other == depth) for other in range(num_depths)]
+    model.mixture = MixtureWeights("fixed", num_depths, model.cfg.encoder_embed_dim, weights)
+    try:
+        yield
+    finally:
+        model.mixture = mixture

@@ -1,0 +1,316 @@
+"""One call of ``amos probe``: which probes to train, their features, and the results in OUT.
+
+OUT/results.json                                  the results so far, written after every probe
+OUT/results.csv, table.md, probing.png, .svg      made of them at the end
+OUT/features/                                     memory maps, removed as soon as their probes are trained
+"""
+
+import csv
+import functools
+import io
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_text
+from amos_fairseq.finetuning.report import Table
+from amos_fairseq.finetuning.runs import content_sha256, first_difference
+from amos_fairseq.plotting.probing import plot_probing
+from amos_fairseq.probing.features import (
+    MIXTURE,
+    PIECES,
+    EncodedSplit,
+    Layer,
+    Part,
+    default_parts,
+    encode_split,
+    parts_of,
+    random_weights,
+    stored_features,
+)
+from amos_fairseq.probing.results import (
+    RESULTS_FILE,
+    Result,
+    column_name,
+    read_results,
+    results_table,
+    row_name,
+    write_results,
+)
+from amos_fairseq.probing.targets import ProbingTask, read_task, sorted_tasks, task_names
+from amos_fairseq.probing.training import (
+    THRESHOLD,
+    ProbeData,
+    ProbeSettings,
+    SplitTargets,
+    split_targets,
+    train_probe,
+)
+
+RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A network, its layers to probe, and the baseline that they are."""
+
+    part: Part
+    layers: list[Layer]
+    baseline: str | None
+
+    @property
+    def name(self) -> str:
+        names = [str(layer) for layer in self.layers]
+        return column_name((self.part.name, ", ".join(names), self.baseline))
+
+    @property
+    def stored_layers(self) -> list[Layer]:
+        """The layers whose features are computed; a mixture needs all."""
+        own = self.part.mixed_layers if MIXTURE in self.layers else []
+        return list(dict.fromkeys([layer for layer in self.layers if layer != MIXTURE] + own))
+
+    def features_of(self, layer: Layer, stored: dict[Layer, torch.Tensor]) -> list[torch.Tensor]:
+        return [stored[own] for own in (self.part.mixed_layers if layer == MIXTURE else [layer])]
+
+
+class Experiment:
+    """The arguments of the command, checked, and the results in OUT.
+
+    Raises:
+        UserError: an argument cannot be used, or OUT has results of another checkpoint, other settings or other data.
+    """
+
+    def __init__(
+        self, loaded: LoadedCheckpoint, data: Path, out: Path, settings: ProbeSettings, *, parts: Sequence[str] | None = None,
+        layers: str | None = None, tasks: str | None = None, with_baselines: bool = False, num_seeds: int = 1,
+        device: str = "cpu",
+    ):  # fmt: skip
+        self.loaded, self.data, self.out, self.settings = loaded, data, out, settings
+        self.device, self.seeds = device, range(1, num_seeds + 1)
+        self.task_names = task_names(data, tasks)
+        self.probed = self._choose(parts, layers, with_baselines)
+        self.checkpoint = {
+            "file": str(loaded.file),
+            "sha256": file_sha256(loaded.file),
+            "model": type(loaded.model).__name__,
+            "num_updates": loaded.num_updates,
+        }
+        self.data_sha256: dict[str, dict[str, str]] = {}
+        self.unread: dict[str, str] = {}
+        self.results: list[Result] = []
+        if (out / RESULTS_FILE).is_file():
+            self._continue(read_results(out))
+
+    def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[Probed]:
+        parts = parts_of(self.loaded.model)
+        names = list(dict.fromkeys(names or default_parts(parts)))
+        for name in names:
+            if name not in parts:
+                raise UserError(f"{self.loaded.file} has no part {name!r}: give one of {', '.join(parts)}")
+        chosen = {name: parse_layers(layers, parts[name]) for name in names}
+        probed = [Probed(parts[name], own, None) for name, own in chosen.items()]
+        if with_baselines:
+            # Parts with the same token embeddings share this baseline, which has the name of the first of them.
+            tables = {id(parts[name].embed_tokens): parts[name].embed_tokens for name in names}
+            owners = [next(p for p in parts.values() if p.embed_tokens is table) for table in tables.values()]
+            probed += [Probed(owner, [PIECES], "pieces") for owner in owners]
+            random_parts = parts_of(random_weights(self.loaded.model, RANDOM_SEED).to(self.device))
+            probed += [Probed(random_parts[name], own, "random") for name, own in chosen.items()]
+        return probed
+
+    def _continue(self, found: dict[str, Any]) -> None:
+        given = {"checkpoint": self.checkpoint["sha256"], "settings": self._settings()}
+        stored = {
+            "checkpoint": found["checkpoint"].get("sha256"),
+            "settings": {name: value for name, value in found["settings"].items() if name in given["settings"]},
+        }
+        if stored != given:
+            raise UserError(
+                f"{self.out} holds results of another {first_difference(stored, given)}: give another --out"
+            )
+        self.data_sha256 = dict(found["settings"].get("data_sha256", {}))
+        self.unread = dict(found["settings"].get("not_read", {}))
+        self.results = [Result(**result) for result in found["results"]]
+
+    def _settings(self) -> dict[str, Any]:
+        return self.settings.as_dict() | {"threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
+
+    def run(self) -> Table:
+        """Train every probe that has no result yet, write all files of OUT, and return the table.
+
+        Raises:
+            UserError: bad data, or OUT cannot be written.
+        """
+        for group in self._groups():
+            for probed in self.probed:
+                pending = [
+                    (task, layer, seed)
+                    for task in group.tasks
+                    for layer in probed.layers
+                    for seed in self.seeds
+                    if not self._is_done(task.name, probed, layer, seed)
+                ]
+                if pending:
+                    self._train(group, probed, pending)
+        shutil.rmtree(self.out / "features", ignore_errors=True)
+        return self._write_tables()
+
+    def _groups(self) -> Iterator["Group"]:
+        """Yield the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
+        tasks = [read_task(self.data, name) for name in self.task_names]
+        for task in tasks:
+            if self.data_sha256.setdefault(task.name, task.sha256) != task.sha256:
+                raise UserError(
+                    f"{self.out} holds results of {task.name} on other files than {self.data / task.name}: give another --out"
+                )
+        by_texts: dict[str, list[ProbingTask]] = {}
+        for task in tasks:
+            texts = {split: [one.words for one in examples] for split, examples in task.splits.items()}
+            by_texts.setdefault(content_sha256(texts), []).append(task)
+        for texts_sha256, own in by_texts.items():
+            encoded = {split: encode_split(self.loaded, examples) for split, examples in own[0].splits.items()}
+            yield Group(texts_sha256, own, encoded)
+
+    def _train(self, group: "Group", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
+        name = content_sha256([group.texts_sha256, self.checkpoint, probed.name])[:16]
+        folder = self.out / "features" / name
+        stored = stored_features(
+            folder,
+            probed.part,
+            probed.stored_layers,
+            group.encoded,
+            self.loaded.dictionary.pad(),
+            self.device,
+            probed.name,
+        )
+        for task, layer, seed in pending:
+            began = time.monotonic()
+            targets = group.targets[task.name]
+            self._note_unread(task, targets)
+            data = ProbeData(
+                {split: probed.features_of(layer, layers) for split, layers in stored.items() if split in targets},
+                targets, task.labels, task.scored_split,
+            )  # fmt: skip
+            scored = train_probe(data, self.settings, seed, self.device)
+            for metric, score in scored.scores.items():
+                self.results.append(
+                    Result(task.name, probed.part.name, layer, probed.baseline, seed, metric, score, scored.num_targets)
+                )
+            write_results(self.out, self.checkpoint, self._all_settings(), self.results)
+            shown = ", ".join(
+                f"{row_name(task.name, metric)} {100 * score:.1f}" for metric, score in scored.scores.items()
+            )
+            column = column_name((probed.part.name, layer, probed.baseline))
+            print(
+                f"probe: {column}, seed {seed}: {shown} (update {scored.update}, {time.monotonic() - began:.0f} s)",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        shutil.rmtree(folder)
+
+    def _is_done(self, task: str, probed: Probed, layer: Layer, seed: int) -> bool:
+        key = (task, probed.part.name, layer, probed.baseline, seed)
+        return any((one.task, *one.column, one.seed) == key for one in self.results)
+
+    def _all_settings(self) -> dict[str, Any]:
+        return self._settings() | {"data_sha256": self.data_sha256, "not_read": self.unread}
+
+    def _note_unread(self, task: ProbingTask, targets: dict[str, SplitTargets]) -> None:
+        counts = {split: own.num_unread for split, own in targets.items() if own.num_unread}
+        if counts and task.name not in self.unread:
+            listed = ", ".join(f"{n:,} of {targets[split].num_targets:,} in {split}" for split, n in counts.items())
+            limit = self.loaded.model.max_positions()
+            self.unread[task.name] = (
+                f"{task.name}: targets beyond the {limit} tokens that the model reads are not trained on and "
+                f"count as wrong: {listed}"
+            )
+
+    def _write_tables(self) -> Table:
+        settings = self.settings
+        notes = [
+            "rows in the order of the tasks' semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
+            "deviation (divided by n - 1)",
+            f"{settings.classifier} classifier on the frozen states of one layer, sigmoid for each label, threshold "
+            f"{THRESHOLD}; weights chosen on the validation split",
+            *self.unread.values(),
+        ]
+        if any(one.baseline == "random" for one in self.results):
+            notes.append(f"random weights: the same architecture, newly initialized with seed {RANDOM_SEED}")
+        if any(one.baseline == "pieces" for one in self.results):
+            notes.append("pieces alone: the trained token embeddings, without positions and layers")
+        title = f"Edge probing of {self.checkpoint['model']} after {self.checkpoint['num_updates']:,} updates"
+        results = in_order(self.results)
+        table = results_table(results, title, notes)
+        try:
+            write_text(self.out / "table.md", table.as_markdown())
+            write_text(self.out / "results.csv", results_csv(results))
+            plot_probing(results, str(self.out))
+        except OSError as error:
+            raise UserError(f"{self.out} cannot be written ({error.strerror}): give another --out") from error
+        return table
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks with the same texts, and these texts as pieces."""
+
+    texts_sha256: str
+    tasks: list[ProbingTask]
+    encoded: dict[str, EncodedSplit]
+
+    @functools.cached_property
+    def targets(self) -> dict[str, dict[str, SplitTargets]]:
+        """The targets of each task and split; :class:`UserError` if the model can read none of a split."""
+        targets = {
+            task.name: {
+                split: split_targets(examples, self.encoded[split], task.labels)
+                for split, examples in task.splits.items()
+            }
+            for task in self.tasks
+        }
+        for name, splits in targets.items():
+            for split, own in splits.items():
+                if not len(own.starts):
+                    raise UserError(f"{name}: the model can read none of the {own.num_unread} targets in {split}")
+        return targets
+
+
+def parse_layers(text: str | None, part: Part) -> list[Layer]:
+    """Parse "4,6,mix"; None gives the default layers of the part.
+
+    Raises:
+        UserError: an entry is neither a number nor ``mix``, or the part has no such layer.
+    """
+    if text is None:
+        return list(part.default_layers)
+    entries = [entry.strip() for entry in text.split(",")]
+    if wrong := [entry for entry in entries if entry != MIXTURE and not entry.isdecimal()]:
+        raise UserError(
+            f"--layers {text!r}: {wrong[0]!r} is no layer: give numbers and {MIXTURE}, such as 4,6,{MIXTURE}"
+        )
+    layers: list[Layer] = [entry if entry == MIXTURE else int(entry) for entry in dict.fromkeys(entries)]
+    part.check_layers(layers)
+    return layers
+
+
+def in_order(results: Sequence[Result]) -> list[Result]:
+    """Return the results in the order of :data:`amos_fairseq.probing.targets.ORDER`; those of a task stay together."""
+    rank = {name: number for number, name in enumerate(sorted_tasks({one.task for one in results}))}
+    return sorted(results, key=lambda one: rank[one.task])
+
+
+def results_csv(results: Sequence[Result]) -> str:
+    """Return one line for each result, under the names of the fields."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(result) for result in results)
+    return text.getvalue()

@@ -1,0 +1,120 @@
+"""Results of ``amos probe``: ``OUT/results.json`` and the tables made of it.
+
+results.json: {"format": 1, "checkpoint": {...}, "settings": {...}, "results": [one object for each Result]}
+"""
+
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.report import Table
+from amos_fairseq.finetuning.runs import read_json, write_json
+from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
+
+FORMAT = 1
+RESULTS_FILE = "results.json"
+METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
+BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One score of one probe.
+
+    Attributes:
+        layer: its number, ``mix`` for a mixture of all, ``pieces`` for token embeddings alone.
+        baseline: None, ``random`` (weights) or ``pieces``.
+        seed: of the probe.
+        metric: ``micro_f1`` or ``semeval_macro_f1``.
+        score: from 0 to 1.
+        targets: number of targets that the score counts.
+    """
+
+    task: str
+    part: str
+    layer: int | str
+    baseline: str | None
+    seed: int
+    metric: str
+    score: float
+    targets: int
+
+    @property
+    def column(self) -> tuple[str, int | str, str | None]:
+        """What was probed: part, layer and baseline."""
+        return self.part, self.layer, self.baseline
+
+
+def read_results(folder: str | Path) -> dict[str, Any]:
+    """Return the content of ``results.json`` in a folder that ``amos probe`` wrote.
+
+    Returns:
+        ``format`` 1, ``checkpoint``, ``settings`` and ``results``, a list of dictionaries with the fields of :class:`Result`.
+
+    Raises:
+        UserError: there is no such file, or it is something else.
+    """
+    file = Path(folder) / RESULTS_FILE
+    content = read_json(file)
+    if content is None:
+        raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{file} is not of format {FORMAT} of amos probe: repeat the command with another --out")
+    try:
+        for result in content["results"]:
+            Result(**result)
+        dict(content["settings"]), dict(content["checkpoint"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): repeat amos probe with another --out") from error
+    return content
+
+
+def write_results(out: Path, checkpoint: dict[str, Any], settings: dict[str, Any], results: list[Result]) -> None:
+    """Write ``results.json`` atomically."""
+    content = {"format": FORMAT, "checkpoint": checkpoint, "settings": settings}
+    write_json(out / RESULTS_FILE, content | {"results": [asdict(result) for result in results]})
+
+
+def column_name(column: tuple[str, int | str, str | None]) -> str:
+    """Return the name of what was probed, such as "generator 4" or "discriminator 12, random weights"."""
+    part, layer, baseline = column
+    if baseline == "pieces":
+        name = BASELINE_NAMES[baseline]
+        return name if part in ("generator", "encoder", "discriminator") else f"{name} ({part})"
+    return f"{part} {layer}" + (f", {BASELINE_NAMES[baseline]}" if baseline else "")
+
+
+def row_name(task: str, metric: str) -> str:
+    return task if metric == MICRO_F1 else f"{task} ({METRIC_NAMES[metric]})"
+
+
+def scores_by_cell(results: list[Result]) -> dict[tuple[str, str], dict[tuple, list[float]]]:
+    """Return the scores of all seeds by (task, metric), in the order of the results, and by column."""
+    cells: dict[tuple[str, str], dict[tuple, list[float]]] = {}
+    for result in results:
+        cells.setdefault((result.task, result.metric), {}).setdefault(result.column, []).append(result.score)
+    return cells
+
+
+def columns_of(results: list[Result]) -> list[tuple]:
+    """Return what was probed: the pretrained layers first, then pieces alone, then random weights."""
+    order = {None: 0, "pieces": 1, "random": 2}
+    columns = dict.fromkeys(result.column for result in results)
+    return sorted(columns, key=lambda column: order[column[2]])  # stable: else the order of the results
+
+
+def results_table(results: list[Result], title: str, notes: list[str]) -> Table:
+    """Return tasks by layers as in AMOS "Figure 4": 100 times the mean score, ± the standard deviation over the seeds."""
+    columns, rows = columns_of(results), []
+    for (task, metric), cells in scores_by_cell(results).items():
+        rows.append([row_name(task, metric), *(_cell(cells.get(column, [])) for column in columns)])
+    return Table(title, ["task", *map(column_name, columns)], rows, notes)
+
+
+def _cell(scores: list[float]) -> str:
+    if not scores:
+        return "-"
+    mean = f"{100 * statistics.mean(scores):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(scores):.1f}" if len(scores) > 1 else mean

@@ -1,0 +1,185 @@
+"""The HTML of the report: one file without scripts, fonts or images from elsewhere.
+
+Everything that comes from runs, texts or result files is escaped.
+"""
+
+import re
+from dataclasses import dataclass, field
+from html import escape
+
+from matplotlib.figure import Figure
+
+from amos_fairseq.finetuning.report import Table
+from amos_fairseq.inspection.html_page import STYLE as TEXT_STYLE
+from amos_fairseq.inspection.results import printable
+
+STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { font: 17px/1.6 Charter, "Bitstream Charter", "Source Serif 4", "Source Serif Pro", Cambria, Georgia, serif;
+       color: #1c1c1c; background: #fff; max-width: 70rem; margin: 0 auto; padding: 3rem 1.5rem 5rem; }
+h1 { font-size: 2.1rem; line-height: 1.2; font-weight: 600; margin: 0 0 .5rem; letter-spacing: -.01em; }
+h2 { font-size: 1.35rem; line-height: 1.3; font-weight: 600; margin: 0 0 .4rem; }
+h3 { font-size: 1.02rem; font-weight: 600; margin: 1.6rem 0 .4rem; }
+p { margin: .4rem 0; } p.lead { font-size: 1.1rem; color: #444; max-width: 46rem; margin-bottom: 1.6rem; }
+nav, table, figcaption, p.note, .source { font-family: system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
+nav { font-size: .92rem; border-top: 2px solid #1c1c1c; border-bottom: 1px solid #ccc; padding: .9rem 0; margin-bottom: 1rem; }
+nav ol { margin: 0; padding: 0; list-style: none; columns: 20rem 3; column-gap: 2.5rem; }
+nav li { break-inside: avoid; padding: .12rem 0; }
+nav a { color: inherit; text-decoration: none; border-bottom: 1px solid transparent; }
+nav a:hover, nav a:focus { border-color: #0072b2; color: #0072b2; }
+nav .source, h2 .source { color: #666; font-weight: 400; font-size: .85em; margin-left: .5em; white-space: nowrap; }
+section { padding-top: 2rem; margin-top: 2rem; border-top: 1px solid #ddd; }
+nav + section { border-top: 0; margin-top: 0; }
+.text, p.note { max-width: 52rem; }
+figure { margin: 1.2rem 0; }
+figure.side { display: grid; grid-template-columns: minmax(0, max-content) minmax(14rem, 26rem); gap: 2.5rem;
+              align-items: start; }
+figure svg { display: block; max-width: 100%; height: auto; }
+figcaption { margin-top: .6rem; max-width: 52rem; }
+figcaption, p.note { font-size: .86rem; line-height: 1.5; color: #444; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .88rem; line-height: 1.4; margin: .8rem 0; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: 0 0 .4rem; }
+thead th { text-align: left; font-weight: 600; border-top: 2px solid #1c1c1c; border-bottom: 1px solid #1c1c1c;
+           padding: .35rem 1.1rem .35rem 0; vertical-align: bottom; }
+tbody th { text-align: left; font-weight: 500; min-width: 8rem; }
+tbody th, td { border-bottom: 1px solid #e2e2e2; padding: .3rem 1.1rem .3rem 0; vertical-align: top; }
+thead th.number, td.number { text-align: right; white-space: nowrap; }
+tbody tr:last-child > * { border-bottom: 2px solid #1c1c1c; }
+td:not(.number) { min-width: 8.5rem; }
+td:last-child, th:last-child { padding-right: .3rem; }
+.missing { color: #555; } .missing li { margin: .3rem 0; }
+ul { padding-left: 1.1rem; }
+@media (max-width: 60rem) { figure.side { grid-template-columns: minmax(0, 1fr); gap: .6rem; } }
+@media (max-width: 36rem) {
+  body { font-size: 16px; padding: 1.5rem 1rem 3rem; } h1 { font-size: 1.6rem; }
+  figure.wide svg { min-width: 44rem; }
+  nav .source { display: none; }
+}
+@media print {
+  @page { margin: 1.6cm; }
+  body { font-size: 10.5pt; max-width: none; padding: 0; }
+  figure.side { grid-template-columns: minmax(0, 1fr); gap: .4rem; }
+  figure, table tr, .text { break-inside: avoid; } h2, h3, caption { break-after: avoid; }
+  figure svg { max-width: 15cm; min-width: 0; } .scroll { overflow: visible; }
+  .text { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
+}
+"""
+PIXELS_PER_POINT = 1.4  # of figures on the screen: their text is as large as the captions
+SIDE_POINTS = 500  # figures that are narrower have the caption at their side
+# Of the page of amos inspect, the text alone: its other rules would change this page.
+TEXT_RULES = "".join(
+    rule
+    for rule in re.findall(r"[^{}]+\{[^}]*\}\s*", TEXT_STYLE)
+    if re.match(r"\s*\.(text|masked|depths|special)\b", rule)
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section of the page.
+
+    Attributes:
+        anchor: target of links, also the name of the figure's files.
+        source: what it corresponds to in a paper.
+        caption: plain text.
+        figure: drawn by matplotlib; None without one.
+        html: trusted HTML below the tables.
+        notes: plain text, one paragraph each, after the tables.
+    """
+
+    anchor: str
+    title: str
+    source: str
+    caption: str
+    figure: Figure | None = None
+    tables: list[Table] = field(default_factory=list)
+    html: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def render_page(title: str, lead: str, parts: list[Part], svgs: dict[str, str], missing: list[str]) -> str:
+    """Return the whole page.
+
+    Args:
+        svgs: the figures of the parts by anchor, as matplotlib writes them.
+        missing: one line for each part that is left out.
+    """
+    entries = [(part.anchor, part.title, part.source) for part in parts]
+    entries += [("left-out", "Left out", "")] if missing else []
+    links = "".join(
+        f'<li><a href="#{anchor}">{escape(name)}</a>{_source(source)}</li>' for anchor, name, source in entries
+    )
+    lines = "".join(f"<li>{escape(printable(line))}</li>" for line in missing)
+    left_out = f'<section id="left-out" class="missing"><h2>Left out</h2><ul>{lines}</ul></section>' if missing else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(printable(title))}</title><style>{STYLE}{TEXT_RULES}</style></head>\n<body>"
+        f'<header><h1>{escape(printable(title))}</h1><p class="lead">{escape(printable(lead))}</p></header>\n'
+        f'<nav aria-label="Contents"><ol>{links}</ol></nav>\n'
+        + "\n".join(_render_part(part, svgs.get(part.anchor, "")) for part in parts)
+        + f"{left_out}\n</body></html>\n"
+    )
+
+
+def _source(source: str) -> str:
+    return f'<span class="source">{escape(source)}</span>' if source else ""
+
+
+def _render_part(part: Part, svg: str) -> str:
+    caption = escape(printable(part.caption))
+    body = [f"<h2>{escape(part.title)}{_source(part.source)}</h2>"]
+    if svg:
+        image = inline_svg(svg, part.anchor, part.title)
+        kind = "side" if svg_width(svg) < SIDE_POINTS else "wide"
+        body.append(
+            f'<figure class="{kind}"><div class="scroll">{image}</div><figcaption>{caption}</figcaption></figure>'
+        )
+    else:
+        body.append(f'<p class="note">{caption}</p>')
+    body += [f'<div class="scroll">{render_table(table)}</div>' for table in part.tables]
+    body.append(part.html)
+    body += [f'<p class="note">{escape(printable(note))}</p>' for note in part.notes]
+    return f'<section id="{part.anchor}">{"".join(body)}</section>'
+
+
+def inline_svg(svg: str, prefix: str, label: str) -> str:
+    """Return matplotlib's SVG for use inside HTML: without its own header and metadata, and with unique ids."""
+    width = svg_width(svg)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    # The viewBox has the proportions.
+    opening = re.sub(r'\s(width|height)="[^"]*"', "", svg[: svg.index(">")])
+    return f'{opening} width="{round(PIXELS_PER_POINT * width)}" role="img" aria-label="{escape(label)}"{svg[svg.index(">") :]}'
+
+
+def svg_width(svg: str) -> float:
+    """Return the width of a figure of matplotlib in points."""
+    return float(re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', svg)[1])
+
+
+def render_table(table: Table) -> str:
+    """Render a table; columns of numbers are aligned at the right."""
+    is_number = [all(map(_is_number, column)) for column in zip(*table.rows, strict=True)]
+    kinds = ["" if index == 0 or not numbers else ' class="number"' for index, numbers in enumerate(is_number)]
+    head = "".join(f'<th scope="col"{kind}>{_show(name)}</th>' for name, kind in zip(table.columns, kinds, strict=True))
+    rows = "".join(
+        f'<tr><th scope="row">{_show(row[0])}</th>'
+        + "".join(f"<td{kind}>{_show(cell)}</td>" for cell, kind in zip(row[1:], kinds[1:], strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
+    caption = f"<caption>{_show(table.title)}</caption>" if table.title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _is_number(cell: str) -> bool:
+    return bool(re.match(r"-$|[-+<>]?\s?\d", cell))
+
+
+def _show(cell: str) -> str:
+    return escape(printable(cell))

@@ -1,0 +1,94 @@
+"""The recipe of a run beside the paper's, with the source of each value."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.recipe_files import RECIPES, packaged_recipes
+
+SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
+SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
+# Settings that change where and how fast a run trains, or that belong to fine-tuning, but not what is trained.
+WITHOUT_EFFECT = {
+    "_name", "data", "tokenizer_directory", "divergence_factor", "save_interval_minutes", "kernels", "compile",
+    "activation_checkpointing", "update_freq", "pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay",
+    "total_num_update", "max_positions",
+}  # fmt: skip
+
+
+class Setting(NamedTuple):
+    """One setting of a run beside the same one of a packaged recipe; ``source`` is the comment of the recipe."""
+
+    name: str
+    own: str
+    paper: str
+    source: str
+
+    @property
+    def differs(self) -> bool:
+        return self.own != self.paper
+
+    @property
+    def is_of_paper(self) -> bool:
+        """Whether the source is a paper, and not this package."""
+        return bool(re.match(r".*\b(AMOS|TEAMS|thesis)\b", self.source)) and not self.source.startswith("ours")
+
+
+def paper_recipe(cfg: DictConfig) -> str | None:
+    """Return the name of the packaged recipe for the objective and width of a run; base for other widths.
+
+    None for an objective that has none.
+    """
+    size = SIZE_OF_WIDTH.get(cfg.model.encoder_embed_dim, "base")
+    name = f"{cfg.criterion._name}_{size}"
+    return name if name in packaged_recipes() else None
+
+
+def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | None) -> list[Setting]:
+    """Compare the settings of a run with the packaged recipe ``name``, in the order of its YAML file."""
+    recipe = compose_recipe(name, ["distributed_training.distributed_world_size=1"])
+    settings = []
+    if sequences_per_update is not None:
+        paper = recipe.dataset.batch_size * recipe.optimization.update_freq[0]
+        source = batch_source(name)
+        settings.append(Setting("sequences per update", str(sequences_per_update), str(paper), source))
+    for key, source in sources(name).items():
+        section, _, setting = key.partition(".")
+        if section in SECTIONS and setting not in WITHOUT_EFFECT:
+            own, paper = (OmegaConf.select(each, key) for each in (cfg, recipe))
+            settings.append(Setting(key, shown(own), shown(paper), source))
+    return settings
+
+
+def sources(name: str) -> dict[str, str]:
+    """Return the settings of a packaged recipe with the comments beside them, which name the source; "" without one."""
+    found, section = {}, ""
+    for line in (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"(\w+):", line):
+            section = match[1]
+        elif match := re.match(r"  (\w+):[^#]*(?:#\s*(.*))?$", line):
+            found[f"{section}.{match[1]}"] = match[2] or ""
+    return found
+
+
+def batch_source(name: str) -> str:
+    """Return the source of the global batch size, which the recipe has in a comment."""
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    match = re.search(r"Global batch[^(]*\(([^)]*)\)", text)
+    return match[1] if match else ""
+
+
+def shown(value: Any) -> str:
+    """Return a setting as text that is equal for equal values: 50 and 50.0, [0.0005] and 5e-4."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(shown, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None or value == "":
+        return "none"
+    return str(getattr(value, "value", value))

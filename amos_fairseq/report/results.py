@@ -1,0 +1,148 @@
+"""The results of ``amos glue``, ``amos squad`` and ``amos tag``: one table for all, and scores over the cost of pretraining."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.report import Table, format_score
+from amos_fairseq.plotting.report_figures import Series
+from amos_fairseq.report.runs import ReportRun
+
+
+@dataclass(frozen=True)
+class Score:
+    """Median and standard deviation of one score over seeds, in percent; the deviation of one seed is None."""
+
+    median: float
+    deviation: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class BenchmarkResults:
+    """One summary that a benchmark has written.
+
+    Attributes:
+        file: the summary.
+        scores: by column of the table: the task, and the score's name where it is not accuracy.
+        checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
+        from_scratch: whether its weights were replaced by random ones.
+    """
+
+    file: Path
+    scores: dict[str, Score]
+    checkpoint: Path
+    num_updates: int
+    from_scratch: bool
+    notes: list[str]
+
+    @property
+    def label(self) -> str:
+        """The run and the updates of its checkpoint, or random weights."""
+        weights = "random weights" if self.from_scratch else f"{self.num_updates:,} updates"
+        return f"{self.checkpoint.parent.name}, {weights}"
+
+
+def read_benchmarks(folders: Sequence[str], flag: str) -> list[BenchmarkResults]:
+    """Read the summaries in the output folders of a benchmark.
+
+    Args:
+        flag: the option that names the folders, for messages.
+
+    Raises:
+        UserError: a folder holds no summary, or a damaged one.
+    """
+    found = []
+    for folder in map(Path, folders):
+        files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(".setup.json")]
+        summaries = [summary for file in files if (summary := _read_summary(file)) is not None]
+        if not summaries:
+            raise UserError(f"{folder} holds no results: give the --out of the command as {flag}")
+        found += summaries
+    return found
+
+
+def _read_summary(file: Path) -> BenchmarkResults | None:
+    """Return the content of a summary; None for another kind of JSON file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not (isinstance(content, dict) and "benchmark" in content):
+            return None
+        checkpoint = content["checkpoint"]
+        return BenchmarkResults(
+            file,
+            _scores(content["tasks"]),
+            Path(str(checkpoint["file"])),
+            int(checkpoint["num_updates"]),
+            bool(content["setup"]["from_scratch"]),
+            [str(note) for note in content["notes"]],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{file} is not a summary of results: repeat the command that wrote it") from error
+
+
+def _scores(tasks: dict[str, Any]) -> dict[str, Score]:
+    scores = {}
+    for task, summary in tasks.items():
+        main = str(summary["main_score"])
+        for name in (main, f"{main}_mm"):
+            if name in summary["scores"]:
+                spread = summary["scores"][name]
+                deviation = None if spread["deviation"] is None else float(spread["deviation"])
+                scores[column_name(str(task), name)] = Score(float(spread["median"]), deviation, int(spread["count"]))
+    return scores
+
+
+def column_name(task: str, score: str) -> str:
+    """Return "MNLI m", "MNLI mm" or "CoLA (mcc)": the task, with the score if it is not accuracy."""
+    if task == "MNLI":
+        return "MNLI mm" if score.endswith("_mm") else "MNLI m"
+    return task if score == "accuracy" else f"{task} ({score})"
+
+
+def benchmark_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
+    """Return one row for each summary, and a column for each task of any of them; equal labels get the folder's name."""
+    columns = list(dict.fromkeys(name for result in results for name in result.scores))
+    rows, labels = [], [result.label for result in results]
+    for result in results:
+        cells = [result.scores.get(name) for name in columns]
+        label = result.label if labels.count(result.label) == 1 else f"{result.label} ({result.file.parent.name})"
+        rows.append([label, *("-" if cell is None else format_score(cell.median, cell.deviation) for cell in cells)])
+    return Table(title, ["", *columns], rows, list(dict.fromkeys(note for result in results for note in result.notes)))
+
+
+def num_seeds(results: Sequence[BenchmarkResults]) -> str:
+    """Return "5" or "3 to 5": the number of seeds behind each cell."""
+    counts = sorted({score.count for result in results for score in result.scores.values()})
+    return " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
+
+
+def points_over_cost(results: Sequence[BenchmarkResults], runs: Sequence[ReportRun]) -> tuple[dict, str]:
+    """Return, by task, the scores of each run with results of two or more checkpoints, and the unit of the cost.
+
+    The cost is in FLOPs where several runs are drawn and those of all are known, in updates otherwise.
+    """
+    by_run: dict[Path, list[BenchmarkResults]] = {}
+    for result in results:
+        if not result.from_scratch:
+            by_run.setdefault(result.checkpoint.parent.resolve(), []).append(result)
+    by_run = {folder: own for folder, own in by_run.items() if len({result.num_updates for result in own}) > 1}
+    known = {run.folder.resolve(): run for run in runs}
+    flops = {folder: known[folder].cost.flops_per_update for folder in by_run if folder in known}
+    in_flops = len(by_run) > 1 and all(flops.get(folder) for folder in by_run)
+    panels: dict[str, list[Series]] = {}
+    for folder, own in by_run.items():
+        per_update = flops[folder] if in_flops else 1
+        for name in dict.fromkeys(name for result in own for name in result.scores):
+            scored = {result.num_updates: result.scores[name] for result in own if name in result.scores}
+            points = [
+                (updates * per_update, score.median, score.deviation or 0.0)
+                for updates, score in sorted(scored.items(), key=lambda item: item[0])
+            ]
+            if len(points) > 1:
+                label = known[folder].name if folder in known else folder.name
+                panels.setdefault(name, []).append(Series(label, points))
+    return panels, "FLOPs of pretraining" if in_flops else "updates"

@@ -1,0 +1,230 @@
+"""What the report says about one pretraining run, read from its folder."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.errors import UserError
+from amos_fairseq.flops.recipe import read_checkpoint_configuration
+from amos_fairseq.flops.training import training_flops
+from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
+from amos_fairseq.inspection.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
+from amos_fairseq.inspection.results import Inspection
+from amos_fairseq.metrics_file import FILE_NAME, read_records
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.plotting.curves import Run, run_names
+from amos_fairseq.plotting.curves import read_runs as read_curves
+
+# A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
+OF_A_RUN = (
+    "task._name", "task.tokens_per_sample", "criterion._name", "model.encoder_embed_dim", "optimization.max_update",
+    "optimization.update_freq", "distributed_training.distributed_world_size",
+)  # fmt: skip
+LAST_CHECKPOINT = "checkpoint_last.pt"
+LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
+GPU = re.compile(r"name = (\S.*?)\s*$", re.MULTILINE)  # fairseq logs a line "rank 0: ... ; name = ..." for each GPU
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is computed for each run.
+
+    Attributes:
+        text: held-out text for the losses by depth; None for the run's validation split.
+        sentences: texts for the replaced tokens by depth; none for a paragraph of the validation split.
+        num_masked: masked tokens for the losses by depth.
+    """
+
+    text: str | None = None
+    sentences: Sequence[str] = ()
+    num_masked: int = 4096
+    seed: int = 1
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of pretraining. A field is None where the run's files do not contain it.
+
+    Attributes:
+        num_updates: updates so far.
+        tokens_per_update: of full blocks, ``<s>`` included.
+        flops_per_update: products of matrices in the forward and backward pass (``amos flops``, "today").
+        thesis_flops_per_update: by the convention of thesis section 5.2.2.
+        seconds: time from the start of the training processes to their last logged update, pauses between them excluded.
+        tokens_per_second: median of the logged values.
+        hardware: names of the devices in the log.
+    """
+
+    num_updates: int
+    tokens_per_update: int | None = None
+    flops_per_update: int | None = None
+    thesis_flops_per_update: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    hardware: str | None = None
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """One run.
+
+    Attributes:
+        checkpoint_updates: updates of the checkpoint that ``losses`` and ``inspections`` were computed with.
+        setup: how replacements are made, such as "learned mixture of depths 4, 6, 8".
+        missing: by part of the report, the reason why this run has none.
+    """
+
+    folder: Path
+    name: str
+    cost: Cost
+    curves: Run | None = None
+    cfg: DictConfig | None = None
+    checkpoint_updates: int = 0
+    setup: str = ""
+    losses: list[DepthLosses] = field(default_factory=list)
+    inspections: list[Inspection] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def objective(self) -> str:
+        return str(self.cfg.criterion._name) if self.cfg is not None else ""
+
+
+def read_runs(folders: Sequence[str], options: Options) -> list[ReportRun]:
+    """Read the runs in these SAVE_DIRs and compute what the report shows of their models.
+
+    Raises:
+        UserError: a folder holds no run of pretraining, or has damaged files.
+    """
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if not any((path / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT)):
+            raise UserError(
+                f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run of pretraining"
+            )
+    names = run_names([str(path / FILE_NAME) for path in paths])
+    return [_read_run(path, name, options) for path, name in zip(paths, names, strict=True)]
+
+
+def _read_run(path: Path, name: str, options: Options) -> ReportRun:
+    curves = None
+    if (path / FILE_NAME).is_file():
+        (read,) = read_curves([str(path)])
+        curves = Run(name, read.curves, read.recipe)
+    if not (path / LAST_CHECKPOINT).is_file():
+        reason = f"{path} has no {LAST_CHECKPOINT}"
+        return ReportRun(path, name, cost_of(path, None, None, 0), curves, missing={"checkpoint": reason})
+    loaded = load_checkpoint(path)
+    if not isinstance(loaded.model, PretrainingModel):
+        raise UserError(
+            f"{loaded.file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue"
+        )
+    missing: dict[str, str] = {}
+    cfg, vocabulary_size = read_checkpoint_configuration(loaded.file, ())
+    if any(OmegaConf.select(cfg, key) is None for key in OF_A_RUN):
+        cfg, missing["recipe"] = None, f"{loaded.file} does not contain the settings of its run"
+    inspections = _inspections(loaded, options, missing)
+    losses = _losses(loaded, options, missing)
+    return ReportRun(
+        path,
+        name,
+        cost_of(path, cfg, vocabulary_size, loaded.num_updates),
+        curves,
+        cfg,
+        loaded.num_updates,
+        setup_of(loaded),
+        losses,
+        inspections,
+        missing,
+    )
+
+
+def _inspections(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[Inspection]:
+    try:
+        texts = options.sentences or [text_of_corpus(loaded)]
+    except UserError as error:
+        missing["sentences"] = str(error)
+        return []
+    return [inspect_text(loaded, text, options.seed, None, top=1) for text in texts]
+
+
+def _losses(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[DepthLosses]:
+    try:
+        blocks = held_out_blocks(loaded, options.text)
+    except UserError as error:
+        if options.text is not None:
+            raise
+        missing["text"] = str(error)
+        return []
+    loaded.model.to(options.device)
+    losses = replaced_token_losses(loaded, blocks, options.seed, options.num_masked)
+    if not losses:
+        missing["losses"] = "the objective has no discriminator that detects replaced tokens"
+    return losses
+
+
+def setup_of(loaded: LoadedCheckpoint) -> str:
+    """Describe how the replaced tokens are made: AMOS section 5.3 calls these the curriculum setups."""
+    model = loaded.model
+    depths = model.depth_names
+    if len(depths) == 1:
+        return f"generator of depth {depths[0]}"
+    names = {
+        "learned": "learned mixture", "uniform": "uniform mixture", "fixed": "fixed mixture",
+        "random_layer": "random layer", "layer_switch": "layer switch",
+    }  # fmt: skip
+    separate = " of separate generators" if model.cfg.separate_generators else ""
+    return f"{names[str(model.cfg.mixture)]}{separate}, depths {', '.join(depths)}"
+
+
+def cost_of(path: Path, cfg: DictConfig | None, vocabulary_size: int | None, checkpoint_updates: int) -> Cost:
+    """Return the cost of a run until its last logged update, or until its checkpoint."""
+    records = [record for record in read_records(path) if record["split"] == "train"]
+    num_updates = max([checkpoint_updates, *(record["update"] for record in records)])
+    rates = [record["wps"] for record in records if record.get("wps")]
+    values: dict[str, Any] = {
+        "seconds": elapsed_seconds(records),
+        "tokens_per_second": statistics.median(rates) if rates else None,
+        "hardware": hardware_of(path),
+    }
+    if cfg is not None:
+        try:
+            today = training_flops(cfg, vocabulary_size)
+            thesis = training_flops(cfg, vocabulary_size, "thesis")
+        except (UserError, ArithmeticError):  # no end, or a cost per update that varies
+            return Cost(num_updates, **values)
+        values["tokens_per_update"] = today.tokens_per_update
+        values["flops_per_update"], values["thesis_flops_per_update"] = today.per_update, thesis.per_update
+    return Cost(num_updates, **values)
+
+
+def elapsed_seconds(records: Sequence[dict[str, Any]]) -> float | None:
+    """Sum the running times of all processes of a run; ``wall`` starts at 0 in each of them."""
+    total, last = 0.0, math.inf
+    walls = [record["wall"] for record in records if record.get("wall") is not None]
+    for wall in walls:
+        total += wall - last if wall >= last else wall
+        last = wall
+    return total if walls else None
+
+
+def hardware_of(path: Path) -> str | None:
+    """Return the names of the GPUs in the run's log, with their number; None where there is none."""
+    try:
+        text = (path / LOG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    lines = [line for line in text.splitlines() if "capabilities =" in line]
+    gpus = [match[1] for line in lines if (match := GPU.search(line))]
+    ranks = {re.sub(r".*(rank\s+\d+).*", r"\1", line) for line in lines}
+    if not gpus:
+        return None
+    return f"{len(ranks)} x {gpus[-1]}" if len(ranks) > 1 else gpus[-1]

@@ -1,0 +1,254 @@
+"""Convert free corpora to the JSON lines of ``amos probe``; see ``prepare.sh --help``.
+
+Read all files -> labeled spans -> write to a temporary directory -> rename.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import whole_folder
+from amos_fairseq.preprocess.common.command import ending_in_one_line, say
+from amos_fairseq.preprocess.common.reading import InputFile
+
+MANIFEST = "probing.json"
+HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
+_DESCRIPTION = """Convert corpora to the JSON lines of amos probe: OUT/TASK/{train,valid,test}.jsonl.
+
+--treebank: CoNLL-U (Universal Dependencies). pos: the universal tag of each word. dependencies: span1 is the word, span2 its
+head, the label its relation with subtype (nmod:poss); the root has no head and is left out.
+--chunks: columns of CoNLL-2000, the last one the chunk in IOB. chunks: the chunk of its words, a proxy of constituents, which
+need the OntoNotes corpus.
+--relations: files of SemEval-2010 task 8. relations: spans of both nominals, 19 labels with direction.
+Without DEV, every tenth sentence of TRAIN becomes the validation split. Files may be compressed (.gz, .xz, .zst)."""
+
+_TAGS = re.compile(r"(</?e[12]>)")
+_SEMEVAL_LABEL = re.compile(r"Other|[\w-]+\((e1,e2|e2,e1)\)")
+
+Record = dict[str, Any]
+Splits = dict[str, list[Record]]
+
+
+def pos_targets(sentence: Sentence) -> list[Record]:
+    """Return one target for each word, labeled with its universal part of speech."""
+    return [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"])]
+
+
+def dependency_targets(sentence: Sentence) -> list[Record]:
+    """Return one target for each word but the root: the word, its head, and their relation (Tenney et al., 2019b)."""
+    heads, relations = sentence.columns["head"], sentence.columns["deprel"]
+    return [
+        _target((i, i + 1), relation, (int(head) - 1, int(head)))
+        for i, (head, relation) in enumerate(zip(heads, relations, strict=True))
+        if int(head) > 0
+    ]
+
+
+def chunk_targets(sentence: Sentence) -> list[Record]:
+    """Return one target for each chunk. B- begins a chunk, and so does I- after another kind or outside."""
+    targets: list[Record] = []
+    kind = ""
+    for i, tag in enumerate(list(sentence.columns.values())[-1]):
+        prefix, _, name = tag.partition("-")
+        if prefix == "I" and name == kind:
+            targets[-1]["span1"][1] = i + 1
+        elif prefix != "O":
+            targets.append(_target((i, i + 1), name))
+        kind = name
+    return targets
+
+
+def _target(span1: tuple[int, int], label: str, span2: tuple[int, int] | None = None) -> Record:
+    spans = {"span1": list(span1)} | ({} if span2 is None else {"span2": list(span2)})
+    return spans | {"label": label}
+
+
+def read_semeval(path: Path) -> list[Record]:
+    """Read a file of SemEval-2010 task 8: a number and a quoted sentence, the label, a comment, an empty line.
+
+    Words are separated at spaces and at the tags of both nominals, so that spans are exact.
+
+    Raises:
+        UserError: a sentence has not both nominals, or no label follows.
+    """
+    records = []
+    lines = ((number, line.decode("utf-8").strip()) for number, line in InputFile(path).lines())
+    for number, line in lines:
+        if not line or line.startswith("Comment"):
+            continue
+        _, tab, quoted = line.partition("\t")
+        words, spans = tagged_words(quoted.removeprefix('"').removesuffix('"'))
+        if not tab or set(spans) != {"e1", "e2"} or any(start >= end for start, end in spans.values()):
+            raise UserError(
+                f"{path}, line {number}: expected a number, a tab, and a sentence with <e1>...</e1> and <e2>...</e2>"
+            )
+        label = next(lines, (0, ""))[1]
+        if not _SEMEVAL_LABEL.fullmatch(label):
+            raise UserError(
+                f"{path}, line {number + 1}: expected a label such as Cause-Effect(e1,e2) or Other, got {label!r:.60}"
+            )
+        records.append({"text": " ".join(words), "targets": [_target(spans["e1"], label, spans["e2"])]})
+    if not records:
+        raise UserError(f"{path} has no sentence: give a file of SemEval-2010 task 8")
+    return records
+
+
+def tagged_words(text: str) -> tuple[list[str], dict[str, tuple[int, int]]]:
+    """Return the words of a text with tags, and the span of words (start, end) of each pair of tags."""
+    words: list[str] = []
+    starts: dict[str, int] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    for part in _TAGS.split(text):
+        if not _TAGS.fullmatch(part):
+            words += part.split()
+        elif part.startswith("</"):
+            spans[part[2:-1]] = (starts.get(part[2:-1], len(words)), len(words))
+        else:
+            starts[part[1:-1]] = len(words)
+    return words, spans
+
+
+def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
+    """Return a line of JSON. The few words with a space inside lose it: spans count words between spaces."""
+    return {"text": " ".join("".join(word.split()) for word in sentence.words), "targets": targets}
+
+
+class Corpus(NamedTuple):
+    """The files of one flag.
+
+    Attributes:
+        convert: reads a file and returns its records by task.
+    """
+
+    paths: dict[str, Path]
+    convert: Callable[[Path], dict[str, list[Record]]]
+
+    def tasks(self) -> dict[str, Splits]:
+        """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file."""
+        tasks: dict[str, Splits] = {}
+        for split, path in self.paths.items():
+            for task, records in self.convert(path).items():
+                tasks.setdefault(task, {})[split] = records
+        for splits in tasks.values():
+            if "valid" not in splits:
+                splits["valid"] = splits["train"][HELD_OUT - 1 :: HELD_OUT]
+                splits["train"] = [record for i, record in enumerate(splits["train"]) if i % HELD_OUT != HELD_OUT - 1]
+        return tasks
+
+
+def convert_treebank(path: Path) -> dict[str, list[Record]]:
+    sentences = list(read_conllu(path))
+    return {
+        "pos": [sentence_record(one, pos_targets(one)) for one in sentences],
+        "dependencies": [sentence_record(one, dependency_targets(one)) for one in sentences],
+    }
+
+
+def convert_chunks(path: Path) -> dict[str, list[Record]]:
+    return {"chunks": [sentence_record(one, chunk_targets(one)) for one in read_columns(path)]}
+
+
+def convert_relations(path: Path) -> dict[str, list[Record]]:
+    return {"relations": read_semeval(path)}
+
+
+def prepare(corpora: list[Corpus], out: Path) -> None:
+    """Write all tasks to ``out``; nothing is left of it if that fails.
+
+    Raises:
+        UserError: bad input, or ``out`` contains other files.
+    """
+    files = [(split, path) for corpus in corpora for split, path in corpus.paths.items()]
+    sources = [{"split": split, "name": path.name, "sha256": file_sha256(path)} for split, path in files]
+    if _is_finished(out, sources):
+        say(f"{out} is finished already, with these files: nothing to do")
+        return
+    tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
+    with whole_folder(out.absolute()) as unfinished:
+        counts = {}
+        for name, splits in tasks.items():
+            (unfinished / name).mkdir()
+            for split, records in splits.items():
+                text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+                (unfinished / name / f"{split}.jsonl").write_text(text, encoding="utf-8")
+            counts[name] = _counts(splits)
+            say(f"{name}: {_described(counts[name])}")
+        manifest = json.dumps({"sources": sources, "tasks": counts}, indent=2, ensure_ascii=False) + "\n"
+        (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
+    say(f"done: amos probe --checkpoint RUN --data {out} --out RESULTS")
+
+
+def _counts(splits: Splits) -> dict[str, Any]:
+    labels = {target["label"] for record in splits["train"] for target in record["targets"]}
+    sizes = {
+        split: {"texts": len(records), "targets": sum(len(record["targets"]) for record in records)}
+        for split, records in splits.items()
+    }
+    return {"labels": len(labels), "splits": sizes}
+
+
+def _described(counts: dict[str, Any]) -> str:
+    sizes = (f"{split} {own['targets']:,} in {own['texts']:,} texts" for split, own in counts["splits"].items())
+    return f"{counts['labels']} labels; targets: {', '.join(sizes)}"
+
+
+def _is_finished(out: Path, sources: list[dict[str, str]]) -> bool:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        found = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"OUT {out} exists and is not what prepare.sh wrote: give another directory") from None
+    if found != sources:
+        raise UserError(f"{out} was made from other files: give another OUT, or remove it")
+    return True
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT", help="output directory")
+    add("--treebank", type=Path, nargs=3, metavar=("TRAIN", "DEV", "TEST"), help="CoNLL-U files: pos, dependencies")
+    add("--chunks", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of CoNLL-2000: chunks")
+    add("--relations", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of SemEval-2010 task 8: relations")
+    return parser
+
+
+def corpora_of(given: argparse.Namespace) -> list[Corpus]:
+    """Return the corpora that the flags name; raise :class:`UserError` for a missing file or none at all."""
+    converters = {"treebank": convert_treebank, "chunks": convert_chunks, "relations": convert_relations}
+    corpora = []
+    for flag, convert in converters.items():
+        paths = getattr(given, flag)
+        if paths is None:
+            continue
+        if len(paths) not in (2, 3):
+            raise UserError(f"--{flag} takes TRAIN TEST or TRAIN DEV TEST, got {len(paths)} files")
+        for path in paths:
+            if not path.is_file():
+                raise UserError(f"{path}: no such file: give it after --{flag}")
+        names = ("train", "test") if len(paths) == 2 else ("train", "valid", "test")
+        corpora.append(Corpus(dict(zip(names, paths, strict=True)), convert))
+    if not corpora:
+        raise UserError("there is nothing to convert: give --treebank, --chunks or --relations")
+    return corpora
+
+
+@report_user_errors()
+def main(arguments: Optional[list[str]] = None) -> None:
+    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    with ending_in_one_line("nothing was left"):
+        given = build_parser().parse_args(arguments)
+        prepare(corpora_of(given), given.out)
+
+
+if __name__ == "__main__":
+    main()

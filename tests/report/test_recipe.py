@@ -1,0 +1,43 @@
+"""The comparison with the paper's recipe, on packaged recipes with known changes."""
+
+import pytest
+
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.report.recipe import compare_settings, paper_recipe, shown, sources
+
+
+@pytest.mark.parametrize("name", ["amos_base", "electra_small", "electric_base", "mlm_base", "teams_large"])
+def test_a_paper_recipe_differs_nowhere_from_itself(name):
+    cfg = compose_recipe(name)
+    assert paper_recipe(cfg) == name
+    batch = cfg.dataset.batch_size * cfg.optimization.update_freq[0]
+    settings = compare_settings(cfg, name, batch)
+    assert not [setting for setting in settings if setting.differs]
+    (first, *_) = settings
+    assert first.own == str(batch)
+    assert first.is_of_paper
+
+
+def test_changed_settings_have_the_papers_value_and_source():
+    cfg = compose_recipe("amos_base", ["optimization.lr=[0.001]", "model.generator_depths='2,4'", "model.dropout=0"])
+    changed = {setting.name: setting for setting in compare_settings(cfg, "amos_base", None) if setting.differs}
+    assert sorted(changed) == ["model.dropout", "model.generator_depths", "optimization.lr"]
+    assert changed["optimization.lr"][1:] == ("0.001", "0.0005", "AMOS, Table 3, peak")
+    assert changed["model.generator_depths"].is_of_paper
+
+
+def test_other_widths_are_compared_with_base():
+    assert paper_recipe(compose_recipe("electra_tiny")) == "electra_base"
+
+
+def test_sources_are_the_comments_of_the_recipe():
+    found = sources("amos_base")
+    assert found["task.mask_prob"] == "AMOS, Appendix B"
+    assert found["model.kernels"].startswith("ours")
+    assert found["lr_scheduler.end_learning_rate"] == ""
+
+
+def test_equal_values_look_equal():
+    assert shown(50) == shown(50.0) == "50"
+    assert shown([5e-4]) == shown([0.0005]) == "0.0005"
+    assert shown(None) == shown("") == "none"

@@ -1,0 +1,257 @@
+"""``amos report`` in the process: the page of small models, parsed; what is left out; mistakes."""
+
+import html.parser
+import json
+import re
+
+import pytest
+import torch
+from benchmark_summary import write_summary
+from failures import error_line
+from omegaconf import OmegaConf
+from saved_models import CORPUS, UPDATES, write_run
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.probing.results import Result, write_results
+from amos_fairseq.report import write
+from amos_fairseq.report.page import inline_svg
+from amos_fairseq.report.runs import elapsed_seconds, hardware_of
+
+VOID = {"meta", "br", "img", "link"}
+EVIL = "<script>alert(1)</script>"
+RECORD = {
+    "epoch": 0.5,
+    "mlm_loss_1": 5.0,
+    "mlm_loss_2": 4.0,
+    "mlm_loss_4": 3.0,
+    "rtd_recall": 0.25,
+    "unigram_entropy": 4.5,
+}
+MIXTURE = {"mixture_1": 0.2, "mixture_2": 0.3, "mixture_4": 0.5}
+
+
+class Page(html.parser.HTMLParser):
+    """Check that tags are balanced, collect ids, links, headings, and the text outside of styles."""
+
+    def __init__(self, content: str):
+        super().__init__()
+        self.open, self.ids, self.links, self.titles, self.text = [], [], [], [], ""
+        self.feed(content)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed")
+        self.open += [tag] if tag not in VOID else []
+        for name, value in attrs:
+            assert not name.startswith("on"), (tag, name)
+            self.ids += [value] if name == "id" else []
+            if name in ("href", "xlink:href", "src"):
+                assert value.startswith("#"), value
+                self.links.append(value[1:])
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open = self.open[: len(self.open) - (tag not in VOID)]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "style":
+            assert "url(" not in data
+            assert "@import" not in data
+        else:
+            self.text += data
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+def write_metrics(run, **values):
+    records = [{"split": "train", "update": 10, **RECORD, **values, "wall": 60.0, "wps": 100.0}]
+    records += [{"split": "train", "update": 20, **RECORD, **values, "wall": 3600.0, "wps": 300.0}]
+    records += [{"split": "valid", "update": 20, **RECORD, **values}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def add_settings(run, recipe):
+    """Give a checkpoint the settings of a recipe that its run would have."""
+    file = run / "checkpoint_last.pt"
+    state = torch.load(file, weights_only=True)
+    settings = OmegaConf.to_container(compose_recipe(recipe, ["task.data=none", "task.tokens_per_sample=20"]))
+    state["cfg"] = settings | {"model": settings["model"] | state["cfg"]["model"]}
+    torch.save(state, file)
+
+
+def write_probing(folder, run):
+    """Two seeds of one probe, with 50 and 70 % of the targets right."""
+    folder.mkdir()
+    results = [
+        Result(EVIL, "generator", 2, None, seed, "micro_f1", score, 9) for seed, score in enumerate((0.5, 0.7), start=1)
+    ]
+    checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
+    write_results(folder, checkpoint, {"classifier": "linear"}, results)
+    return folder
+
+
+def report(tmp_path, *arguments):
+    """Run the command; return the page and what it printed about parts that are left out."""
+    out = tmp_path / "page.html"
+    main(["report", *map(str, arguments), "--masked-tokens", "50", "--out", str(out)])
+    return Page(out.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "held_out.txt"
+    file.write_text("\n".join(CORPUS), encoding="utf-8")
+    return file
+
+
+def test_page_of_an_amos_run(tmp_path, text, capsys):
+    run = write_run(tmp_path / "<i>a & $run", task={"tokens_per_sample": 20})
+    write_metrics(run, **MIXTURE)
+    add_settings(run, "amos_tiny")
+    glue = write_summary(tmp_path / "glue", UPDATES, run, **{"MNLI": 70.0, EVIL: 50.0})
+    later = write_summary(tmp_path / "later", UPDATES + 1, run, MNLI=80.0)
+    probe = write_probing(tmp_path / "probe", run)
+    arguments = ["--glue", glue, later, "--probe", probe, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
+    page = report(tmp_path, run, *arguments)
+    assert page.titles == [
+        "Runs and their cost", "Fine-tuning results", "Score over the cost of pretraining", "Loss on replaced tokens by depth",
+        "Generator loss by depth", "Mixture weights", "Discriminator accuracy on replaced tokens", "Replaced tokens by depth",
+        "Edge probing by layer", "Recipe and departures from the paper", "Left out",
+    ]  # fmt: skip
+    assert len(set(page.ids)) == len(page.ids)
+    assert set(page.links) <= set(page.ids)
+    for name in (
+        "AMOS Figure 1a",
+        "AMOS Figure 1b",
+        "AMOS Figure 5a",
+        "AMOS Figure 5b",
+        "AMOS Figure 6",
+        "AMOS Table 9",
+    ):
+        assert name in page.text
+    assert "<i>a & $run" in page.text
+    assert "held_out.txt" in page.text
+    assert "learned mixture, depths 1, 2, 4" in page.text
+    assert "1.00" in page.text, "hours"
+    assert "80.0 ± 0.5" in page.text
+    assert "60.0 ± 14.1" in page.text, "50 and 70 % of two probes"
+    assert f"{EVIL} 9" in page.text, "targets of a probing task"
+    assert EVIL in page.text.replace("\u2019", ""), "the task's name"
+    printed = capsys.readouterr().out
+    assert printed.count("left out:") == 1
+    assert "left out: Tagging results: --tag DIR adds them" in printed
+    figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
+    stems = ["generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]
+    assert figures == [f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")]
+
+
+@pytest.mark.parametrize(
+    ("objective", "absent"),
+    [
+        ("mlm", ["Loss on replaced tokens by depth", "Mixture weights"]),
+        ("electric", ["Mixture weights"]),
+    ],
+)
+def test_parts_that_an_objective_lacks_are_left_out(tmp_path, text, objective, absent, capsys):
+    run = write_run(tmp_path / "run", objective, task={"tokens_per_sample": 20})
+    write_metrics(run)
+    page = report(tmp_path, run, "--text", text, "--sentence", CORPUS[1])
+    printed = capsys.readouterr().out
+    for title in absent:
+        assert title not in page.titles
+        assert f"left out: {title}" in printed
+    assert {"Generator loss by depth", "Replaced tokens by depth"} <= set(page.titles)
+
+
+def test_runs_with_one_depth_share_a_panel_and_the_corpus_is_not_needed(tmp_path, text, capsys):
+    runs = [write_run(tmp_path / name, generator_depths=depth, task={"tokens_per_sample": 20}) for name, depth in
+            (("shallow", "1"), ("deep", "2"))]  # fmt: skip
+    page = report(tmp_path, *runs, "--text", text)
+    assert "shallow, depth 1" in page.text
+    assert "deep, depth 2" in page.text
+    assert "here the one discriminator of a run" not in page.text
+    printed = capsys.readouterr().out
+    assert "Replaced tokens by depth (AMOS Table 9)" in printed
+    assert "--sentence TEXT gives a text" in printed
+
+
+def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run)
+    page = report(tmp_path, run)
+    assert page.titles == [
+        "Runs and their cost", "Generator loss by depth", "Discriminator accuracy on replaced tokens", "Left out"
+    ]  # fmt: skip
+    assert f"{run} has no checkpoint_last.pt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUN", "absent"], "absent holds neither metrics.jsonl nor checkpoint_last.pt: give the SAVE_DIR"),
+        (["RUN", "--glue", "RUN"], "holds no results: give the --out"),
+        (["RUN", "--probe", "RUN"], "results.json is missing: give the directory that amos probe wrote"),
+        (["RUN", "--out", "absent/page.html"], "absent does not exist: create it"),
+        (["RUN", "--out", "RUN"], "is a folder: give the name of the page"),
+        (["RUN", "--text", "absent"], "the text cannot be read (No such file"),
+        (["RUN", "--masked-tokens", "0"], "--masked-tokens 0 measures nothing"),
+        (["RUN", "--seed", "-1"], "--seed -1 is out of range"),
+        (["RUN", "--device", "abacus"], "device abacus cannot be used"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run)
+    assert message in error_line(capsys, main, "report", *(str(run) if word == "RUN" else word for word in arguments))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run)
+    report(tmp_path, run)
+    before = (tmp_path / "page.html").read_bytes()
+    report(tmp_path, run)
+    assert (tmp_path / "page.html").read_bytes() == before, "the same bytes from the same files"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write, "write_text", full)
+    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html")
+    assert "page.html: the page cannot be written (No space left on device); choose another place with --out" in line
+    assert (tmp_path / "page.html").read_bytes() == before
+
+
+def test_time_of_a_run_in_parts():
+    """Two processes of 100 and 50 seconds."""
+    assert elapsed_seconds([{"wall": 40.0}, {"wall": 100.0}, {}, {"wall": 20.0}, {"wall": 50.0}]) == 150
+    assert elapsed_seconds([{}]) is None
+
+
+def test_gpus_of_the_log(tmp_path):
+    line = "[x] - rank   {}: capabilities =  8.0  ; total memory = 39.586 GB ; name = NVIDIA A100-SXM4-40GB      \n"
+    (tmp_path / "hydra_train.log").write_text(
+        "start\n" + line.format(0) + line.format(1) + line.format(0) + line.format(1)
+    )
+    assert hardware_of(tmp_path) == "2 x NVIDIA A100-SXM4-40GB"
+    assert hardware_of(tmp_path / "absent") is None
+
+
+def test_ids_of_a_figure_are_its_own():
+    svg = (
+        '<?xml version="1.0"?><svg width="10pt" height="5pt" viewBox="0 0 10 5"><metadata>m</metadata><g id="a"/>'
+        '<use xlink:href="#a" clip-path="url(#a)"/></svg>'
+    )
+    found = inline_svg(svg, "x", "A & B")
+    assert found.startswith('<svg viewBox="0 0 10 5" width="14" role="img" aria-label="A &amp; B">')
+    assert found.endswith('<g id="x-a"/><use xlink:href="#x-a" clip-path="url(#x-a)"/></svg>')
+    assert not re.search("metadata|xml version", found)

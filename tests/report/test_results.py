@@ -1,0 +1,59 @@
+"""Summaries of benchmarks as the table and the curve of the report show them, by hand."""
+
+import pytest
+from benchmark_summary import write_summary
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.report.results import benchmark_table, points_over_cost, read_benchmarks
+from amos_fairseq.report.runs import Cost, ReportRun
+
+
+@pytest.fixture
+def results(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    folders = [
+        write_summary(tmp_path / "a", 2000, run, MNLI=70.0, RTE=55.0),
+        write_summary(tmp_path / "b", 1000, run, MNLI=60.0),
+        write_summary(tmp_path / "c", 1000, run, from_scratch=True, MNLI=35.0),
+        write_summary(tmp_path / "d", 500, other, MNLI=50.0),
+        write_summary(tmp_path / "e", 700, other, MNLI=52.0),
+    ]
+    return read_benchmarks(folders, "--glue")
+
+
+def test_one_row_for_each_summary(results):
+    table = benchmark_table("", results)
+    assert table.columns == ["", "MNLI m", "MNLI mm", "RTE"]
+    assert table.rows[:3] == [
+        ["run, 2,000 updates", "70.0 ± 0.5", "71.0", "55.0 ± 0.5"],
+        ["run, 1,000 updates", "60.0 ± 0.5", "61.0", "-"],
+        ["run, random weights", "35.0 ± 0.5", "36.0", "-"],
+    ]
+    assert table.notes == ["a note"]
+    twice = benchmark_table("", results[3:4] * 2)
+    assert [row[0] for row in twice.rows] == ["other, 500 updates (d)"] * 2
+
+
+def test_scores_over_updates_and_over_flops(results, tmp_path):
+    panels, unit = points_over_cost(results, [])
+    assert unit == "updates"
+    assert list(panels) == ["MNLI m", "MNLI mm"]
+    assert [series._asdict() for series in panels["MNLI m"]] == [
+        {"label": "run", "points": [(1000, 60.0, 0.5), (2000, 70.0, 0.5)]},
+        {"label": "other", "points": [(500, 50.0, 0.5), (700, 52.0, 0.5)]},
+    ]
+    runs = [
+        ReportRun(tmp_path / name, name, Cost(0, flops_per_update=cost)) for name, cost in (("run", 3), ("other", 10))
+    ]
+    panels, unit = points_over_cost(results, runs)
+    assert unit == "FLOPs of pretraining"
+    assert [series.points[0][0] for series in panels["MNLI mm"]] == [3000, 5000]
+    assert points_over_cost(results[:1], runs) == ({}, "updates")
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"benchmark": "glue", "tasks": []}', "[" * 100_000])
+def test_a_folder_without_results_is_one_line(tmp_path, content):
+    if content is not None:
+        (tmp_path / "glue.json").write_text(content)
+    with pytest.raises(UserError, match=r"holds no results: give the --out|is not a summary of results: repeat"):
+        read_benchmarks([str(tmp_path)], "--glue")
