@@ -1,6 +1,11 @@
-"""``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours."""
+"""``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours.
+
+Counting all of them takes minutes, so their costs are in ``flops/recipe_costs.json``. After a change of a recipe, of a model or
+of the code that counts, ``python -m amos_fairseq.cli.recipes`` writes that file again.
+"""
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +13,8 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipe_files import find_recipe, packaged_recipes
+from amos_fairseq.files import write_text
+from amos_fairseq.recipe_files import PACKAGE, RECIPES, find_recipe, packaged_recipes
 
 # FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
 # predicts for amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on
@@ -18,6 +24,7 @@ CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
 SIZES = ("tiny", "small", "base", "large")
 # Dictionary entries: 400 pieces and the special tokens suit the tiny recipes.
 TINY_VOCABULARY = 405
+COUNTED = PACKAGE / "flops" / "recipe_costs.json"
 
 DESCRIPTION = f"""\
 List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by
@@ -46,23 +53,48 @@ def run(arguments: argparse.Namespace) -> None:
     names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
     names += packaged_recipes("variants/*.yaml") if arguments.variants else []
     found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
-    import_fairseq()
-    rows = (costs_or_reason(*recipe, arguments.vocabulary_size) for recipe in found)
+    counted = counted_costs() if arguments.vocabulary_size is None else {}
+    rows = (
+        with_hours(counted.get(title) or costs_or_reason(title, *recipe, arguments.vocabulary_size))
+        for title, *recipe in found
+    )
     if arguments.json:
         print(json.dumps(list(rows), indent=2))
         return
     for line in table(rows, width=max(map(len, names))):
-        print(line, flush=True)  # each row takes a fraction of a second to count
+        print(line, flush=True)  # a row that is not in the file takes seconds to count
+
+
+def recipes_sha256() -> str:
+    """Return a hash of the content of all packaged YAML files: a recipe can start from others."""
+    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(RECIPES.rglob("*.yaml"))]
+    return hashlib.sha256("".join(contents).encode()).hexdigest()
+
+
+def counted_costs() -> dict[str, dict[str, Any]]:
+    """Return the costs of the packaged recipes by name, or nothing if a recipe was changed after they were counted."""
+    content = json.loads(COUNTED.read_text(encoding="utf-8"))
+    if content["recipes_sha256"] != recipes_sha256():
+        return {}
+    return {row["recipe"]: row for row in content["recipes"]}
+
+
+def count_all() -> None:
+    """Write the costs of all packaged recipes, for :func:`counted_costs`; one recipe in a line."""
+    names = [*sorted(packaged_recipes(), key=by_size), *packaged_recipes("variants/*.yaml")]
+    rows = ",\n".join(json.dumps(costs_or_reason(name, *find_recipe(name), None)) for name in names)
+    write_text(COUNTED, f'{{"recipes_sha256": "{recipes_sha256()}", "recipes": [\n{rows}\n]}}\n')
 
 
 def by_size(name: str) -> tuple[int, str]:
-    """Sort tiny, small, base, large: the first rows are counted fastest."""
+    """Sort tiny, small, base, large."""
     objective, _, size = name.partition("_")
     return SIZES.index(size.removesuffix("_pp")), objective
 
 
 def costs_or_reason(title: str, config_dir: Path, name: str, vocabulary_size: int | None) -> dict[str, Any]:
     """Return :func:`recipe_costs`, or why they cannot be counted: some variants need a setting that no paper prints."""
+    import_fairseq()
     try:
         return recipe_costs(title, config_dir, name, vocabulary_size)
     except UserError as error:
@@ -70,7 +102,7 @@ def costs_or_reason(title: str, config_dir: Path, name: str, vocabulary_size: in
 
 
 def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int | None = None) -> dict[str, Any]:
-    """Return the size, tokens, FLOPs and predicted hours of a recipe on one rank.
+    """Return the size, tokens and FLOPs of a recipe on one rank.
 
     Args:
         title: what to call it in the list.
@@ -81,8 +113,8 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
     from amos_fairseq.flops.training import training_flops
 
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
-    narrow = cfg.model.encoder_embed_dim <= NARROW
-    vocabulary_size = vocabulary_size or (TINY_VOCABULARY if narrow else DEFAULT_VOCABULARY)
+    if vocabulary_size is None:
+        vocabulary_size = TINY_VOCABULARY if cfg.model.encoder_embed_dim <= NARROW else DEFAULT_VOCABULARY
     cost = training_flops(cfg, vocabulary_size, reference=True)
     return {
         "recipe": title,
@@ -93,9 +125,16 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
         "max_update": cost.max_update,
         "tokens": cost.tokens_per_update * cost.max_update,
         "flops": cost.total,
-        "predicted_a100_hours": cost.total / A100_RATE / 3600,
-        "predicted_cpu_hours": cost.total / (NARROW_CPU_RATE if narrow else CPU_RATE) / 3600,
     }
+
+
+def with_hours(row: dict[str, Any]) -> dict[str, Any]:
+    """Add the predicted hours to the result of :func:`costs_or_reason`."""
+    if "not_counted" in row:
+        return row
+    seconds = {"a100": row["flops"] / A100_RATE}
+    seconds["cpu"] = row["flops"] / (NARROW_CPU_RATE if row["width"] <= NARROW else CPU_RATE)
+    return row | {f"predicted_{device}_hours": of_device / 3600 for device, of_device in seconds.items()}
 
 
 def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
@@ -116,3 +155,7 @@ def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
 
 def hours(number: float) -> str:
     return f"{number:,.2f}" if number < 10 else f"{number:,.0f}"
+
+
+if __name__ == "__main__":
+    count_all()

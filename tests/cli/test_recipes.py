@@ -1,13 +1,15 @@
 """``amos recipes``: tokens, FLOPs and predicted hours."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from failures import error_line
 
+from amos_fairseq.cli import recipes
 from amos_fairseq.cli.main import main
-from amos_fairseq.recipe_files import packaged_recipes
+from amos_fairseq.recipe_files import RECIPES, packaged_recipes
 
 
 def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -28,20 +30,39 @@ def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None
 
 
 def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting all of them takes seconds, so their costs are replaced; a fixed width keeps the columns under their names."""
+    """A fixed width keeps the columns under their names."""
     row = {"layers": 24, "width": 1024, "length": 512, "max_update": 1_950_000, "tokens": 2.04e12, "flops": 2.1e21}
-    row |= {"predicted_a100_hours": 4682.3, "predicted_cpu_hours": 0.123}
-    monkeypatch.setattr("amos_fairseq.cli.recipes.recipe_costs", lambda title, *_: {"recipe": title, **row})
+    names = packaged_recipes() + packaged_recipes("variants/*.yaml")
+    monkeypatch.setattr(recipes, "counted_costs", lambda: {name: {"recipe": name, **row} for name in names})
     main(["recipes"])
     *head, first, second = capsys.readouterr().out.splitlines()[:4]
     main(["recipes", "--variants"])
     rows = capsys.readouterr().out.splitlines()[2:-1]
-    assert sorted(line.split()[0] for line in rows) == packaged_recipes() + packaged_recipes("variants/*.yaml")
+    assert sorted(line.split()[0] for line in rows) == names
     assert [line.split()[0] for line in (first, second)] == ["amos_tiny", "electra_tiny"]
-    assert first.split()[1:] == ["24", "x", "1024", "512", "1,950,000", "2e+12", "2.1e+21", "4,682", "0.12"]
+    assert first.split()[1:] == ["24", "x", "1024", "512", "1,950,000", "2e+12", "2.1e+21", "4,674", "4,050,926"]
     for name in ("width", "length", "updates", "tokens", "FLOPs"):  # the end of a column is that of its name
         assert first[head[1].index(name) + len(name) - 1] != " "
         assert first[head[1].index(name) + len(name)] == " "
+
+
+@pytest.mark.parametrize("name", ["amos_tiny", "electric_tiny", "teams_small", "mlm_base"])
+def test_file_has_the_numbers_that_are_counted(name: str) -> None:
+    """The file is of these recipes, and has what ``amos flops`` counts."""
+    counted = recipes.counted_costs()
+    assert sorted(counted) == sorted(packaged_recipes() + packaged_recipes("variants/*.yaml")), (
+        "a recipe was changed: run python -m amos_fairseq.cli.recipes"
+    )
+    assert counted[name] == recipes.recipe_costs(name, RECIPES, name), "run python -m amos_fairseq.cli.recipes"
+
+
+def test_changed_recipe_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(RECIPES, tmp_path / "recipes")
+    monkeypatch.setattr(recipes, "RECIPES", tmp_path / "recipes")
+    assert recipes.counted_costs()
+    with (tmp_path / "recipes" / "sizes" / "tiny.yaml").open("a") as file:
+        file.write("# another value\n")
+    assert not recipes.counted_costs()
 
 
 def test_recipe_that_cannot_be_counted_has_its_reason(capsys: pytest.CaptureFixture) -> None:
