@@ -174,7 +174,7 @@ class Batches:
     """Features of the pieces of chosen targets, standardized with the mean and deviation of the training text's pieces.
 
     Standardizing changes nothing that a linear classifier can express, but makes layers of any scale equally fast to learn:
-    token embeddings are some fifty times smaller than states after a LayerNorm.
+    token embeddings have a deviation of about 0.06, states after a LayerNorm of 1.
     """
 
     def __init__(self, data: ProbeData, device: str):

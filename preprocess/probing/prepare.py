@@ -41,13 +41,18 @@ def pos_targets(sentence: Sentence) -> list[Record]:
 
 
 def dependency_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each word but the root: the word, its head, and their relation (Tenney et al., 2019b)."""
-    heads, relations = sentence.columns["head"], sentence.columns["deprel"]
-    return [
-        _target((i, i + 1), relation, (int(head) - 1, int(head)))
-        for i, (head, relation) in enumerate(zip(heads, relations, strict=True))
-        if int(head) > 0
-    ]
+    """Return one target for each word but the root: the word, its head, and their relation (Tenney et al., 2019b).
+
+    Raises:
+        ValueError: a head is not the number of a word.
+    """
+    targets = []
+    for i, (head, relation) in enumerate(zip(sentence.columns["head"], sentence.columns["deprel"], strict=True)):
+        if not head.isdecimal() or int(head) > len(sentence.words):
+            raise ValueError(f"the head {head!r} of word {i + 1} is no word of the sentence")
+        if int(head) > 0:
+            targets.append(_target((i, i + 1), relation, (int(head) - 1, int(head))))
+    return targets
 
 
 def chunk_targets(sentence: Sentence) -> list[Record]:
@@ -143,11 +148,15 @@ class Corpus(NamedTuple):
 
 
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
-    sentences = list(read_conllu(path))
-    return {
-        "pos": [sentence_record(one, pos_targets(one)) for one in sentences],
-        "dependencies": [sentence_record(one, dependency_targets(one)) for one in sentences],
-    }
+    tasks: dict[str, list[Record]] = {"pos": [], "dependencies": []}
+    for number, sentence in enumerate(read_conllu(path), start=1):
+        try:
+            dependencies = dependency_targets(sentence)
+        except ValueError as error:
+            raise UserError(f"{path}, sentence {number}: {error}") from None
+        tasks["pos"].append(sentence_record(sentence, pos_targets(sentence)))
+        tasks["dependencies"].append(sentence_record(sentence, dependencies))
+    return tasks
 
 
 def convert_chunks(path: Path) -> dict[str, list[Record]]:

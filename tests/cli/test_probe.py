@@ -1,0 +1,150 @@
+"""``amos probe`` on an untrained model: its files, baselines, continuation and refusals."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from failures import error_line
+from saved_models import write_run
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing import experiment
+from amos_fairseq.probing.results import read_results
+
+FLAGS = ["--updates", "4", "--batch-size", "16"]
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "a", "end"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Two tasks on the same texts, one of them with the labels of SemEval."""
+    folder, draw = tmp_path_factory.mktemp("data"), random.Random(0)
+    for split, size in {"train": 30, "valid": 8, "test": 9}.items():
+        texts = [draw.choices(WORDS, k=5) for _ in range(size)]
+        for task in ("pos", "relations"):
+            lines = []
+            for words in texts:
+                label = "noun" if words[0] in ("fox", "dog", "end") else "other"
+                relation = (
+                    f"Cause-Effect({'e1,e2' if words[1] < words[3] else 'e2,e1'})" if label == "noun" else "Other"
+                )
+                spans = {"span1": [0, 1]} | ({"span2": [1, 4]} if task == "relations" else {})
+                targets = [spans | {"label": label if task == "pos" else relation}]
+                lines.append(json.dumps({"text": " ".join(words), "targets": targets}) + "\n")
+            (folder / task).mkdir(exist_ok=True)
+            (folder / task / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def probe(run: Path, data: Path, out: Path, *flags: str) -> None:
+    main(["probe", "--checkpoint", str(run), "--data", str(data), "--out", str(out), *FLAGS, *flags])
+
+
+def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    out = tmp_path / "out"
+    probe(run, data, out, "--baseline", "--seeds", "2")
+    content = read_results(out)
+    found = {(r["task"], r["part"], r["layer"], r["baseline"], r["seed"], r["metric"]) for r in content["results"]}
+    layers = [("generator", 1), ("generator", 2), ("generator", 4), ("discriminator", 2)]
+    columns = [(*layer, None) for layer in layers] + [("generator", "pieces", "pieces")]
+    columns += [(*layer, "random") for layer in layers]
+    metrics = [("pos", "micro_f1"), ("relations", "micro_f1"), ("relations", "semeval_macro_f1")]
+    assert found == {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
+    assert all(0 <= r["score"] <= 1 and r["targets"] == 9 for r in content["results"])
+    assert content["format"] == 1
+    assert sorted(path.name for path in out.iterdir()) == [
+        "probing.png", "probing.svg", "results.csv", "results.json", "table.md",
+    ]  # fmt: skip
+    table = (out / "table.md").read_text(encoding="utf-8")
+    head = "| task | generator 1 | generator 2 | generator 4 | discriminator 2 | pieces alone | generator 1, random weights |"
+    assert head in table
+    assert re.search(r"\| pos \| \d+\.\d ± \d+\.\d \|", table)
+    assert len((out / "results.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(content["results"])
+    assert "pieces alone" in capsys.readouterr().out
+
+
+def test_finished_probes_are_not_repeated(run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stop after three probes; the continued results are those of one command, and features are not left behind."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = ["--part", "generator", "--layers", "1,4", "--seeds", "2"]
+    probe(run, data, whole, *flags)
+    trained = []
+
+    def count(*arguments):
+        if len(trained) == 3:
+            raise KeyError("stopped")
+        trained.append(arguments)
+        return train_probe(*arguments)
+
+    train_probe = experiment.train_probe
+    monkeypatch.setattr(experiment, "train_probe", count)
+    with pytest.raises(KeyError):
+        probe(run, data, parts, *flags)
+    assert len({r["seed"] for r in read_results(parts)["results"]}) == 2
+    assert list((parts / "features").iterdir())
+    monkeypatch.setattr(experiment, "train_probe", lambda *a: trained.append(a) or train_probe(*a))
+    probe(run, data, parts, *flags)
+    assert len(trained) == 8
+    assert not (parts / "features").exists()
+    assert read_results(parts)["results"] == read_results(whole)["results"]
+    probe(run, data, parts, *flags)
+    assert len(trained) == 8
+
+
+def test_a_mixture_of_layers_and_the_classifier_of_tenney(run: Path, data: Path, tmp_path: Path):
+    probe(run, data, tmp_path, "--part", "discriminator", "--layers", "0,mix", "--classifier", "mlp", "--tasks", "pos")
+    assert [r["layer"] for r in read_results(tmp_path)["results"]] == [0, "mix"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--part", "encoder"], "no part 'encoder': give one of generator, discriminator"),
+        (["--layers", "4"], "discriminator has no layer 4"),
+        (["--layers", "1,x"], "'x' is no layer"),
+        (["--tasks", "ner"], "no task 'ner'"),
+        (["--seeds", "0"], "--seeds 0 must be above 0"),
+        (["--device", "cuda:99"], "device cuda:99 cannot be used"),
+    ],
+)
+def test_mistakes_are_one_line(run: Path, data: Path, tmp_path: Path, capsys, flags: list[str], reason: str):
+    arguments = ["probe", "--checkpoint", run, "--data", data, "--out", tmp_path / "out", *flags]
+    assert reason in error_line(capsys, main, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_settings_weights_and_data_are_refused(run: Path, data: Path, tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    flags = ["--part", "discriminator", "--tasks", "pos"]
+    probe(run, data, out, *flags)
+    arguments = ["probe", "--checkpoint", run, "--data", data, "--out", out, *FLAGS, *flags]
+    assert "results of another settings lr 0.5, not 0.1" in error_line(capsys, main, *arguments, "--lr", 0.1)
+    other = write_run(tmp_path / "other", dropout=0.2)
+    assert "results of another checkpoint" in error_line(capsys, main, *arguments, "--checkpoint", other)
+    changed = tmp_path / "data" / "pos"
+    changed.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        text = (data / "pos" / f"{split}.jsonl").read_text(encoding="utf-8")
+        (changed / f"{split}.jsonl").write_text(text + "\n", encoding="utf-8")
+    assert "results of pos on other files" in error_line(capsys, main, *arguments, "--data", tmp_path / "data")
+
+
+def test_files_that_are_not_results_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"results\.json is missing"):
+        read_results(tmp_path)
+    for content in (
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "settings": {}, "checkpoint": {}, "results": [{"task": "a"}]}',
+    ):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(UserError, match=r"results\.json is (damaged|not of format 1)"):
+            read_results(tmp_path)

@@ -1,0 +1,143 @@
+"""Stored features against the inputs and outputs of the layers in the model's own forward pass."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from saved_models import write_run
+from torch import Tensor, nn
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing import features
+from amos_fairseq.probing.features import (
+    MIXTURE,
+    PIECES,
+    Part,
+    default_parts,
+    encode_split,
+    parts_of,
+    random_weights,
+    stored_features,
+)
+from amos_fairseq.probing.targets import Example
+
+TEXTS = ["the quick brown fox", "a lazy dog", "jumps over the end of the brown dog and the fox", "the"]
+EXAMPLES = [Example(text.split(), []) for text in TEXTS]
+# The features are stored as float16, whose rounding is 2^-11 of a value.
+HALF = {"rtol": 1e-3, "atol": 1e-4}
+
+
+def outputs_of(layer: nn.Module, forward, tokens: Tensor) -> Tensor:
+    """What a layer returns while ``forward`` runs on tokens [T]: [T,D]."""
+    seen = []
+    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        forward(tokens[None])
+    handle.remove()
+    return seen[0][0]
+
+
+def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
+    """The lists of layers of a model by part, named here a second time."""
+    return {
+        "amos": lambda: {"generator": model.generators[0].layers, "discriminator": model.discriminator.layers},
+        "separate": lambda: {
+            "generator_1": model.generators[0].layers,
+            "generator_2": model.generators[1].layers,
+            "discriminator": model.discriminator.layers,
+        },
+        "electra": lambda: {"generator": model.generator.layers, "discriminator": model.discriminator.layers},
+        "teams": lambda: {"generator": model.generator.layers, "discriminator": model.discriminator.layers},
+        "mlm": lambda: {"encoder": model.transformer.layers},
+        "electric": lambda: {"discriminator": model.discriminator.layers},
+        "fine-tuned": lambda: {"encoder": model.encoder.layers},
+    }[objective]()
+
+
+SETTINGS = {
+    "separate": ("amos", {"separate_generators": True, "generator_depths": "1,2"}),
+    "fine-tuned": ("electra", {"classes": 2}),
+}
+
+
+@pytest.mark.parametrize("objective", ["amos", "separate", "electra", "teams", "mlm", "electric", "fine-tuned"])
+def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Path):
+    name, settings = SETTINGS.get(objective, (objective, {}))
+    loaded = load_checkpoint(write_run(tmp_path / "run", name, **settings))
+    parts, pad = parts_of(loaded.model), loaded.dictionary.pad()
+    encoded = {"train": encode_split(loaded, EXAMPLES)}
+    modules = modules_of(loaded.model, objective)
+    assert modules.keys() <= parts.keys()
+    for part_name, layers in modules.items():
+        part = parts[part_name]
+        wanted = [*range(1, len(layers) + 1), PIECES]
+        stored = stored_features(tmp_path / part_name, part, wanted, encoded, pad, "cpu", part_name)["train"]
+        encoder = part.layers[1][0]
+        for text in TEXTS[:2]:  # one text at a time: no padding
+            tokens = loaded.tokens(text)
+            forward = lambda ids: encoder(part.embed_tokens(ids))  # noqa: B023, E731
+            start = 0 if text == TEXTS[0] else len(loaded.tokens(TEXTS[0])) - 2
+            rows = slice(start, start + len(tokens) - 2)
+            for number, layer in enumerate(layers, start=1):
+                expected = outputs_of(layer, forward, tokens)[1:-1]
+                torch.testing.assert_close(stored[number][rows].float(), expected, **HALF)
+            torch.testing.assert_close(stored[PIECES][rows].float(), part.embed_tokens.weight[tokens[1:-1]], **HALF)
+
+
+def test_last_layer_of_each_separate_generator(tmp_path: Path):
+    loaded = load_checkpoint(write_run(tmp_path, "amos", separate_generators=True, generator_depths="1,2"))
+    parts = parts_of(loaded.model)
+    assert default_parts(parts) == ["generator", "discriminator"]
+    assert parts["generator"].layers == {
+        1: (loaded.model.generators[0], 1),
+        2: (loaded.model.generators[1], 2),
+    }
+    with pytest.raises(UserError, match="several networks"):
+        parts["generator"].check_layers([MIXTURE])
+    with pytest.raises(UserError, match="no layer 3"):
+        parts["generator"].check_layers([3])
+
+
+def test_batches_and_padding_do_not_change_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Other shapes sum in another order: up to one rounding of float16 in the stored values."""
+    loaded = load_checkpoint(write_run(tmp_path / "run"))
+    part, encoded = parts_of(loaded.model)["generator"], {"train": encode_split(loaded, EXAMPLES)}
+    stored = []
+    for size in (1, 30, 8192):
+        monkeypatch.setattr(features, "TOKENS_PER_BATCH", size)
+        stored.append(stored_features(tmp_path / str(size), part, [0, 4], encoded, loaded.dictionary.pad(), "cpu", "x"))
+    for other in stored[1:]:
+        for layer in (0, 4):
+            torch.testing.assert_close(other["train"][layer], stored[0]["train"][layer], **HALF)
+
+
+def test_words_beyond_the_maximum_length_have_no_features(tmp_path: Path):
+    loaded = load_checkpoint(write_run(tmp_path, max_positions=10))
+    encoded = encode_split(loaded, EXAMPLES)
+    assert [len(sentence) <= 10 for sentence in encoded.sentences] == [True] * 4
+    read = [word is not None for word in encoded.word_pieces[2]]
+    assert (read[0], read[-1]) == (True, False)
+    assert read == sorted(read, reverse=True)
+    assert encoded.num_pieces == sum(len(sentence) - 2 for sentence in encoded.sentences)
+
+
+def test_random_weights_follow_the_seed_and_leave_the_model(tmp_path: Path):
+    model = load_checkpoint(write_run(tmp_path)).model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first, second, other = (random_weights(model, seed).state_dict() for seed in (1, 1, 2))
+    weight = "discriminator.layers.0.ffn_in.weight"
+    assert torch.equal(first[weight], second[weight])
+    assert not torch.equal(first[weight], other[weight])
+    assert not torch.equal(first[weight], before[weight])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_states_that_are_not_finite_are_refused(tmp_path: Path):
+    loaded = load_checkpoint(write_run(tmp_path / "run"))
+    part: Part = parts_of(loaded.model)["generator"]
+    part.layers[1][0].layers[0].ffn_norm.weight.data.fill_(float("inf"))
+    encoded = {"train": encode_split(loaded, EXAMPLES)}
+    with pytest.raises(UserError, match="layer 1, are not finite"):
+        stored_features(tmp_path / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+    assert not (tmp_path / "features").exists()

@@ -1,0 +1,57 @@
+"""Scores of probes against scikit-learn and a count by hand."""
+
+import pytest
+import torch
+from sklearn.metrics import f1_score
+
+from amos_fairseq.probing.scores import is_semeval, micro_f1, semeval_macro_f1
+
+
+def test_micro_f1_equals_scikit_learn():
+    generator = torch.Generator().manual_seed(0)
+    predicted, labels = (torch.rand(50, 4, generator=generator) > threshold for threshold in (0.6, 0.7))
+    expected = f1_score(labels.numpy(), predicted.numpy(), average="micro")
+    assert micro_f1(predicted, labels) == pytest.approx(expected)
+    # Two labels that training has not seen: a further column that is never predicted.
+    more = torch.zeros(50, 1, dtype=torch.bool)
+    unseen = more.clone()
+    unseen[:2] = True
+    expected = f1_score(
+        torch.cat([labels, unseen], 1).numpy(), torch.cat([predicted, more], 1).numpy(), average="micro"
+    )
+    assert micro_f1(predicted, labels, num_impossible=2) == pytest.approx(expected)
+    assert micro_f1(more, more) == 0
+
+
+def test_semeval_score_by_hand():
+    """Cause-Effect: 1 correct of 3 gold and 3 predicted, one of both in the wrong direction: F1 = 2/6.
+    Message-Topic: 1 correct of 2 gold (one without a prediction) and 2 predicted: F1 = 2/4. Other is left out.
+    """
+    gold_and_predicted = [
+        ("Cause-Effect(e1,e2)", "Cause-Effect(e1,e2)"),
+        ("Cause-Effect(e2,e1)", "Cause-Effect(e1,e2)"),
+        ("Cause-Effect(e2,e1)", "Other"),
+        ("Message-Topic(e1,e2)", "Message-Topic(e1,e2)"),
+        ("Message-Topic(e2,e1)", None),
+        ("Other", "Cause-Effect(e1,e2)"),
+        ("Other", "Message-Topic(e1,e2)"),
+        ("Other", "Other"),
+    ]
+    gold, predicted = zip(*gold_and_predicted, strict=True)
+    assert semeval_macro_f1(gold, predicted) == pytest.approx((2 / 6 + 2 / 4) / 2)
+
+
+def test_semeval_score_is_the_mean_of_the_relations_f1():
+    """As its scorer prints it: per relation P = correct / (predicted + wrong direction), R = correct / gold."""
+    gold = ["A(e1,e2)"] * 8 + ["B(e1,e2)"] * 2 + ["Other"] * 2
+    predicted = ["A(e1,e2)"] * 4 + ["B(e1,e2)"] * 4 + ["B(e1,e2)", "B(e2,e1)"] + ["A(e1,e2)", "Other"]
+    f1_of_a, f1_of_b = 2 * (4 / 5) * (4 / 8) / (4 / 5 + 4 / 8), 2 * (1 / 6) * (1 / 2) / (1 / 6 + 1 / 2)
+    assert semeval_macro_f1(gold, predicted) == pytest.approx((f1_of_a + f1_of_b) / 2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [(["Cause-Effect(e2,e1)", "Other"], True), (["NOUN", "Other"], False), (["Cause-Effect(e2,e1)"], False)],
+)
+def test_labels_of_semeval_are_recognized(labels: list[str], expected: bool):
+    assert is_semeval(labels) == expected

@@ -1,0 +1,69 @@
+"""Files of edge probing: their content, and one line about each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing.targets import Target, read_examples, read_task, task_names
+
+GOOD = '{"text": "The cat  sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}], "info": {}}'
+ONE_SPAN = '{"text": "The cat sat", "targets": [{"span1": [0, 2], "label": ["animate", "definite"]}]}'
+
+
+def write(folder: Path, *lines: str, name: str = "train.jsonl") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / name
+
+
+def test_content(tmp_path: Path):
+    (example, empty) = read_examples(write(tmp_path, GOOD, '{"text": "", "targets": []}'))
+    assert example.words == ["The", "cat", "sat"]
+    assert example.targets == [Target(((0, 2), (2, 3)), ("nsubj",))]
+    assert empty.words == []
+    assert read_examples(write(tmp_path, ONE_SPAN))[0].targets == [Target(((0, 2),), ("animate", "definite"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[1]", 'string "text"'),
+        ('{"text": "a"}', 'list "targets"'),
+        (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is not within the 3 words"),
+        (GOOD.replace("[2, 3]", "[2, 2]"), r"the span \[2, 2\]"),
+        (GOOD.replace("[2, 3]", "[2.0, 3]"), r"the span \[2.0, 3\]"),
+        (GOOD.replace('"nsubj"', "3"), "the label is a string or a list of strings, got 3"),
+        (GOOD.replace('"label"', '"labels"'), 'needs "span1" and "label"'),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str):
+    path = write(tmp_path, GOOD, line)
+    with pytest.raises(UserError, match=f"train.jsonl, line 2: .*{reason}"):
+        read_examples(path)
+
+
+def test_other_bad_files(tmp_path: Path):
+    with pytest.raises(UserError, match="some targets have a span2"):
+        read_examples(write(tmp_path, GOOD, ONE_SPAN))
+    with pytest.raises(UserError, match="has no target"):
+        read_examples(write(tmp_path, '{"text": "a b", "targets": []}'))
+    with pytest.raises(UserError, match="no such file"):
+        read_examples(tmp_path / "missing.jsonl")
+
+
+def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):
+    with pytest.raises(UserError, match="has no task"):
+        task_names(tmp_path)
+    for name in ("zebra", "relations", "pos"):
+        write(tmp_path / name, GOOD)
+    assert task_names(tmp_path) == ["pos", "relations", "zebra"]
+    assert task_names(tmp_path, "zebra, pos") == ["pos", "zebra"]
+    with pytest.raises(UserError, match="no task 'ner': give one of pos, relations, zebra"):
+        task_names(tmp_path, "ner")
+    with pytest.raises(UserError, match=r"valid\.jsonl is missing"):
+        read_task(tmp_path, "pos")
+    write(tmp_path / "pos", GOOD.replace("nsubj", "obj"), name="valid.jsonl")
+    task = read_task(tmp_path, "pos")
+    assert (task.labels, task.num_spans, task.scored_split) == (["nsubj"], 2, "valid")
