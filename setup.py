@@ -31,7 +31,7 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=[
         *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
-        *(f"amos_fairseq.preprocess.{name}" for name in ("common", "glue", "pretraining", "squad")),
+        *(f"amos_fairseq.preprocess.{name}" for name in ("common", "glue", "pretraining", "squad", "tagging")),
         "amos_fairseq.recipes",
     ],
     # These two have their own places in the checkout: amos_fairseq/preprocess/__init__.py, amos_fairseq/recipe_files.py.
@@ -63,6 +63,7 @@ setup(
         "safetensors",
         "scikit-learn",
         "scipy",
+        "seqeval",
         "sentencepiece>=0.2.2",  # the first with return_type="offset_mapping": where pieces are in the text
         "tensorboard",
         "tokenizers",

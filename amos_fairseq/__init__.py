@@ -28,7 +28,8 @@ def register() -> None:
     for objective in OBJECTIVES:
         importlib.import_module(f"amos_fairseq.models.{objective}")
         importlib.import_module(f"amos_fairseq.criterions.{objective}")
-    for module in ("criterions.squad", "optim.grouped_adam", "tasks.squad", "tasks.text_pretraining"):
+    tasks = ("tasks.sequence_tagging", "tasks.squad", "tasks.text_pretraining")
+    for module in ("criterions.sequence_tagging", "criterions.squad", "optim.grouped_adam", *tasks):
         importlib.import_module(f"amos_fairseq.{module}")
 
 

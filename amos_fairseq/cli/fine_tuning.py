@@ -1,4 +1,4 @@
-"""Arguments, session and exits that ``amos glue`` and ``amos squad`` share."""
+"""Arguments, session and exits that ``amos glue``, ``amos squad`` and ``amos tag`` share."""
 
 import argparse
 import sys
@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from amos_fairseq.finetuning.session import Session
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, data_help: str, required: bool = True) -> None:
-    """Add what to fine-tune; ``required``: whether the parser itself requires --checkpoint, --data and --out."""
+def add_run_arguments(
+    parser: argparse.ArgumentParser, data_help: str, required: bool = True, has_paper: bool = True
+) -> None:
+    """Add what to fine-tune.
+
+    Args:
+        required: whether the parser itself requires --checkpoint, --data and --out.
+        has_paper: whether the papers report the scores.
+    """
     add = parser.add_argument
     add(
         "--checkpoint", metavar="CKPT", required=required, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -25,11 +32,12 @@ def add_run_arguments(parser: argparse.ArgumentParser, data_help: str, required:
         help="directory for runs, tables and predictions; the same command continues there")  # fmt: skip
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
-    add("--paper", action="store_true", help="add rows with the paper's AMOS, ELECTRA and BERT to the table")
+    if has_paper:
+        add("--paper", action="store_true", help="add rows with the paper's AMOS, ELECTRA and BERT to the table")
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the recipe and options that override it; None leaves the recipe's value."""
+def add_recipe_arguments(parser: argparse.ArgumentParser, has_pairs: bool = True) -> None:
+    """Add the recipe and options that override it; None leaves the recipe's value. ``has_pairs``: of texts."""
     add = parser.add_argument
     add("--recipe", metavar="NAME", default="amos",
         help="amos, amos_grid, electra, electric, mlm, teams, or the path of a YAML file")  # fmt: skip
@@ -38,8 +46,11 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")
     add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")
-    add("--num-separators", type=int, choices=(1, 2), metavar="N",
-        help="</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)")  # fmt: skip
+    if has_pairs:
+        help_text = "</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)"
+        add("--num-separators", type=int, choices=(1, 2), metavar="N", help=help_text)
+    else:
+        parser.set_defaults(num_separators=None)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,13 +17,14 @@ from amos_fairseq.cli import (
     recipes,
     score,
     squad,
+    tag,
     train,
     verify,
 )
 from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
-SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, score, flops, bench, verify)
+SUBCOMMANDS = (prepare, recipes, train, inspect, plot, import_, export, glue, squad, tag, score, flops, bench, verify)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -203,7 +203,7 @@ def read_results(out: Path) -> list[Result]:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that determine a result."""
-    own = {name: version_of(name) for name in ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy")}
+    own = {name: version_of(name) for name in ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy", "seqeval")}
     return own | {"python": platform.python_version(), "torch": torch.__version__}
 
 

@@ -21,6 +21,7 @@ from amos_fairseq.hugging_face.weights import (
     PRETRAINING,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
 )
 from amos_fairseq.metrics_file import read_records
 from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
@@ -55,6 +56,7 @@ _PIPELINES = {
     DETECTION: "token-classification",
     SEQUENCE_CLASSIFICATION: "text-classification",
     QUESTION_ANSWERING: "question-answering",
+    TOKEN_CLASSIFICATION: "token-classification",
 }
 _LIMITS = {
     ENCODER: "It was trained without a sentence objective: before it is fine-tuned, do not expect cosine similarities of its "
@@ -66,6 +68,8 @@ _LIMITS = {
     SEQUENCE_CLASSIFICATION: "It predicts the classes of the task that it was fine-tuned on.",
     QUESTION_ANSWERING: "It marks the likeliest span, also if the text has no answer: that is decided by a threshold of the "
     "null score, which is chosen on development data and is not in this folder.",
+    TOKEN_CLASSIFICATION: 'Only labels of the first pieces of words were trained: use `aggregation_strategy="first"`. Spaces '
+    "separate the words of the training data, also from punctuation.",
 }
 _NO_PIPELINE = (
     ' `pipeline("token-classification")` must not be used: it builds another class, whose classifier is not in this folder and '
@@ -89,6 +93,9 @@ _USES = {
     "logits = model(**inputs).logits  # [1, classes]",
     QUESTION_ANSWERING: "output = model(**tokenizer(\"A question?\", \"And its answer.\", return_tensors=\"pt\"))\n"
     "start, end = output.start_logits.argmax(), output.end_logits.argmax()",
+    TOKEN_CLASSIFICATION: "from transformers import pipeline\n\n"
+    "tagger = pipeline(\"token-classification\", model=model, tokenizer=tokenizer, aggregation_strategy=\"first\")\n"
+    "spans = tagger(\"Words , separated by spaces .\")",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.weight_names import Weights
+from amos_fairseq.data.tagging import LABELS_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import (
     DETECTION,
@@ -27,6 +28,7 @@ from amos_fairseq.hugging_face.weights import (
     PRETRAINING,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
 )
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
@@ -50,7 +52,7 @@ class Part:
         shape: of its encoder.
         weights: ours, the vocabulary in our rows.
         outputs: tokens [B,T] in our ids -> what the exported class returns: states [B,T,D]; logits [B,T,dictionary size] of
-            the masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end.
+            the masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
         description: in words.
         settings: for its configuration: labels, kind of problem.
         limits: for the model card, instead of the text for its kind.
@@ -86,10 +88,11 @@ def choose_part(
     model = loaded.model
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
-    has_classes = isinstance(model, FineTunedModel) and len(model.classification_heads) and name is None
+    is_fine_tuned = isinstance(model, FineTunedModel)
+    has_classes = is_fine_tuned and name is None and (len(model.classification_heads) or model.tagging_head)
     if labels is not None and not has_classes:
         raise UserError("--labels names the classes of a fine-tuned classification head, which is not exported here")
-    if isinstance(model, FineTunedModel):
+    if is_fine_tuned:
         return fine_tuned_part(loaded, model, name, labels)
     is_mlm = isinstance(model, MlmModel)
     if is_mlm and name in ("generator", "discriminator"):
@@ -205,10 +208,12 @@ def fine_tuned_part(
     """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
-    if name == "encoder" or not (model.classification_heads or model.span_head):
+    if name == "encoder" or not (model.classification_heads or model.span_head or model.tagging_head):
         return encoder_part(model)
     if model.span_head is not None:
         return _span_part(loaded, model)
+    if model.tagging_head is not None:
+        return _tagging_part(loaded, model, labels)
     if len(model.classification_heads) > 1:
         raise UserError(
             f"{loaded.file} has several heads ({', '.join(model.classification_heads)}), a Hugging Face class has one: "
@@ -242,6 +247,20 @@ def _span_part(loaded: LoadedCheckpoint, model: FineTunedModel) -> Part:
     )
 
 
+def _tagging_part(loaded: LoadedCheckpoint, model: FineTunedModel, labels: Sequence[str] | None) -> Part:
+    weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("tagging_head.", model.tagging_head)
+    settings = label_settings(loaded, model.tagging_head.output.out_features, labels)
+    del settings["problem_type"]  # of sequence classification
+    return Part(
+        TOKEN_CLASSIFICATION,
+        model.encoder.shape,
+        weights,
+        lambda tokens: model.tagging_head(model.extract_features(tokens)),
+        "the encoder with its head for labels of words",
+        settings,
+    )
+
+
 def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and the kind of problem.
 
@@ -265,8 +284,13 @@ def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[
 
 
 def labels_of_task(loaded: LoadedCheckpoint, num_classes: int) -> list[str]:
-    """Return the labels in the ``task.json`` of the task's data, if it exists and has as many as the head, else numbers."""
+    """Return the labels in the ``task.json`` of the task's data, or for labels of words in ``labels.txt`` beside the
+    checkpoint, if the file exists and has as many as the head, else numbers."""
     numbered = [f"LABEL_{number}" for number in range(num_classes)]
+    if loaded.model.tagging_head is not None:
+        path = loaded.file.with_name(LABELS_FILE)
+        labels = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return labels if len(labels) == num_classes else numbered
     path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
     if not path.is_file():
         return numbered

@@ -1,9 +1,9 @@
 """Names of weights, ours | Hugging Face's, one table per family of classes, and conversion in both directions.
 
 On the left is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.encoder.TransformerEncoder`),
-``mlm_head.*``, ``detection_head.*``, ``classification_head.*``, ``span_head.*``. On the right are the names of the class with
-the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*`` means ``weight``
-and ``bias``. Rows of the vocabulary keep their order. Three conversions change more than the name:
+``mlm_head.*``, ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. On the right are the names
+of the class with the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*``
+means ``weight`` and ``bias``. Rows of the vocabulary keep their order. Three conversions change more than the name:
 
     q|k|v   three matrices, concatenated by rows on our side (three names on theirs)
     +2      a position table whose first two rows belong to no position; ours counts from 0
@@ -28,6 +28,7 @@ PRETRAINING = "pretraining"  # ELECTRA: dense, gelu, linear
 ENERGY = "energy"  # Electric: the same layers with another meaning
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 QUESTION_ANSWERING = "question_answering"
+TOKEN_CLASSIFICATION = "token_classification"
 
 Q_K_V, PLUS_2, ZERO_AND_W = "q|k|v", "+2", "0,w"
 DETECTION_LABELS = {0: "original", 1: "replaced"}
@@ -71,6 +72,7 @@ def _classes(name: str) -> dict[str, str]:
         DETECTION: f"{name}ForTokenClassification",
         SEQUENCE_CLASSIFICATION: f"{name}ForSequenceClassification",
         QUESTION_ANSWERING: f"{name}ForQuestionAnswering",
+        TOKEN_CLASSIFICATION: f"{name}ForTokenClassification",
     }
 
 
@@ -81,6 +83,7 @@ _DENSE_DETECTION = (
 )
 _DETECTION = (Row("detection_head.output.*",                   "classifier.*",                             ZERO_AND_W),)
 _SPANS = (Row("span_head.output.*",                            "qa_outputs.*"),)
+_LABELS = (Row("tagging_head.output.*",                         "classifier.*"),)
 _TWO_LAYERS = (  # MPNet, RoBERTa (tanh between) and ELECTRA (gelu)
     Row("classification_head.dense.*",                         "classifier.dense.*"),
     Row("classification_head.output.*",                        "classifier.out_proj.*"),
@@ -145,6 +148,7 @@ FAMILIES: dict[str, Family] = {
         DETECTION: _DETECTION,
         SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
         QUESTION_ANSWERING: _SPANS,
+        TOKEN_CLASSIFICATION: _LABELS,
     }, tied={
         "lm_head.decoder.weight":                              "mpnet.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias":                                "lm_head.bias",
@@ -163,6 +167,7 @@ FAMILIES: dict[str, Family] = {
         DETECTION: _DETECTION,
         SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
         QUESTION_ANSWERING: _SPANS,
+        TOKEN_CLASSIFICATION: _LABELS,
     }, tied={
         "generator_lm_head.weight":                            "electra.embeddings.word_embeddings.weight",
     }),
@@ -178,6 +183,7 @@ FAMILIES: dict[str, Family] = {
             Row("classification_head.output.*",                "classifier.*"),
         ),
         QUESTION_ANSWERING: _SPANS,
+        TOKEN_CLASSIFICATION: _LABELS,
     }, tied={
         "cls.predictions.decoder.weight":                      "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias":                        "cls.predictions.bias",
@@ -187,6 +193,7 @@ FAMILIES: dict[str, Family] = {
         DETECTION: _DETECTION,
         SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
         QUESTION_ANSWERING: _SPANS,
+        TOKEN_CLASSIFICATION: _LABELS,
     }, tied={
         "lm_head.decoder.weight":                              "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias":                                "lm_head.bias",
@@ -215,6 +222,7 @@ AUTO_CLASSES = {
     ENERGY: "AutoModelForPreTraining",
     SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
     QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
+    TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
 }
 
 

@@ -7,6 +7,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import (
     EncoderConfig,
     PaddedVocabulary,
@@ -14,7 +15,7 @@ from amos_fairseq.models.configuration import (
     transformer_config,
 )
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
-from amos_fairseq.modules.heads import ClassificationHead
+from amos_fairseq.modules.heads import ClassificationHead, TaggingHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 from amos_fairseq.setting_checks import check_ranges
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 ENCODER_IN_PRETRAINING = ("discriminator.", "transformer.")
 ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
-HEADS = ("classification_heads.", "span_head.")
+HEADS = ("classification_heads.", "span_head.", "tagging_head.")
 
 
 class FineTunedModel(BaseFairseqModel):
@@ -44,6 +45,7 @@ class FineTunedModel(BaseFairseqModel):
         self.encoder = TransformerEncoder(self.final_encoder_config(cfg))
         self.classification_heads = nn.ModuleDict()
         self.span_head: nn.Module | None = None
+        self.tagging_head: TaggingHead | None = None
         self._initialize(self)
         mark_layer_depths(self)
 
@@ -72,6 +74,12 @@ class FineTunedModel(BaseFairseqModel):
         self._initialize(self.span_head)
         mark_layer_depths(self)
 
+    def register_tagging_head(self, num_labels: int) -> None:
+        """Add a head for labels of words."""
+        self.tagging_head = TaggingHead(self.cfg.encoder_embed_dim, num_labels, self.cfg.pooler_dropout)
+        self._initialize(self.tagging_head)
+        mark_layer_depths(self)
+
     @staticmethod
     def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:
         """Return whether these are the weights of a fine-tuned model, not of a pretraining model."""
@@ -86,6 +94,8 @@ class FineTunedModel(BaseFairseqModel):
         if any(key.startswith("span_head.") for key in state_dict):
             independent, joint = SPAN_HEADS
             self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
+        if (weight := state_dict.get("tagging_head.output.weight")) is not None:
+            self.register_tagging_head(num_labels=weight.size(0))
 
     def forward(
         self,
@@ -95,14 +105,18 @@ class FineTunedModel(BaseFairseqModel):
         classification_head_name: str | None = None,
         answer_mask: Tensor | None = None,
         span_targets: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, None] | SpanOutput:
+        word_positions: Tensor | None = None,
+    ) -> tuple[Tensor, None] | SpanOutput | Tensor:
         """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the last
         states [B,T,D]; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of the span
-        head. The other arguments, and the second value, are those of fairseq's own encoders.
+        head; with ``word_positions`` ([B,W] int64, the first piece of each word) the logits of labels [B,W,labels] float32. The
+        other arguments, and the second value, are those of fairseq's own encoders.
         """
         states = self.extract_features(src_tokens)
         if answer_mask is not None:
             return self.span_head(states, answer_mask, span_targets)
+        if word_positions is not None:
+            return self.tagging_head(gather_positions(states, word_positions))
         if classification_head_name is not None:
             return self.classification_heads[classification_head_name](states), None
         return states, None

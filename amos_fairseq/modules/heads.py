@@ -133,6 +133,22 @@ class FeedForwardHead(nn.Module):
         return self.ffn_norm(states + self.dropout(self.ffn_out(expanded)))
 
 
+class TaggingHead(nn.Module):
+    """Predict the label of a word from the state of its first piece: dropout and one linear layer.
+
+    It is the classifier of Hugging Face's models for token classification.
+    """
+
+    def __init__(self, width: int, num_labels: int, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(width, num_labels)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> logits [..., labels] float32."""
+        return self.output(self.dropout(states)).float()
+
+
 POOLER_ACTIVATIONS = {"tanh": torch.tanh, "gelu": gelu}
 # A classification head without a dense layer.
 LINEAR_HEAD = "linear"

@@ -142,6 +142,11 @@ class Tokenizer(abc.ABC):
                 Path(unfinished).write_bytes(content)
 
     @functools.cached_property
+    def embedding_rows(self) -> dict[str, int]:
+        """The row of each symbol in the embedding, which is its id in the dictionary of every task of this package."""
+        return {symbol: row for row, symbol in enumerate(embedding_symbols(self.dictionary_symbols))}
+
+    @functools.cached_property
     def sha256(self) -> str:
         """``directory_sha256`` of the files that :meth:`save` writes, independent of where the tokenizer was read from."""
         with tempfile.TemporaryDirectory() as directory:
@@ -199,6 +204,7 @@ def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]
     """Convert the spans of a tokenizer library to the convention of :meth:`Tokenizer.encode_with_offsets`.
 
     - Spaces at the ends of a span are removed; a span of spaces becomes empty.
+    - Some libraries give a lone word mark at the start of a line the first character of the word; its span becomes empty.
     - Where a normalizer expands one character (a ligature, a fraction), some libraries give the first piece an empty span at
       that character. It gets the whole character, as pieces of a character's bytes do.
     - Combining marks that a normalizer removes belong to the piece before them, so that sliced text keeps its accents.
@@ -215,6 +221,8 @@ def _tidy(line: str, piece: str, start: int, end: int) -> AlignedPiece:
         start += 1
     while end > start and _is_space(line[end - 1]):
         end -= 1
+    if not piece.strip(_WORD_MARKS) and line[start:end].strip(_WORD_MARKS):
+        return piece, start, start
     within_character = start == end < len(line) and not _is_space(line[start])
     if within_character and piece.strip(_WORD_MARKS):
         end = start + 1

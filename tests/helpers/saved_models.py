@@ -109,16 +109,17 @@ def write_run(
     tokenizer: Tokenizer | None = None,
     classes: int = 0,
     span_head: str = "",
+    labels: int = 0,
     task: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a SAVE_DIR with random values in all parameters; fine-tuned if it has ``classes`` or a ``span_head``."""
+    """Write a SAVE_DIR with random values in all parameters; fine-tuned with ``classes``, a ``span_head`` or ``labels``."""
     tokenizer = tokenizer or small_tokenizer()
     tokenizer.save(directory / "tokenizer")
     config_class, model_class, own = OBJECTIVES[objective]
     config = config_class(**(own | SIZES | settings))
     setup = SimpleNamespace(source_dictionary=tokenizer_dictionary(tokenizer))
-    if not (classes or span_head):
+    if not (classes or span_head or labels):
         setup.masked_share = 0.15
     torch.manual_seed(0)
     model = model_class.build_model(config, setup)
@@ -126,6 +127,8 @@ def write_run(
         model.register_classification_head("sentence_classification_head", classes)
     if span_head:
         model.register_span_head(span_head)
+    if labels:
+        model.register_tagging_head(labels)
     randomize(model)
     cfg = {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15} | (task or {})}
     write_state(directory, "checkpoint_last.pt", objective, model, config, cfg=cfg)

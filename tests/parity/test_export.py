@@ -229,6 +229,31 @@ def test_question_answering(tmp_path):
     assert_close(ours.end_logits[real], theirs.end_logits[real])
 
 
+TAGGERS = {
+    "t5": ({}, "MPNetForTokenClassification"),
+    "none": (ABSOLUTE, "BertForTokenClassification"),
+    "electra": ({"objective": "electra"}, "ElectraForTokenClassification"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TAGGERS)
+def test_labels_of_words(name, tmp_path):
+    """The names are those of --labels, else of labels.txt beside the checkpoint; the export's own comparison is on."""
+    settings, class_name = TAGGERS[name]
+    pretrained, out, config = exported(tmp_path, {"labels": 3, **settings}, "--labels", "B-X,I-X,O", check=True)
+    assert config["architectures"] == [class_name]
+    assert config["label2id"] == {"B-X": 0, "I-X": 1, "O": 2}
+    tokens = padded_tokens(pretrained)
+    positions = torch.arange(tokens.size(1)).expand_as(tokens)
+    ours = pretrained.model(tokens, word_positions=positions)
+    real = tokens.ne(1)
+    assert_close(ours[real], outputs(out, "AutoModelForTokenClassification", tokens).logits[real])
+    (tmp_path / "run" / "labels.txt").write_text("DET\nNOUN\nVERB\n")
+    export(tmp_path / "run", tmp_path / "named")
+    assert json.loads((tmp_path / "named" / "config.json").read_text())["id2label"]["1"] == "NOUN"
+
+
 @torch.no_grad()
 def test_token_types_of_a_pair(tmp_path):
     """From two texts on both sides: our model derives the types from ``</s>``, theirs gets them from the tokenizer."""

@@ -1,0 +1,187 @@
+"""Sequence tagging: the binarized files, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
+
+preprocess/tagging writes these files, and the task reads them:
+
+SPLIT.tokens.{bin,idx}                          ids of each sentence, without special tokens
+SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
+SPLIT.label.{bin,idx}                           label of each word, an index of ``labels``
+SPLIT.words.jsonl                               the words of each sentence
+dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+from amos_fairseq.data.seeding import EpochOrder
+from amos_fairseq.errors import UserError
+
+MANIFEST = "tagging.json"
+# Beside the checkpoints, one label a line, so that they can be exported without the data.
+LABELS_FILE = "labels.txt"
+ARRAYS = ("tokens", "word_start", "word_end", "label")
+NUM_SPECIAL = 2  # <s> and </s>
+# Target of a padded slot: cross_entropy ignores it.
+NO_LABEL = -100
+_HINT = "give the directory that preprocess/tagging/prepare.sh wrote"
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}:
+            return manifest
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_HINT}") from None
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
+
+
+def read_words(directory: Path, split: str) -> list[list[str]]:
+    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing."""
+    path = directory / f"{split}.words.jsonl"
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            return [json.loads(line) for line in lines]
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {_HINT}") from None
+
+
+class TaggedSentences(EpochOrder, FairseqDataset):
+    """The sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
+
+    Args:
+        directory: that of the files.
+        split: train or valid.
+        dictionary: of the special tokens.
+        max_tokens: of a sentence with ``<s>`` and ``</s>``.
+        seed: of the training order.
+        training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
+            order.
+
+    Attributes:
+        cut_words: number of words that are cut, in the sentences of the dataset and in those left out.
+        cut_sentences: number of sentences that lose words.
+
+    Raises:
+        UserError: a file is missing, the files do not belong together, or ``max_tokens`` leaves no room for a word.
+    """
+
+    def __init__(
+        self, directory: Path, split: str, dictionary: Dictionary, max_tokens: int, seed: int = 0, training: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if max_tokens <= NUM_SPECIAL:
+            raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
+        self.source = f"{directory}/{split}"
+        self.seed, self.training, self.epoch = seed, training, 1
+        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
+        self._tokens, self._starts, self._ends, self._labels = (_open(self.source, name) for name in ARRAYS)
+        if not len(self._tokens) == len(self._starts) == len(self._ends) == len(self._labels):
+            raise UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
+        room = max_tokens - NUM_SPECIAL
+        kept = [int(np.searchsorted(ends.numpy(), room, side="right")) for ends in self._ends]
+        num_words = np.array([len(ends) for ends in self._ends], dtype=np.int64)
+        self._kept = np.array(kept, dtype=np.int64)
+        self.cut_words = int((num_words - self._kept).sum())
+        self.cut_sentences = int((num_words > self._kept).sum())
+        self.num_words = int(num_words.sum())
+        self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(kept))
+        self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
+
+    def _num_pieces(self, row: int) -> int:
+        """Return the length of a sentence after the cut, without special tokens; uncut, it has all its pieces."""
+        ends, kept = self._ends[row], int(self._kept[row])
+        if kept == len(ends):
+            return len(self._tokens[row])
+        return int(ends[kept - 1]) if kept else 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def labels(self, index: int) -> list[int]:
+        """Return the labels of all words of a sentence, also of those that are cut."""
+        return self._labels[int(self._rows[index])].tolist()
+
+    def num_kept(self, index: int) -> int:
+        """Return the number of words of a sentence that are not cut."""
+        return int(self._kept[self._rows[index]])
+
+    def describe(self) -> str:
+        """Return the numbers of sentences and words, and of the words that are cut."""
+        cut = (
+            f"{self.cut_words:,} words at the ends of {self.cut_sentences:,} sentences are cut"
+            if self.cut_words
+            else ""
+        )
+        return f"{len(self):,} sentences, {self.num_words:,} words" + (f"; {cut}" if cut else "")
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return ``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor of the first pieces of the kept words, and
+        ``labels``, a list of ints for all words."""
+        index = int(index)
+        row, kept = int(self._rows[index]), self.num_kept(index)
+        pieces = self._tokens[row][: self._num_pieces(row)].long()
+        return {
+            "id": index,
+            "tokens": torch.cat([torch.tensor([self.bos]), pieces, torch.tensor([self.eos])]),
+            "positions": self._starts[row][:kept].long() + 1,
+            "labels": self.labels(index),
+        }
+
+    def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return a batch padded to its longest sentence; ``{}`` for an empty list (a rank without data).
+
+        Returns:
+            ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens), ``nwords`` (not cut) and ``first_id`` Python
+            ints; ``target`` LongTensor [B,W], ``NO_LABEL`` in padded slots; ``labels``, lists of ints with the labels of
+            all words; ``net_input`` with ``src_tokens`` LongTensor [B,T], ``src_lengths`` LongTensor [B] and
+            ``word_positions`` LongTensor [B,W], 0 in padded slots.
+        """
+        if not samples:
+            return {}
+        lengths = [len(sample["tokens"]) for sample in samples]
+        num_words = [len(sample["positions"]) for sample in samples]
+        tokens = torch.full((len(samples), max(lengths)), self.pad, dtype=torch.long)
+        positions = torch.zeros(len(samples), max(1, *num_words), dtype=torch.long)
+        target = torch.full_like(positions, NO_LABEL)
+        for row, sample in enumerate(samples):
+            tokens[row, : lengths[row]] = sample["tokens"]
+            positions[row, : num_words[row]] = sample["positions"]
+            target[row, : num_words[row]] = torch.tensor(sample["labels"][: num_words[row]], dtype=torch.long)
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
+            "nsentences": len(samples),
+            "ntokens": sum(lengths),
+            "nwords": sum(num_words),
+            "first_id": samples[0]["id"],
+            "target": target,
+            "labels": [sample["labels"] for sample in samples],
+            "net_input": {
+                "src_tokens": tokens,
+                "src_lengths": torch.tensor(lengths, dtype=torch.long),
+                "word_positions": positions,
+            },
+        }
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+
+def _open(prefix: str, name: str) -> MMapIndexedDataset:
+    path = f"{prefix}.{name}"
+    if not MMapIndexedDataset.exists(path):
+        raise UserError(f"{path}.bin or {path}.idx is missing: {_HINT}")
+    return MMapIndexedDataset(path)

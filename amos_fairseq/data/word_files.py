@@ -1,0 +1,118 @@
+"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.preprocess.common.reading import InputFile, refuse_other_formats
+
+# Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
+COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
+CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_DOCUMENT_START = "-DOCSTART-"
+_BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
+_WORD_ID = re.compile(r"[1-9][0-9]*")
+_RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
+
+
+@dataclass
+class Sentence:
+    """The words of a sentence, and its columns by name, each as long as ``words``."""
+
+    words: list[str]
+    columns: dict[str, list[str]]
+
+
+def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
+    """Read a column file: one word a line, its labels behind it, a blank line after each sentence.
+
+    Columns are separated by a tab if the line has one, else by spaces. Lines that start with ``-DOCSTART-`` are skipped. The
+    file may be compressed (.gz, .xz, .zst).
+
+    Args:
+        names: of the columns after the word; by default those of :data:`COLUMN_NAMES`, and for other numbers of columns
+            "2", "3", ....
+
+    Raises:
+        UserError: the file is missing, damaged or without a sentence; a line has another number of columns than the first
+            one or than ``names``, or an empty one. The message has the file and the line.
+    """
+    width = None if names is None else 1 + len(names)
+
+    def rows() -> Iterator[list[str] | None]:
+        nonlocal width
+        for number, line in _lines(path):
+            if not line.strip(" \t"):
+                yield None
+            elif not line.startswith(_DOCUMENT_START):
+                cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+                width = width or len(cells)
+                if len(cells) != width:
+                    expected = "like the line before" if names is None else f"word, {', '.join(names)}"
+                    raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} ({expected})")
+                if not all(cells):
+                    raise UserError(f"{path}, line {number}: column {cells.index('') + 1} is empty")
+                yield cells
+
+    sentences = list(_sentences(path, rows()))
+    if width == 1:
+        raise UserError(f"{path} has one column: expected a word and at least one label a line")
+    names = names or COLUMN_NAMES.get(width) or [str(place) for place in range(2, width + 1)]
+    return [Sentence(words, dict(zip(names, columns, strict=True))) for words, *columns in sentences]
+
+
+def read_conllu(path: Path) -> list[Sentence]:
+    """Read CoNLL-U: the columns are :data:`CONLLU_NAMES`, and ``form`` is ``words``.
+
+    Comments, ranges of multiword tokens (``1-2``) and empty nodes (``1.1``) are skipped: words are the syntactic ones. The file
+    may be compressed (.gz, .xz, .zst).
+
+    Raises:
+        UserError: the file is missing, damaged or without a sentence; a line does not have ten columns, or its id is not
+            the number of the word in the sentence. The message has the file and the line.
+    """
+
+    def rows() -> Iterator[list[str] | None]:
+        expected = 1
+        for number, line in _lines(path):
+            if not line.strip(" \t"):
+                expected = 1
+                yield None
+            elif not line.startswith("#"):
+                cells = line.split("\t")
+                if len(cells) != 1 + len(CONLLU_NAMES) or not all(cells):
+                    raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
+                if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
+                    continue
+                if not _WORD_ID.fullmatch(cells[0]) or int(cells[0]) != expected:
+                    raise UserError(f"{path}, line {number}: word id {cells[0]}, expected {expected}")
+                expected += 1
+                yield cells[1:]
+
+    return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in _sentences(path, rows())]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    refuse_other_formats(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
+    for number, line in InputFile(path).lines():
+        yield number, line.decode("utf-8").rstrip("\r\n")
+
+
+def _sentences(path: Path, rows: Iterator[list[str] | None]) -> Iterator[list[list[str]]]:
+    """Yield the columns of each sentence; a row of None ends one."""
+    found = False
+    sentence: list[list[str]] = []
+    for cells in itertools.chain(rows, [None]):  # the last line may end the last sentence
+        if cells is not None:
+            sentence.append(cells)
+        elif sentence:
+            found = True
+            yield [list(column) for column in zip(*sentence, strict=True)]
+            sentence = []
+    if not found:
+        raise UserError(f"{path} has no sentence: expected one word a line")

@@ -1,0 +1,1 @@
+"""Sequence tagging: scores of words and spans, evaluation, and the whole experiment with its table."""

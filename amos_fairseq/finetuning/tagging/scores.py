@@ -1,0 +1,54 @@
+"""Scores of labels: accuracy of words, and F1 of the spans that IOB labels mark."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+# O, or the place in a span and the span's type: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES.
+_SPAN_LABEL = re.compile(r"O|[BIES]-.+")
+OUTSIDE = "O"
+
+
+def mark_spans(labels: Iterable[str]) -> bool:
+    """Return whether the labels of a data set mark spans, and are not one class a word."""
+    labels = set(labels)
+    return bool(labels - {OUTSIDE}) and all(map(_SPAN_LABEL.fullmatch, labels))
+
+
+def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Counter[str]:
+    """Count what is right in one sentence; the sums over sentences give :func:`scores`.
+
+    Args:
+        predicted: of the first words; the others, which the model did not read, are wrong. They are outside of all spans.
+        has_spans: count spans too. A span is right if its type and both its ends are. Spans begin and end by the rules of the
+            official conlleval, in the implementation of `seqeval`: also where the labels are not well-formed.
+
+    Returns:
+        ``words`` and ``right_words``; with ``has_spans`` also ``spans``, ``found_spans`` and ``right_spans``.
+    """
+    right = sum(one == other for one, other in zip(gold, predicted, strict=False))
+    counts = Counter(words=len(gold), right_words=right)
+    if has_spans:
+        from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
+
+        complete = [*predicted, *[OUTSIDE] * (len(gold) - len(predicted))]
+        spans, found = set(get_entities(list(gold))), set(get_entities(complete))
+        counts.update(spans=len(spans), found_spans=len(found), right_spans=len(spans & found))
+    return counts
+
+
+def scores(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return scores in percent from sums of :func:`count`: ``accuracy``; with spans also ``f1``, ``precision``, ``recall``.
+
+    A ratio of 0 and 0 is 0, as in conlleval.
+    """
+
+    def percent(part: float, whole: float) -> float:
+        return 100.0 * float(part) / float(whole) if whole else 0.0
+
+    accuracy = {"accuracy": percent(counts["right_words"], counts["words"])}
+    if "spans" not in counts:
+        return accuracy
+    right, found, spans = (counts[name] for name in ("right_spans", "found_spans", "spans"))
+    precision, recall = percent(right, found), percent(right, spans)
+    return {"f1": percent(2 * right, found + spans), "precision": precision, "recall": recall, **accuracy}

@@ -1,0 +1,190 @@
+"""Convert labeled words to the input of the task ``sequence_tagging``; see ``prepare.sh --help``.
+
+Read both files -> encode, find the pieces of each word, write to a temporary directory -> rename.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.word_files import CONLLU_NAMES, Sentence, read_columns, read_conllu
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import whole_folder
+from amos_fairseq.finetuning.tagging.scores import mark_spans
+from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
+from amos_fairseq.preprocess.common.reading import kind_and_compression
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization.tokenizer import UNK
+from amos_fairseq.tokenization.words import encode_words
+
+_DESCRIPTION = """Convert labeled words to the input of the task sequence_tagging: pieces, the pieces of each word, labels.
+
+TRAIN and DEV are CoNLL-U files (.conllu), or files with one word a line and its labels in the columns behind it, as in
+CoNLL-2000 and CoNLL-2003; plain or as .gz, .xz or .zst. A finished OUT, made from the same files and settings, is not
+changed."""
+
+CONLLU = ".conllu"
+DEFAULT_CONLLU_COLUMN = "upos"
+
+
+def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
+    """Read a file as CoNLL-U if it is called so, else as columns."""
+    kind, _ = kind_and_compression(path)
+    if kind != CONLLU:
+        return read_columns(path, names)
+    if names is not None:
+        raise UserError(f"--columns names those of column files; {path} is CoNLL-U, with {', '.join(CONLLU_NAMES)}")
+    return read_conllu(path)
+
+
+def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> str:
+    """Return ``column``, by default upos of CoNLL-U and the last one of other files.
+
+    Raises:
+        UserError: a file does not have it.
+    """
+    for path, own in sentences.items():
+        names = list(own[0].columns)
+        column = column or (DEFAULT_CONLLU_COLUMN if names == list(CONLLU_NAMES) else names[-1])
+        if column not in names:
+            raise UserError(f"{path} has no column {column}: it has {', '.join(names)}")
+    return column
+
+
+def prepare(
+    train: Path, dev: Path, tokenizer: Tokenizer, out: Path, column: str | None, names: list[str] | None
+) -> None:
+    """Write both files to ``out``; nothing is left of it if that fails.
+
+    Raises:
+        UserError: bad input, or ``out`` contains other files.
+    """
+    from amos_fairseq.data.tagging import MANIFEST  # imports fairseq, which takes seconds
+
+    sources = {"train": train, "valid": dev}
+    description: dict[str, Any] = {
+        "settings": {"column": column, "columns": names},
+        "tokenizer_sha256": tokenizer.sha256,
+        "sources": {split: {"name": path.name, "sha256": file_sha256(path)} for split, path in sources.items()},
+    }
+    if _is_finished(out, description):
+        say(f"{out} is finished already, with these files and settings: nothing to do")
+        return
+    sentences = {split: read_sentences(path, names) for split, path in sources.items()}
+    chosen = choose_column({path: sentences[split] for split, path in sources.items()}, column)
+    labels = sorted({label for own in sentences.values() for sentence in own for label in sentence.columns[chosen]})
+    kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
+    with whole_folder(out.absolute()) as unfinished:
+        tokenizer.save(unfinished / "tokenizer")
+        shutil.copyfile(unfinished / "tokenizer" / "dict.txt", unfinished / "dict.txt")
+        facts = {
+            split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
+        }
+        manifest = json.dumps(description | kind | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
+        (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
+    _report(kind, facts)
+    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
+
+
+def write_split(
+    directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
+) -> dict[str, int]:
+    """Write all sentences of a split; return counts."""
+    import numpy as np
+    import torch
+    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
+
+    from amos_fairseq.data.tagging import ARRAYS
+
+    # The ids of the dictionary take the least type that holds them, as in the other preparations.
+    types = {"tokens": best_fitting_int_dtype(len(tokenizer.embedding_rows))}
+    builders = {
+        name: MMapIndexedDatasetBuilder(f"{directory / split}.{name}.bin", dtype=types.get(name, np.int32))
+        for name in ARRAYS
+    }
+    indices = {label: index for index, label in enumerate(labels)}
+    unknown = tokenizer.embedding_rows[UNK]
+    facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
+    with (
+        (directory / f"{split}.words.jsonl").open("w", encoding="utf-8", newline="\n") as words_file,
+        progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar,
+    ):
+        for sentence in sentences:
+            ids, ranges = encode_words(tokenizer, sentence.words)
+            starts, ends = zip(*ranges, strict=True)
+            rows = (ids, starts, ends, [indices[label] for label in sentence.columns[column]])
+            for name, row in zip(ARRAYS, rows, strict=True):
+                builders[name].add_item(torch.tensor(row, dtype=torch.int64))
+            words_file.write(json.dumps(sentence.words, ensure_ascii=False) + "\n")
+            facts["words"] += len(ranges)
+            facts["pieces"] += len(ids)
+            facts["unknown"] += ids.count(unknown)
+            facts["longest"] = max(facts["longest"], len(ids))
+            bar.update(1)
+    for name, builder in builders.items():
+        builder.finalize(f"{directory / split}.{name}.idx")
+    return facts
+
+
+def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]]) -> None:
+    score = "span F1" if kind["has_spans"] else "accuracy"
+    say(f"column {kind['column']}: {len(kind['labels'])} labels, scored by {score}")
+    for split, own in facts.items():
+        say(
+            f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "
+            f"longest sentence {own['longest']} pieces"
+        )
+
+
+def _is_finished(out: Path, description: dict[str, Any]) -> bool:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not out.is_dir():
+        raise UserError(f"OUT {out} is not a directory")
+    from amos_fairseq.data.tagging import MANIFEST, read_manifest
+
+    if not (out / MANIFEST).is_file():
+        raise UserError(f"OUT {out} is not empty and contains no tagging data of prepare.sh: give another directory")
+    manifest = read_manifest(out)
+    for name, value in description.items():
+        if manifest.get(name) != value:
+            kind = {"settings": "settings", "tokenizer_sha256": "tokenizer", "sources": "files"}[name]
+            raise UserError(f"{out} was made with other {kind}: give another OUT, or remove it")
+    return True
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("train", type=Path, metavar="TRAIN", help="labeled words to train on")
+    add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")
+    add("tokenizer", type=Path, metavar="TOKENIZER_DIR",
+        help="tokenizer directory of a corpus or run, or tokenizer.json")  # fmt: skip
+    add("out", type=Path, metavar="OUT", help="output directory")
+    add("--column", metavar="NAME",
+        help="labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)")  # fmt: skip
+    add("--columns", metavar="A,B,...", type=lambda value: value.split(","),
+        help="names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three)")  # fmt: skip
+    return parser
+
+
+@report_user_errors()
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
+    with ending_in_one_line("nothing was left"):
+        given = build_parser().parse_args(arguments)
+        # Check as much as possible before any work.
+        for path in (given.train, given.dev):
+            if not path.is_file():
+                raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
+        prepare(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
+
+
+if __name__ == "__main__":
+    main()

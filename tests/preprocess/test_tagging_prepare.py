@@ -1,0 +1,87 @@
+"""preprocess/tagging: every word with its label and its pieces, and errors."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from failures import error_line
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+
+from amos_fairseq.data.tagging import read_manifest, read_words
+from amos_fairseq.preprocess.tagging import prepare
+from amos_fairseq.tokenization import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
+
+
+def read_back(data: Path) -> list[list[tuple[str, str, str]]]:
+    """(word, text of its pieces, label) of every word, from the files alone."""
+    manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"valid.{name}")) for name in ("tokens", "word_start", "word_end", "label")]
+    found = []
+    for words, ids, starts, ends, labels in zip(read_words(data, "valid"), *arrays, strict=True):
+        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
+        texts = [tokenizer.decode(pieces[a:b]).strip() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        found.append(list(zip(words, texts, [manifest["labels"][i] for i in labels.tolist()], strict=True)))
+    return found
+
+
+def test_every_word_has_its_label_and_its_pieces(data):
+    expected = [
+        [(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in make_sentences()
+    ]
+    assert read_back(data) == expected
+    manifest = read_manifest(data)
+    assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
+    num_words = sum(map(len, expected))
+    assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
+    assert manifest["splits"]["train"]["unknown"] == 0
+
+
+def test_conllu_and_other_columns(data, tmp_path, capsys):
+    """CoNLL-U by its name, compressed; the same sentences give the same pieces, with other labels."""
+    source = write_conllu(tmp_path / "dev.conllu", make_sentences())
+    packed = tmp_path / "dev.conllu.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
+        out = tmp_path / f"out{len(flags)}"
+        prepare.main([*map(str, files), str(data / "tokenizer"), str(out), *flags])
+        assert [[row[2] for row in rows] for rows in read_back(out)] == [
+            [pos for _, pos, _ in rows] for rows in make_sentences()
+        ]
+        assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
+    assert "scored by accuracy" in capsys.readouterr().err
+    named = ["--columns", "tag,group", "--column", "tag"]
+    prepare.main([*map(str, files), str(data / "tokenizer"), str(tmp_path / "named"), *named])
+    assert read_manifest(tmp_path / "named")["column"] == "tag"
+
+
+def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
+    source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
+    before = (data / "tagging.json").stat().st_mtime_ns
+    prepare.main([source, source, tokenizer, str(data)])
+    assert "nothing to do" in capsys.readouterr().err
+    assert (data / "tagging.json").stat().st_mtime_ns == before
+
+    def refused(*arguments: object) -> str:
+        return error_line(capsys, prepare.main, *arguments)
+
+    assert "other settings" in refused(source, source, tokenizer, data, "--column", "pos")
+    assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
+    assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
+    conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
+    assert "is CoNLL-U" in refused(conllu, conllu, tokenizer, tmp_path / "a", "--columns", "a")
+    broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
+    broken.write_text(broken.read_text() + "b X\n")
+    assert "broken.txt, line 2" in refused(source, broken, tokenizer, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "contains no tagging data" in refused(source, source, tokenizer, tmp_path / "full")
+    (tmp_path / "full" / "tagging.json").write_text(json.dumps({"labels": []}))
+    assert "was not written by prepare.sh" in refused(source, source, tokenizer, tmp_path / "full")

@@ -1,0 +1,108 @@
+"""``amos tag`` end to end: a small model learns labels of words; the exported pipeline gives the same labels."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import transformers
+from forked_command import fork_server
+from synthetic_squad import untrained_checkpoint
+from synthetic_tagging import make_sentences, prepare_tagging
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.preprocess.tagging import prepare
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """\
+defaults: {lr: 3.0e-3, epochs: 12, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, num_separators: 2}
+tasks: {tagging: {}}
+"""
+# The long sentences have more tokens.
+MAX_POSITIONS = 40
+RUN = Path("runs") / "tagging-chunk" / "seed1"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("tagging")
+    data = prepare_tagging(directory)
+    untrained_checkpoint(directory / "start", data, MAX_POSITIONS)
+    source = str(directory / "train.txt")
+    prepare.main([source, source, str(data / "tokenizer"), str(directory / "pos"), "--column", "pos"])
+    (directory / "recipe.yaml").write_text(RECIPE)
+    return directory
+
+
+def run(place: Path, data: str, *flags: str) -> str:
+    given = ["--checkpoint", place / "start", "--data", place / data, "--out", place / "out"]
+    given += ["--recipe", place / "recipe.yaml", "--seeds", "1", "--cpu", *flags]
+    command = [fork_server().python, "-m", "amos_start", "tag", *map(str, given)]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def learned(place) -> str:
+    return run(place, "data")
+
+
+def predictions(file: Path) -> list[list[list[str]]]:
+    blocks = file.read_text(encoding="utf-8").strip("\n").split("\n\n")
+    return [[line.split(" ") for line in block.split("\n")] for block in blocks]
+
+
+def test_chunks_and_parts_of_speech_are_learned(place, learned):
+    """All read words are learned; cut ones are counted, reported and wrong. Two columns share one table."""
+    scores = json.loads((place / "out" / RUN / "scores.json").read_text())
+    rows = [row for sentence in predictions(place / "out" / RUN / "predictions.txt") for row in sentence]
+    words = [word for sentence in make_sentences() for word, _, _ in sentence]
+    assert [row[0] for row in rows] == words
+    cut = scores["words"] - scores["right_words"]
+    assert 0 < cut < len(words) / 4
+    assert scores["precision"] == 100
+    assert 50 < scores["recall"] < 100
+    log = (place / "out" / RUN / "train.log").read_text()
+    assert f"{cut} words at the ends of 4 sentences are cut" in log
+    assert f"{cut} of {len(words)} dev words are cut from 4 sentences of more than {MAX_POSITIONS} tokens" in learned
+    validated = [line for line in log.splitlines() if "| valid |" in line][-1]
+    assert f"| f1 {scores['f1']:.2f}".rstrip("0") in validated
+
+    printed = run(place, "pos")
+    assert "chunk: amos" in printed
+    assert "pos: amos" in printed
+    summary = json.loads((place / "out" / "tagging.json").read_text())
+    accuracy = summary["tasks"]["tagging-pos"]["scores"]["accuracy"]["median"]
+    assert accuracy == pytest.approx(100 * (1 - cut / len(words)))
+    assert summary["tasks"]["tagging-chunk"]["main_score"] == "f1"
+    before = (place / "out" / RUN / "result.json").stat().st_mtime_ns
+    assert "1 of 1 runs are already finished" in run(place, "data")
+    assert (place / "out" / RUN / "result.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+def test_the_pipeline_of_transformers_gives_the_same_labels(place, learned, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    main(["export", str(place / "out" / RUN), str(tmp_path / "folder")])
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["id2label"]["0"] == "B-NAME"
+    tagger = transformers.pipeline(
+        "token-classification", model=str(tmp_path / "folder"), aggregation_strategy="first", ignore_labels=[]
+    )
+    compared = 0
+    for sentence in predictions(place / "out" / RUN / "predictions.txt"):
+        text = " ".join(word for word, _, _ in sentence)
+        if len(tagger.tokenizer(text)["input_ids"]) > MAX_POSITIONS:
+            continue  # cut
+        groups, begin = tagger(text), 0
+        for word, _, predicted in sentence:
+            group = next(found for found in groups if found["start"] <= begin < found["end"])
+            assert group["entity_group"] == predicted.split("-")[-1], (text, word)
+            assert (group["start"] == begin) or not predicted.startswith("B-")
+            begin += len(word) + 1
+            compared += 1
+    assert compared > 150
