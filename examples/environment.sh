@@ -23,6 +23,11 @@ fail() {
     exit 1
 }
 
+# help_of SCRIPT: prints the comment at its head, which ends at its line `set ...`.
+help_of() {
+    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$1"
+}
+
 # Prints "major.minor" of a Python, or nothing where it does not run (a shim of an absent version exists but fails).
 python_version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true

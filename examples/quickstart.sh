@@ -42,7 +42,7 @@ text_identity() {
 check_arguments() {
     case "${1:-}" in
         -h | --help)
-            sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+            help_of "${BASH_SOURCE[0]}"
             exit 0
             ;;
     esac

@@ -8,6 +8,10 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.recipe_files import PACKAGE, find_recipe, quoted, search_path
 
+# Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
+# compat/side_effects.py come too late.
+WARNED_BY_HYDRA = ("__main__", "runpy", "sys", "hydra.main")
+
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
 directory. The same command continues the run in checkpoint.save_dir. Several ranks: torchrun --nproc-per-node N --no-python
@@ -42,5 +46,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if not any(setting.startswith("common.user_dir=") for setting in arguments.settings):
         overrides.append(f"common.user_dir={quoted(str(PACKAGE))}")
     command = ["-m", "fairseq_cli.hydra_train", "--config-dir", str(config_dir), "--config-name", name]
+    quiet = ",".join(f"ignore::UserWarning:{name}" for name in WARNED_BY_HYDRA)
+    variables = {"PYTHONWARNINGS": quiet} | os.environ  # a user's own value is kept
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *command, *overrides, *arguments.settings])
+    os.execve(sys.executable, [sys.executable, *command, *overrides, *arguments.settings], variables)

@@ -12,7 +12,7 @@ HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$HERE/../environment.sh"
 case "${1:-}" in
     -h | --help)
-        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+        help_of "${BASH_SOURCE[0]}"
         exit
         ;;
 esac

@@ -13,9 +13,12 @@
 # The same command continues an interrupted run, and does nothing when it is finished.
 set -euo pipefail
 
+checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+# shellcheck source=examples/environment.sh
+source "$checkout/examples/environment.sh"
 case "${1:-}" in
     -h | --help)
-        sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p}' "$0"
+        help_of "${BASH_SOURCE[0]}"
         exit 0
         ;;
 esac
@@ -25,9 +28,6 @@ if [ $# -lt 4 ]; then
 fi
 model="$1" text="$2" out="$3" updates="$4"
 flags=("${@:5}")
-checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-# shellcheck source=examples/environment.sh
-source "$checkout/examples/environment.sh"
 [[ "$updates" =~ ^[1-9][0-9]*$ ]] || fail "UPDATES '$updates' is not an integer above 0"
 [ -f "$model/config.json" ] || fail "$model/config.json is missing: give the folder of a Hugging Face model"
 [ -f "$text" ] || fail "$text is not a file: give a UTF-8 text"

@@ -13,9 +13,14 @@
 # The same command continues an interrupted stage, and does nothing when both are finished.
 set -euo pipefail
 
+examples="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=examples/hydra_quoting.sh
+source "$examples/hydra_quoting.sh"
+# shellcheck source=examples/environment.sh
+source "$examples/environment.sh"
 case "${1:-}" in
     -h | --help)
-        sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p}' "$0"
+        help_of "${BASH_SOURCE[0]}"
         exit 0
         ;;
 esac
@@ -25,11 +30,6 @@ if [ $# -lt 4 ]; then
 fi
 size="$1" data="$2" save_dir="$3" updates="$4"
 overrides=("${@:5}")
-examples="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# shellcheck source=examples/hydra_quoting.sh
-source "$examples/hydra_quoting.sh"
-# shellcheck source=examples/environment.sh
-source "$examples/environment.sh"
 
 # Check the arguments before anything is written.
 check_arguments() {

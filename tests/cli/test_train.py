@@ -1,6 +1,7 @@
 """``amos train``: the command of ``fairseq-hydra-train`` that it starts. tests/config/test_hydra_train.py runs it."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,26 @@ from amos_fairseq.recipe_files import PACKAGE, RECIPES, quoted
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that replace this process."""
     commands: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda program, command: commands.append([program, *command]))
+    monkeypatch.setattr("os.execve", lambda program, command, _: commands.append([program, *command]))
     return commands
+
+
+def test_start_is_quiet_unless_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only warnings about the start of Hydra: the others remain. A run with these filters printed none of them."""
+    variables: list[dict[str, str]] = []
+    monkeypatch.setattr("os.execve", lambda program, command, environment: variables.append(environment))
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    main(["train", "amos_base"])
+    monkeypatch.delenv("PYTHONWARNINGS")
+    main(["train", "amos_base"])
+    by_user, ours = (each["PYTHONWARNINGS"] for each in variables)
+    assert by_user == "error"
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.resetwarnings()
+        warnings._processoptions(ours.split(","))
+        for module in ("__main__", "sys", "runpy", "hydra.main", "torch"):
+            warnings.warn_explicit(f"\n'{module}' warns", UserWarning, "a file", 1, module)
+    assert [str(each.message) for each in shown] == ["\n'torch' warns"]
 
 
 def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

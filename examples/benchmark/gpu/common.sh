@@ -17,7 +17,7 @@ begin() {
     while [ $# -gt 0 ]; do
         case "$1" in
             -h | --help)
-                sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$script"
+                help_of "$script"
                 exit
                 ;;
             --device)
