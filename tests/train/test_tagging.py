@@ -89,7 +89,7 @@ def test_chunks_and_parts_of_speech_are_learned(place, learned):
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 def test_the_pipeline_of_transformers_gives_the_same_labels(place, learned, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    main(["export", str(place / "out" / RUN), str(tmp_path / "folder")])
+    main(["export", str(place / "out" / RUN / "checkpoint_best.pt"), str(tmp_path / "folder")])
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["id2label"]["0"] == "B-NAME"
     tagger = transformers.pipeline(
         "token-classification", model=str(tmp_path / "folder"), aggregation_strategy="first", ignore_labels=[]
