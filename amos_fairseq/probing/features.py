@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
 from amos_fairseq.models.amos import AmosModel
@@ -185,7 +186,7 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
     files: dict[Layer, np.memmap] = {}
     lengths = [len(sentence) - 2 for sentence in encoded.sentences]
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    for batch in batches_by_length(lengths):
+    for batch in batches_by_length([len(sentence) for sentence in encoded.sentences], TOKENS_PER_BATCH):
         tokens = pad_sequence([encoded.sentences[i] for i in batch], batch_first=True, padding_value=pad)
         for layer, states in hidden_states(part, layers, tokens.to(device), pad).items():
             stored = states.float().cpu().numpy().astype(STORED)
@@ -203,14 +204,3 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
         on_pieces(sum(lengths[i] for i in batch))
     for file in files.values():
         file.flush()
-
-
-def batches_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Group sentences of similar length, the longest first, into batches of up to :data:`TOKENS_PER_BATCH` with padding."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and (len(batches[-1]) + 1) * (lengths[batches[-1][0]] + 2) <= TOKENS_PER_BATCH:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
