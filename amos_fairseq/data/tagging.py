@@ -10,6 +10,7 @@ dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, cou
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from amos_fairseq.data.seeding import EpochOrder
+from amos_fairseq.data.word_files import COLUMN_NAME
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_text
 
 MANIFEST = "tagging.json"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
@@ -37,13 +40,31 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}:
+        is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
+        # The column is part of the names of folders, which must be inside OUT.
+        if is_complete and COLUMN_NAME.fullmatch(manifest["column"]) and all(map(is_label, manifest["labels"])):
             return manifest
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         pass
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
+
+
+def is_label(label: Any) -> bool:
+    """Return whether this is a label that fits on a line of ``labels.txt``."""
+    return isinstance(label, str) and label != "" and not re.search(r"[\r\n]", label)
+
+
+def write_labels(directory: Path, labels: Sequence[str]) -> None:
+    """Write ``labels.txt``."""
+    write_text(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+
+
+def read_labels(directory: Path) -> list[str]:
+    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them."""
+    path = directory / LABELS_FILE
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
 def read_words(directory: Path, split: str) -> list[list[str]]:

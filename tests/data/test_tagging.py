@@ -1,12 +1,22 @@
 """Sentences of labeled words: the cut at word boundaries, and batches."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from amos_fairseq.data.tagging import ARRAYS, NO_LABEL, TaggedSentences, read_manifest, read_words
+from amos_fairseq.data.tagging import (
+    ARRAYS,
+    NO_LABEL,
+    TaggedSentences,
+    read_labels,
+    read_manifest,
+    read_words,
+    write_labels,
+)
 from amos_fairseq.errors import UserError
 
 # Pieces of each word of three sentences, and labels.
@@ -83,3 +93,22 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
         read_words(tmp_path, "valid")
     with pytest.raises(UserError, match=r"tagging\.json is missing"):
         read_manifest(tmp_path)
+
+
+def test_a_manifest_names_no_folder_outside(tmp_path):
+    good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
+    for change in ({}, {"column": "../x"}, {"column": ".."}, {"column": 3}, {"labels": ["A\nB"]}, {"labels": None}):
+        (tmp_path / "tagging.json").write_text(json.dumps(good | change))
+        if change:
+            with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
+                read_manifest(tmp_path)
+        else:
+            assert read_manifest(tmp_path) == good
+
+
+def test_labels_are_read_as_they_were_written(tmp_path):
+    """Other ends of lines than a line feed may be inside a label."""
+    labels = ["B-X", "a\u2028b", "c\x85", "\u00a0"]
+    write_labels(tmp_path, labels)
+    assert read_labels(tmp_path) == labels
+    assert read_labels(tmp_path / "absent") == []

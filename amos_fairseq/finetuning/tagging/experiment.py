@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import MISSING, Table, TaskSummary, format_score, summarize
 from amos_fairseq.finetuning.runs import claim_output_directory, read_results
 from amos_fairseq.finetuning.session import Outcome, Session, save_results, session_notes
@@ -20,6 +21,8 @@ def run_tagging(session: Session, data: Path) -> Outcome:
         UserError: an argument cannot be used; raised before anything is started.
         Stopped: SIGINT or SIGTERM arrived.
     """
+    if session.out == data.resolve():
+        raise UserError(f"--out {data} is the directory of the data, which has a tagging.json too: give another --out")
     # There is no pair of texts to separate.
     trials = [dataclasses.replace(trial, num_separators=1) for trial in session.recipe.trials_of(RECIPE_TASK)]
     benchmark = Tagging(data, session.checkpoint, validates=any(trial.checkpoint == "best" for trial in trials))
