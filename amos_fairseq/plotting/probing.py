@@ -30,7 +30,7 @@ def probing_figure(results: list[Result]) -> Figure:
     for column, style in zip(columns, column_styles(columns), strict=True):
         rows = [(row, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
         _draw_column(ax, rows, legend_label(column_name(column)), style)
-    ax.set_yticks(range(len(cells)), [row_name(*cell) for cell in cells])
+    ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
     ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top
     ax.set(title="Edge probing", xlabel="score (%)")
     ax.grid(axis="both", alpha=0.25, linewidth=0.6)

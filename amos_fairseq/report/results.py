@@ -8,6 +8,8 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Table, format_score
+from amos_fairseq.finetuning.tagging.benchmark import PREFIX
+from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
 from amos_fairseq.plotting.report_figures import Series
 from amos_fairseq.report.runs import ReportRun
 
@@ -97,9 +99,11 @@ def _scores(tasks: dict[str, Any]) -> dict[str, Score]:
 
 
 def column_name(task: str, score: str) -> str:
-    """Return "MNLI m", "MNLI mm" or "CoLA (mcc)": the task, with the score if it is not accuracy."""
+    """Return "MNLI m", "CoLA (mcc)" or "chunk (span F1)": the task, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI mm" if score.endswith("_mm") else "MNLI m"
+    if task.startswith(PREFIX):
+        task, score = task.removeprefix(PREFIX), SCORE_NAMES.get(score, score)
     return task if score == "accuracy" else f"{task} ({score})"
 
 

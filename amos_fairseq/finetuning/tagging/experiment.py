@@ -11,7 +11,7 @@ from amos_fairseq.finetuning.session import Outcome, Session, save_results, sess
 from amos_fairseq.finetuning.tagging.benchmark import PREFIX, RECIPE_TASK, Tagging
 
 # Scores in the order of the table; labels that do not mark spans have only accuracy.
-COLUMNS = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
+SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
 
 
 def run_tagging(session: Session, data: Path) -> Outcome:
@@ -46,7 +46,7 @@ def run_tagging(session: Session, data: Path) -> Outcome:
 
 def tagging_table(row_name: str, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
     """Build the table with a row for each column of labels that has results."""
-    shown = [name for name in COLUMNS if any(name in summary.scores for summary in summaries.values())]
+    shown = [name for name in SCORE_NAMES if any(name in summary.scores for summary in summaries.values())]
     rows = []
     for task in sorted(summaries):
         found = summaries[task].scores
@@ -54,7 +54,7 @@ def tagging_table(row_name: str, summaries: Mapping[str, TaskSummary], notes: Se
             format_score(found[name].median, found[name].deviation) if name in found else MISSING for name in shown
         ]
         rows.append([f"{task.removeprefix(PREFIX)}: {row_name}", *cells])
-    columns = ["", *(COLUMNS[name] for name in shown)]
+    columns = ["", *(SCORE_NAMES[name] for name in shown)]
     return Table("Sequence tagging, dev: median ± standard deviation over seeds", columns, rows, notes)
 
 
