@@ -119,9 +119,9 @@ def benchmark_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
 
 
 def num_seeds(results: Sequence[BenchmarkResults]) -> str:
-    """Return "5" or "3 to 5": the number of seeds behind each cell."""
-    counts = sorted({score.count for result in results for score in result.scores.values()})
-    return " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
+    """Return "1 seed", "5 seeds" or "3 to 5 seeds": the number of seeds behind each cell."""
+    counts = sorted({score.count for result in results for score in result.scores.values()}) or [0]
+    return f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} seed{'s' * (counts[-1] != 1)}"
 
 
 def points_over_cost(results: Sequence[BenchmarkResults], runs: Sequence[ReportRun]) -> tuple[dict, str]:

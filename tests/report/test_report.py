@@ -117,21 +117,8 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     later = write_summary(tmp_path / "later", UPDATES + 1, run, MNLI=80.0)
     probe = write_probing(tmp_path / "probe", run)
     tag = write_tagging(tmp_path / "tag", UPDATES, run)
-    arguments = [
-        "--glue",
-        glue,
-        later,
-        "--tag",
-        tag,
-        "--probe",
-        probe,
-        "--text",
-        text,
-        "--sentence",
-        EVIL,
-        "--sentence",
-        CORPUS[1],
-    ]
+    results = ["--glue", glue, later, "--tag", tag, "--probe", probe]
+    arguments = [*results, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
     page = report(tmp_path, run, *arguments)
     assert page.titles == [
         "Runs and their cost", "Fine-tuning results", "Score over the cost of pretraining", "Tagging results",

@@ -4,7 +4,7 @@ import pytest
 from benchmark_summary import write_summary, write_tagging
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.report.results import benchmark_table, points_over_cost, read_benchmarks
+from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import Cost, ReportRun
 
 
@@ -30,6 +30,7 @@ def test_one_row_for_each_summary(results):
         ["run, random weights", "35.0 ± 0.5", "36.0", "-"],
     ]
     assert table.notes == ["a note"]
+    assert num_seeds(results) == "1 to 3 seeds"
     twice = benchmark_table("", results[3:4] * 2)
     assert [row[0] for row in twice.rows] == ["other, 500 updates (d)"] * 2
 
