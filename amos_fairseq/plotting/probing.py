@@ -48,11 +48,10 @@ def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
             layers[part].append(layer)
     styles: list[dict[str, object]] = []
     for part, layer, baseline in columns:
-        is_main = not part.startswith("generator")
-        own = layers[part]
         if baseline == "pieces":
             styles.append({"color": GREY, "marker": "|", "markersize": 12, "markeredgewidth": 2})
             continue
+        is_main, own = not part.startswith("generator"), layers[part]
         position = own.index(layer)
         colour = run_colour(1) if is_main and len(own) == 1 else depth_colours(len(own))[position]
         marker = "D" if is_main else "o"

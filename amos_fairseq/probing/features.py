@@ -30,8 +30,7 @@ from amos_fairseq.tokenization.words import encode_words
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights
 TOKENS_PER_BATCH = 8192
-# Half of float32's size. Its rounding, 2^-11 of a value, is far below what a probe can use.
-STORED = np.float16
+STORED = np.float32  # where most of the variance has one direction, float16 rounds the others away
 
 Layer = int | str
 
@@ -160,7 +159,7 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[Example]) -> Encod
 def stored_features(
     folder: Path, part: Part, layers: Sequence[Layer], splits: dict[str, EncodedSplit], pad: int, device: str, name: str
 ) -> dict[str, dict[Layer, Tensor]]:
-    """Return features [P,D] float16 by split and layer; they are computed only if ``folder`` does not hold them.
+    """Return features [P,D] float32 by split and layer; they are computed only if ``folder`` does not hold them.
 
     Args:
         folder: for this model, part, layers and texts alone.
@@ -168,7 +167,7 @@ def stored_features(
         name: of the part in messages.
 
     Raises:
-        UserError: a state is not finite in float16.
+        UserError: a state is not finite.
     """
     if not folder.is_dir():
         with whole_folder(folder) as unfinished:
@@ -198,7 +197,7 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
                 files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + lengths[i]]
             if not np.isfinite(stored).all():
                 raise UserError(
-                    f"the states of {part.name}, layer {layer}, are not finite or above {np.finfo(STORED).max}: its "
+                    f"the states of {part.name}, layer {layer}, are not finite: its "
                     "training diverged; give an earlier checkpoint"
                 )
         on_pieces(sum(lengths[i] for i in batch))
