@@ -62,19 +62,28 @@ def write_labels(directory: Path, labels: Sequence[str]) -> None:
 
 
 def read_labels(directory: Path) -> list[str]:
-    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them."""
+    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them.
+
+    Raises:
+        UserError: the file is not UTF-8.
+    """
     path = directory / LABELS_FILE
-    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason}): give the labels with --labels, or remove it") from error
 
 
 def read_words(directory: Path, split: str) -> list[list[str]]:
-    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing."""
+    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing or damaged."""
     path = directory / f"{split}.words.jsonl"
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             return [json.loads(line) for line in lines]
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): prepare the data again") from error
 
 
 class TaggedSentences(EpochOrder, FairseqDataset):
@@ -109,8 +118,8 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self._tokens, self._starts, self._ends, self._labels = (_open(self.source, name) for name in ARRAYS)
         if not len(self._tokens) == len(self._starts) == len(self._ends) == len(self._labels):
             raise UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
-        room = max_tokens - NUM_SPECIAL
-        kept = [int(np.searchsorted(ends.numpy(), room, side="right")) for ends in self._ends]
+        self._room = max_tokens - NUM_SPECIAL
+        kept = [int(np.searchsorted(ends.numpy(), self._room, side="right")) for ends in self._ends]
         num_words = np.array([len(ends) for ends in self._ends], dtype=np.int64)
         self._kept = np.array(kept, dtype=np.int64)
         self.cut_words = int((num_words - self._kept).sum())
@@ -120,10 +129,13 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
 
     def _num_pieces(self, row: int) -> int:
-        """Return the length of a sentence after the cut, without special tokens; uncut, it has all its pieces."""
+        """Return the length of a sentence after the cut, without special tokens.
+
+        If no word is cut, it has all its pieces that fit: a tokenizer may add pieces of no word behind the last one.
+        """
         ends, kept = self._ends[row], int(self._kept[row])
         if kept == len(ends):
-            return len(self._tokens[row])
+            return min(len(self._tokens[row]), self._room)
         return int(ends[kept - 1]) if kept else 0
 
     def __len__(self) -> int:
