@@ -70,6 +70,14 @@ def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
 
 
 @pytest.mark.parametrize(
+    ("name", "size", "lr"), [("amos", "small", 3e-4), ("amos", "base", 5e-5), ("electra", "small", 3e-4)]
+)
+def test_tagging_has_the_rate_of_its_size(name, size, lr):
+    (trial,) = load_recipe(name, size).trials_of("tagging")
+    assert trial.lr == lr
+
+
+@pytest.mark.parametrize(
     ("size", "lr", "squad"),
     [("small", 1e-4, (8e-5, 48, 5)), ("base", 3e-5, (5e-5, 32, 2)), ("large", 3e-5, (3e-5, 48, 2))],
 )
