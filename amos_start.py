@@ -16,10 +16,11 @@ def start() -> None:
     """Let ``import amos_fairseq`` return at once in this process, and set how it waits and uses memory."""
     global registers_later
     registers_later = True
-    from amos_fairseq.process_settings import keep_freed_memory, wait_passively
+    from amos_fairseq.process_settings import keep_freed_memory, silence_text_to_speech, wait_passively
 
     wait_passively()
     keep_freed_memory()
+    silence_text_to_speech()
 
 
 def main() -> int:

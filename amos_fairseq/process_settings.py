@@ -9,6 +9,7 @@ A user's own settings are kept. Neither changes a result.
 """
 
 import ctypes
+import logging
 import os
 import sys
 
@@ -28,6 +29,11 @@ def wait_passively() -> None:
     """
     if not any(name in os.environ for name in OPENMP_VARIABLES):
         os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
+def silence_text_to_speech() -> None:
+    """Silence the line about tensorboardX that fairseq's text-to-speech task logs when it is imported."""
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 
 def keep_freed_memory() -> bool:

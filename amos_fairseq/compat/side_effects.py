@@ -11,6 +11,8 @@ from typing import Any
 
 from omegaconf import open_dict
 
+from amos_fairseq.process_settings import silence_text_to_speech
+
 HARMLESS_WARNINGS = (
     r"hydra\.experimental\..* is no longer experimental",
     r"\s*The version_base parameter is not specified",
@@ -40,7 +42,7 @@ def silence_harmless_warnings() -> None:
     """
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    silence_text_to_speech()
 
 
 class ConsoleFilter(logging.Filter):

@@ -10,6 +10,7 @@ dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, cou
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from amos_fairseq.data.seeding import EpochOrder
+from amos_fairseq.data.word_files import COLUMN_NAME
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_text
 
 MANIFEST = "tagging.json"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
@@ -37,23 +40,50 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}:
+        is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
+        # The column is part of the names of folders, which must be inside OUT.
+        if is_complete and COLUMN_NAME.fullmatch(manifest["column"]) and all(map(is_label, manifest["labels"])):
             return manifest
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         pass
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
 
 
+def is_label(label: Any) -> bool:
+    """Return whether this is a label that fits on a line of ``labels.txt``."""
+    return isinstance(label, str) and label != "" and not re.search(r"[\r\n]", label)
+
+
+def write_labels(directory: Path, labels: Sequence[str]) -> None:
+    """Write ``labels.txt``."""
+    write_text(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+
+
+def read_labels(directory: Path) -> list[str]:
+    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them.
+
+    Raises:
+        UserError: the file is not UTF-8.
+    """
+    path = directory / LABELS_FILE
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason}): give the labels with --labels, or remove it") from error
+
+
 def read_words(directory: Path, split: str) -> list[list[str]]:
-    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing."""
+    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing or damaged."""
     path = directory / f"{split}.words.jsonl"
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             return [json.loads(line) for line in lines]
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): prepare the data again") from error
 
 
 class TaggedSentences(EpochOrder, FairseqDataset):
@@ -88,8 +118,8 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self._tokens, self._starts, self._ends, self._labels = (_open(self.source, name) for name in ARRAYS)
         if not len(self._tokens) == len(self._starts) == len(self._ends) == len(self._labels):
             raise UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
-        room = max_tokens - NUM_SPECIAL
-        kept = [int(np.searchsorted(ends.numpy(), room, side="right")) for ends in self._ends]
+        self._room = max_tokens - NUM_SPECIAL
+        kept = [int(np.searchsorted(ends.numpy(), self._room, side="right")) for ends in self._ends]
         num_words = np.array([len(ends) for ends in self._ends], dtype=np.int64)
         self._kept = np.array(kept, dtype=np.int64)
         self.cut_words = int((num_words - self._kept).sum())
@@ -99,10 +129,13 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
 
     def _num_pieces(self, row: int) -> int:
-        """Return the length of a sentence after the cut, without special tokens; uncut, it has all its pieces."""
+        """Return the length of a sentence after the cut, without special tokens.
+
+        If no word is cut, it has all its pieces that fit: a tokenizer may add pieces of no word behind the last one.
+        """
         ends, kept = self._ends[row], int(self._kept[row])
         if kept == len(ends):
-            return len(self._tokens[row])
+            return min(len(self._tokens[row]), self._room)
         return int(ends[kept - 1]) if kept else 0
 
     def __len__(self) -> int:

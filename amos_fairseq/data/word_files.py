@@ -11,6 +11,7 @@ from amos_fairseq.preprocess.common.reading import InputFile, refuse_other_forma
 
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
+COLUMN_NAME = re.compile(r"[\w.:+-]*\w[\w.:+-]*")  # such as upos: part of the names of folders
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
@@ -51,7 +52,7 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentenc
                 cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
                 width = width or len(cells)
                 if len(cells) != width:
-                    expected = "like the line before" if names is None else f"word, {', '.join(names)}"
+                    expected = "as in the first line" if names is None else f"word, {', '.join(names)}"
                     raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} ({expected})")
                 if not all(cells):
                     raise UserError(f"{path}, line {number}: column {cells.index('') + 1} is empty")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, parent_of
 from amos_fairseq.checkpoints.write import import_source
+from amos_fairseq.data.tagging import read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import read_header
 from amos_fairseq.hugging_face.parts import TASK_FILE, Part
@@ -78,7 +79,10 @@ _NO_PIPELINE = (
 _LIMITS[PRETRAINING] = _LIMITS[DETECTION] + _NO_PIPELINE
 _LIMITS[ENERGY] += _NO_PIPELINE
 # fairseq's name of a score of fine-tuning, in percent | its name on the Hub.
-_SCORES = {"accuracy": "accuracy", "mcc": "matthews_correlation", "spearman": "spearmanr", "f1": "f1"}
+_SCORES = {
+    "accuracy": "accuracy", "mcc": "matthews_correlation", "spearman": "spearmanr", "f1": "f1", "precision": "precision",
+    "recall": "recall",
+}  # fmt: skip
 _USES = {
     ENCODER: "states = model(**tokenizer(\"A first text.\", return_tensors=\"pt\")).last_hidden_state  # [1, tokens, width]",
     MASKED_LM: "text = f\"The capital of France is {tokenizer.mask_token}.\"\n"
@@ -313,19 +317,16 @@ def eval_results(loaded: LoadedCheckpoint, part: Part) -> "list[EvalResult] | No
     """Return the last validation of a fine-tuned task for the card's ``model-index``; None without its name or a score."""
     from huggingface_hub import EvalResult
 
-    path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
     records = [record for record in read_metrics(loaded) if record.get("split") != "train"]
-    if part.kind != SEQUENCE_CLASSIFICATION or not path.is_file() or not records:
+    data = dataset_of(part, Path(str(loaded.task.get("data", ""))))
+    if data is None or not records:
         return None
-    try:
-        name = str(json.loads(path.read_text(encoding="utf-8"))["task"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    kind, name = data
     results = [
         EvalResult(
             _PIPELINES[part.kind],
-            "glue",
-            f"GLUE {name}",
+            kind,
+            name,
             metric,
             round(records[-1][key] / 100, 4),
             dataset_split="validation",
@@ -334,6 +335,19 @@ def eval_results(loaded: LoadedCheckpoint, part: Part) -> "list[EvalResult] | No
         if isinstance(records[-1].get(key), (int, float))
     ]
     return results or None
+
+
+def dataset_of(part: Part, directory: Path) -> tuple[str, str] | None:
+    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
+    try:
+        if part.kind == SEQUENCE_CLASSIFICATION:
+            return "glue", f"GLUE {json.loads((directory / TASK_FILE).read_text(encoding='utf-8'))['task']}"
+        if part.kind == TOKEN_CLASSIFICATION:
+            manifest = read_manifest(directory)
+            return "unknown", f"{manifest['column']} of {manifest['sources']['valid']['name']}"
+    except (OSError, UserError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def as_table(rows: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.weight_names import Weights
-from amos_fairseq.data.tagging import LABELS_FILE
+from amos_fairseq.data.tagging import read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import (
     DETECTION,
@@ -288,8 +288,7 @@ def labels_of_task(loaded: LoadedCheckpoint, num_classes: int) -> list[str]:
     checkpoint, if the file exists and has as many as the head, else numbers."""
     numbered = [f"LABEL_{number}" for number in range(num_classes)]
     if loaded.model.tagging_head is not None:
-        path = loaded.file.with_name(LABELS_FILE)
-        labels = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        labels = read_labels(loaded.file.parent)
         return labels if len(labels) == num_classes else numbered
     path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
     if not path.is_file():

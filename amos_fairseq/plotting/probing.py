@@ -30,7 +30,7 @@ def probing_figure(results: list[Result]) -> Figure:
     for column, style in zip(columns, column_styles(columns), strict=True):
         rows = [(row, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
         _draw_column(ax, rows, legend_label(column_name(column)), style)
-    ax.set_yticks(range(len(cells)), [row_name(*cell) for cell in cells])
+    ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
     ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top
     ax.set(title="Edge probing", xlabel="score (%)")
     ax.grid(axis="both", alpha=0.25, linewidth=0.6)
@@ -48,11 +48,10 @@ def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
             layers[part].append(layer)
     styles: list[dict[str, object]] = []
     for part, layer, baseline in columns:
-        is_main = not part.startswith("generator")
-        own = layers[part]
         if baseline == "pieces":
             styles.append({"color": GREY, "marker": "|", "markersize": 12, "markeredgewidth": 2})
             continue
+        is_main, own = not part.startswith("generator"), layers[part]
         position = own.index(layer)
         colour = run_colour(1) if is_main and len(own) == 1 else depth_colours(len(own))[position]
         marker = "D" if is_main else "o"

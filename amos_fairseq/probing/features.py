@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
 from amos_fairseq.models.amos import AmosModel
@@ -29,8 +30,7 @@ from amos_fairseq.tokenization.words import encode_words
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights
 TOKENS_PER_BATCH = 8192
-# Half of float32's size. Its rounding, 2^-11 of a value, is far below what a probe can use.
-STORED = np.float16
+STORED = np.float32  # where most of the variance has one direction, float16 rounds the others away
 
 Layer = int | str
 
@@ -159,7 +159,7 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[Example]) -> Encod
 def stored_features(
     folder: Path, part: Part, layers: Sequence[Layer], splits: dict[str, EncodedSplit], pad: int, device: str, name: str
 ) -> dict[str, dict[Layer, Tensor]]:
-    """Return features [P,D] float16 by split and layer; they are computed only if ``folder`` does not hold them.
+    """Return features [P,D] float32 by split and layer; they are computed only if ``folder`` does not hold them.
 
     Args:
         folder: for this model, part, layers and texts alone.
@@ -167,7 +167,7 @@ def stored_features(
         name: of the part in messages.
 
     Raises:
-        UserError: a state is not finite in float16.
+        UserError: a state is not finite.
     """
     if not folder.is_dir():
         with whole_folder(folder) as unfinished:
@@ -185,7 +185,7 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
     files: dict[Layer, np.memmap] = {}
     lengths = [len(sentence) - 2 for sentence in encoded.sentences]
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    for batch in batches_by_length(lengths):
+    for batch in batches_by_length([len(sentence) for sentence in encoded.sentences], TOKENS_PER_BATCH):
         tokens = pad_sequence([encoded.sentences[i] for i in batch], batch_first=True, padding_value=pad)
         for layer, states in hidden_states(part, layers, tokens.to(device), pad).items():
             stored = states.float().cpu().numpy().astype(STORED)
@@ -197,20 +197,9 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
                 files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + lengths[i]]
             if not np.isfinite(stored).all():
                 raise UserError(
-                    f"the states of {part.name}, layer {layer}, are not finite or above {np.finfo(STORED).max}: its "
+                    f"the states of {part.name}, layer {layer}, are not finite: its "
                     "training diverged; give an earlier checkpoint"
                 )
         on_pieces(sum(lengths[i] for i in batch))
     for file in files.values():
         file.flush()
-
-
-def batches_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Group sentences of similar length, the longest first, into batches of up to :data:`TOKENS_PER_BATCH` with padding."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and (len(batches[-1]) + 1) * (lengths[batches[-1][0]] + 2) <= TOKENS_PER_BATCH:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches

@@ -8,6 +8,8 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Table, format_score
+from amos_fairseq.finetuning.tagging.benchmark import PREFIX
+from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
 from amos_fairseq.plotting.report_figures import Series
 from amos_fairseq.report.runs import ReportRun
 
@@ -97,9 +99,11 @@ def _scores(tasks: dict[str, Any]) -> dict[str, Score]:
 
 
 def column_name(task: str, score: str) -> str:
-    """Return "MNLI m", "MNLI mm" or "CoLA (mcc)": the task, with the score if it is not accuracy."""
+    """Return "MNLI m", "CoLA (mcc)" or "chunk (span F1)": the task, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI mm" if score.endswith("_mm") else "MNLI m"
+    if task.startswith(PREFIX):
+        task, score = task.removeprefix(PREFIX), SCORE_NAMES.get(score, score)
     return task if score == "accuracy" else f"{task} ({score})"
 
 
@@ -115,9 +119,9 @@ def benchmark_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
 
 
 def num_seeds(results: Sequence[BenchmarkResults]) -> str:
-    """Return "5" or "3 to 5": the number of seeds behind each cell."""
-    counts = sorted({score.count for result in results for score in result.scores.values()})
-    return " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]])) if counts else "0"
+    """Return "1 seed", "5 seeds" or "3 to 5 seeds": the number of seeds behind each cell."""
+    counts = sorted({score.count for result in results for score in result.scores.values()}) or [0]
+    return f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} seed{'s' * (counts[-1] != 1)}"
 
 
 def points_over_cost(results: Sequence[BenchmarkResults], runs: Sequence[ReportRun]) -> tuple[dict, str]:

@@ -163,7 +163,7 @@ def benchmark_part(anchor: str, title: str, source: str, results: Sequence[Bench
         return None
     table = benchmark_table("", results)
     caption = (
-        f"Medians ± standard deviations over {num_seeds(results)} seeds of fine-tuning, in percent, on the development sets. "
+        f"Medians ± standard deviations over {num_seeds(results)} of fine-tuning, in percent, on the development sets. "
         "Random weights: the same model without pretraining."
     )
     return Part(anchor, title, source, caption, tables=[table], notes=list(table.notes))
@@ -175,7 +175,7 @@ def over_cost_part(results: Sequence[BenchmarkResults], runs: Sequence[ReportRun
     if not panels:
         return None
     caption = (
-        f"Median score over {num_seeds(results)} seeds of fine-tuning for each kept checkpoint of a run; bars are standard "
+        f"Median score over {num_seeds(results)} of fine-tuning for each kept checkpoint of a run; bars are standard "
         f"deviations. The horizontal axis counts {unit}; the paper's counts hours of pretraining on 64 A100."
     )
     return Part(

@@ -11,10 +11,9 @@ from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.collectives import on_first_rank
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
-from amos_fairseq.data.tagging import LABELS_FILE, TaggedSentences, read_manifest
+from amos_fairseq.data.tagging import TaggedSentences, read_manifest, write_labels
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
@@ -108,6 +107,6 @@ class SequenceTaggingTask(CorpusTask):
 
         def write() -> None:
             self.vocabulary.copy_into(self.cfg.save_dir)
-            write_text(Path(self.cfg.save_dir) / LABELS_FILE, "".join(f"{label}\n" for label in self.labels))
+            write_labels(Path(self.cfg.save_dir), self.labels)
 
         on_first_rank(write)

@@ -14,6 +14,7 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
+from amos_fairseq.finetuning.tagging.scores import mark_spans
 from amos_fairseq.preprocess.common.command import ending_in_one_line, say
 from amos_fairseq.preprocess.common.reading import InputFile
 
@@ -56,17 +57,15 @@ def dependency_targets(sentence: Sentence) -> list[Record]:
 
 
 def chunk_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each chunk. B- begins a chunk, and so does I- after another kind or outside."""
-    targets: list[Record] = []
-    kind = ""
-    for i, tag in enumerate(list(sentence.columns.values())[-1]):
-        prefix, _, name = tag.partition("-")
-        if prefix == "I" and name == kind:
-            targets[-1]["span1"][1] = i + 1
-        elif prefix != "O":
-            targets.append(_target((i, i + 1), name))
-        kind = name
-    return targets
+    """Return one target for each chunk, by the rules of ``amos tag`` (conlleval, in the implementation of seqeval)."""
+    from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
+
+    return [_target((first, last + 1), kind) for kind, first, last in get_entities(chunk_tags(sentence))]
+
+
+def chunk_tags(sentence: Sentence) -> list[str]:
+    """Return the last column."""
+    return list(sentence.columns.values())[-1]
 
 
 def _target(span1: tuple[int, int], label: str, span2: tuple[int, int] | None = None) -> Record:
@@ -120,8 +119,11 @@ def tagged_words(text: str) -> tuple[list[str], dict[str, tuple[int, int]]]:
 
 
 def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
-    """Return a line of JSON. The few words with a space inside lose it: spans count words between spaces."""
-    return {"text": " ".join("".join(word.split()) for word in sentence.words), "targets": targets}
+    """Return a line of JSON. The few words with a space inside lose it: spans count words between spaces.
+
+    A word of spaces alone, such as a no-break space, becomes ``_``.
+    """
+    return {"text": " ".join("".join(word.split()) or "_" for word in sentence.words), "targets": targets}
 
 
 class Corpus(NamedTuple):
@@ -160,7 +162,10 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
 
 
 def convert_chunks(path: Path) -> dict[str, list[Record]]:
-    return {"chunks": [sentence_record(one, chunk_targets(one)) for one in read_columns(path)]}
+    sentences = read_columns(path)
+    if not mark_spans(tag for sentence in sentences for tag in chunk_tags(sentence)):
+        raise UserError(f"{path}: the last column does not mark chunks by tags such as B-NP, I-NP and O")
+    return {"chunks": [sentence_record(one, chunk_targets(one)) for one in sentences]}
 
 
 def convert_relations(path: Path) -> dict[str, list[Record]]:

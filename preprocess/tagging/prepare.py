@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.data.fingerprint import file_sha256
-from amos_fairseq.data.word_files import CONLLU_NAMES, Sentence, read_columns, read_conllu
+from amos_fairseq.data.word_files import COLUMN_NAME, CONLLU_NAMES, Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans
@@ -183,6 +183,9 @@ def main(arguments: list[str] | None = None) -> None:
         for path in (given.train, given.dev):
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
+        for name in given.columns or ():
+            if not COLUMN_NAME.fullmatch(name) or given.columns.count(name) > 1:
+                raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
         prepare(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
 
 

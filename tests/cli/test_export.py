@@ -152,6 +152,35 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     assert "bert-mini" not in (tmp_path / "moved" / "README.md").read_text(encoding="utf-8")
 
 
+def test_card_of_a_tagger_has_its_scores(tmp_path):
+    """Column and file are in the manifest of the data; without it there is no model-index."""
+    task = {"data": str(tmp_path / "data"), "_name": "sequence_tagging"}
+    run = write_run(tmp_path / "run", labels=2, task=task)
+    record = {
+        "split": "valid",
+        "update": UPDATES,
+        "loss": 0.7,
+        "f1": 61.5,
+        "precision": 70.0,
+        "recall": 54.8,
+        "accuracy": 90.0,
+    }
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    manifest = {"labels": ["B-X", "O"], "column": "chunk", "has_spans": True, "tokenizer_sha256": "", "splits": {}}
+    headers = []
+    for name, content in (("without", None), ("with", manifest | {"sources": {"valid": {"name": "dev.txt"}}})):
+        if content is not None:
+            (tmp_path / "data").mkdir()
+            (tmp_path / "data" / "tagging.json").write_text(json.dumps(content))
+        main(["export", str(run), str(tmp_path / name), "--no-check"])
+        headers.append(yaml.safe_load((tmp_path / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)[1]))
+    assert "model-index" not in headers[0]
+    (result,) = headers[1]["model-index"][0]["results"]
+    assert (result["task"]["type"], result["dataset"]["name"]) == ("token-classification", "chunk of dev.txt")
+    scores = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert scores == {"f1": 0.615, "precision": 0.7, "recall": 0.548, "accuracy": 0.9}
+
+
 def test_labels_come_from_the_data_of_the_task(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "task.json").write_text(json.dumps({"labels": ["entailment", "neutral", "contradiction"]}))

@@ -1,12 +1,22 @@
 """Sentences of labeled words: the cut at word boundaries, and batches."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from amos_fairseq.data.tagging import ARRAYS, NO_LABEL, TaggedSentences, read_manifest, read_words
+from amos_fairseq.data.tagging import (
+    ARRAYS,
+    NO_LABEL,
+    TaggedSentences,
+    read_labels,
+    read_manifest,
+    read_words,
+    write_labels,
+)
 from amos_fairseq.errors import UserError
 
 # Pieces of each word of three sentences, and labels.
@@ -15,12 +25,16 @@ SENTENCES = [([2, 1, 3], [0, 1, 2]), ([1], [1]), ([6, 1], [2, 0])]
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tagging")
+    return write_files(tmp_path_factory.mktemp("tagging"))
+
+
+def write_files(directory, num_behind: int = 0):
+    """``num_behind``: pieces behind the last word of each sentence, which belong to no word."""
     for name in ARRAYS:
         builder = MMapIndexedDatasetBuilder(str(directory / f"train.{name}.bin"), dtype=np.int32)
         for number, (lengths, labels) in enumerate(SENTENCES):
             ends = np.cumsum(lengths)
-            rows = {"tokens": 10 * (number + 1) + np.arange(ends[-1]), "label": np.array(labels)}
+            rows = {"tokens": 10 * (number + 1) + np.arange(ends[-1] + num_behind), "label": np.array(labels)}
             rows |= {"word_start": ends - lengths, "word_end": ends}
             builder.add_item(torch.from_numpy(np.asarray(rows[name])))
         builder.finalize(str(directory / f"train.{name}.idx"))
@@ -53,6 +67,15 @@ def test_sentences_are_cut_at_word_boundaries(directory, max_tokens):
         assert item["labels"] == labels
 
 
+def test_pieces_behind_the_last_word_are_kept_where_they_fit(tmp_path):
+    write_files(tmp_path, num_behind=1)
+    assert [load(tmp_path, max_tokens)[0]["tokens"].tolist()[1:-1] for max_tokens in (9, 8)] == [
+        [10, 11, 12, 13, 14, 15, 16],
+        [10, 11, 12, 13, 14, 15],
+    ]
+    assert load(tmp_path, 8).cut_words == 1, "of the third sentence"
+
+
 def test_training_leaves_out_sentences_without_a_word(directory):
     data = load(directory, 4, training=True, seed=5)
     assert len(data) == 2
@@ -81,5 +104,30 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
         load(tmp_path, 9)
     with pytest.raises(UserError, match=r"words\.jsonl is missing"):
         read_words(tmp_path, "valid")
+    (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')
+    with pytest.raises(UserError, match=r"words\.jsonl is damaged .* prepare the data again"):
+        read_words(tmp_path, "valid")
+    (tmp_path / "labels.txt").write_bytes(b"A\n\xff\n")
+    with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
+        read_labels(tmp_path)
     with pytest.raises(UserError, match=r"tagging\.json is missing"):
         read_manifest(tmp_path)
+
+
+def test_a_manifest_names_no_folder_outside(tmp_path):
+    good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
+    for change in ({}, {"column": "../x"}, {"column": ".."}, {"column": 3}, {"labels": ["A\nB"]}, {"labels": None}):
+        (tmp_path / "tagging.json").write_text(json.dumps(good | change))
+        if change:
+            with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
+                read_manifest(tmp_path)
+        else:
+            assert read_manifest(tmp_path) == good
+
+
+def test_labels_are_read_as_they_were_written(tmp_path):
+    """Other ends of lines than a line feed may be inside a label."""
+    labels = ["B-X", "a\u2028b", "c\x85", "\u00a0"]
+    write_labels(tmp_path, labels)
+    assert read_labels(tmp_path) == labels
+    assert read_labels(tmp_path / "absent") == []

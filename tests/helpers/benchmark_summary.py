@@ -1,7 +1,14 @@
-"""A summary of a benchmark, as ``amos glue`` writes it."""
+"""Summaries of benchmarks, as ``amos glue`` and ``amos tag`` write them."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+
+from amos_fairseq.finetuning.report import summarize
+from amos_fairseq.finetuning.runs import Result
+from amos_fairseq.finetuning.session import save_results
+from amos_fairseq.finetuning.tagging.benchmark import Tagging
+from amos_fairseq.finetuning.tagging.experiment import tagging_notes, tagging_table
 
 
 def write_summary(folder: Path, updates: int, run: Path, from_scratch: bool = False, **scores: float) -> str:
@@ -20,4 +27,26 @@ def write_summary(folder: Path, updates: int, run: Path, from_scratch: bool = Fa
     (folder / "glue.json").write_text(json.dumps(summary))
     (folder / "glue.setup.json").write_text("{}")
     (folder / "other.json").write_text("[]")
+    return str(folder)
+
+
+def write_tagging(folder: Path, updates: int, run: Path) -> str:
+    """Write what ``amos tag`` writes after two seeds of upos and of chunk, with its own functions."""
+    folder.mkdir(parents=True)
+    scores = {
+        "tagging-upos": [{"accuracy": 80.0}, {"accuracy": 82.0}],
+        "tagging-chunk": [{"f1": f1, "precision": 1.0, "recall": 2.0, "accuracy": 99.0} for f1 in (60.0, 64.0)],
+    }
+    results = [
+        Result(
+            task, "", seed, f"runs/{task}/seed{seed}", next(iter(own)), own, "checkpoint_best.pt", 1.0, 1.0, None, {}
+        )
+        for task, of_seeds in scores.items()
+        for seed, own in enumerate(of_seeds, start=1)
+    ]
+    checkpoint = SimpleNamespace(file=run / "checkpoint_last.pt", num_updates=updates)
+    summaries = summarize(results)
+    table = tagging_table("amos", summaries, tagging_notes(summaries))
+    session = SimpleNamespace(out=folder, checkpoint=checkpoint)
+    save_results(session, Tagging.name, {"from_scratch": False}, table, results, summaries)
     return str(folder)

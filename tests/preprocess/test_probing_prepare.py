@@ -75,6 +75,14 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert "made from other files" in other
 
 
+def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
+    """A no-break space inside a word, and as a word: the text has as many words as the sentence."""
+    treebank = write(tmp_path, "ud.conllu", CONLLU.replace("\t'm\t", "\t\u00a0\t").replace("\tAnn\t", "\tA\u00a0nn\t"))
+    main([str(argument) for argument in (tmp_path / "out", "--treebank", treebank, treebank, treebank)])
+    (example,) = read_task(tmp_path / "out", "pos").splits["test"]
+    assert example.words == ["I", "_", "at", "Ann", "'s"]
+
+
 @pytest.mark.parametrize(
     ("flag", "content", "reason"),
     [
@@ -83,6 +91,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
         ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "line 6: expected a label"),
         ("--relations", "\n", "has no sentence"),
         ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
+        ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
         ("--treebank", CONLLU.replace("\t4\tcop", "\tx\tcop"), "sentence 1: the head 'x'"),
         ("--treebank", CONLLU.replace("\t4\tcop", "\t9\tcop"), "sentence 1: the head '9'"),
     ],

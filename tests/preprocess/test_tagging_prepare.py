@@ -75,6 +75,8 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
     assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
     conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
+    for names in ("../../x,y", "pos,", "pos,pos"):
+        assert "is not a name" in refused(source, source, tokenizer, tmp_path / "a", "--columns", names)
     assert "is CoNLL-U" in refused(conllu, conllu, tokenizer, tmp_path / "a", "--columns", "a")
     broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
     broken.write_text(broken.read_text() + "b X\n")

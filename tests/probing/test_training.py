@@ -1,5 +1,6 @@
 """Probes on made-up features with a known answer."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +8,7 @@ from torch import Tensor
 from amos_fairseq.probing.features import EncodedSplit
 from amos_fairseq.probing.scores import MICRO_F1
 from amos_fairseq.probing.targets import Example, Target
-from amos_fairseq.probing.training import ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
+from amos_fairseq.probing.training import ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe, whitening
 
 LABELS = ["a", "b", "c"]
 SETTINGS = ProbeSettings(batch_size=128, updates=60)
@@ -23,7 +24,7 @@ def made_up(planted: bool, seed: int = 0) -> ProbeData:
         states = torch.randn(2 * size, 10, generator=generator)
         if planted:
             states[1::2, 5:8] += 6 * torch.eye(3)[classes]
-        features[split] = [states.half()]
+        features[split] = [states]
         starts = 2 * torch.arange(size)[:, None]
         one_hot = torch.eye(3).bool()[classes]
         gold = [(LABELS[i],) for i in classes.tolist()]
@@ -56,13 +57,28 @@ def test_random_labels_give_chance():
     assert train_probe(data, mlp, 1, "cpu").scores[MICRO_F1] < 0.45
 
 
-def test_the_scale_of_features_does_not_matter():
-    """Powers of two: the standardized features are equal to the bit."""
+def test_scales_and_directions_of_features_do_not_matter():
+    """A collapsed layer: nearly all variance in one direction, the label in directions with a thousandth of its deviation."""
     data = made_up(planted=True)
-    scaled = ProbeData({s: [f[0] / 32] for s, f in data.features.items()}, data.targets, LABELS, "test")
-    assert train_probe(scaled, SETTINGS, 1, "cpu").scores[MICRO_F1] == pytest.approx(
-        train_probe(data, SETTINGS, 1, "cpu").scores[MICRO_F1], abs=0.01
-    )
+    rotation = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(3)))[0]
+    scales = torch.tensor([1e3, *[1.0] * 9])
+    collapsed = {split: [(layers[0] * scales) @ rotation + 5.0] for split, layers in data.features.items()}
+    found = train_probe(ProbeData(collapsed, data.targets, LABELS, "test"), SETTINGS, 1, "cpu").scores[MICRO_F1]
+    # Rotated whitened features start from other zeros of Adam's coordinates, so the scores are near, not equal.
+    assert found == pytest.approx(train_probe(data, SETTINGS, 1, "cpu").scores[MICRO_F1], abs=0.02)
+
+
+def test_whitened_features_have_the_identity_as_covariance():
+    """Compared with NumPy in float64; the last dimension is the sum of two others, so one direction has no variance."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(5000, 4, generator=generator) * torch.tensor([30.0, 1.0, 0.1, 2.0]) + 7.0
+    features = torch.cat([features, features[:, :1] + features[:, 1:2]], dim=1)
+    mean, matrix = whitening(features)
+    whitened = (features.double() - mean.double()) @ matrix.double()
+    covariance = np.cov(whitened.T.numpy(), bias=True)
+    # The projection on the four directions that have variance; float32 matrix entries up to 10, deviations up to 30.
+    assert np.sort(np.linalg.eigvalsh(covariance)) == pytest.approx([0, 1, 1, 1, 1], abs=1e-2)
+    torch.testing.assert_close(matrix, matrix.T)
 
 
 def test_a_seed_determines_the_result():

@@ -1,10 +1,10 @@
 """Summaries of benchmarks as the table and the curve of the report show them, by hand."""
 
 import pytest
-from benchmark_summary import write_summary
+from benchmark_summary import write_summary, write_tagging
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.report.results import benchmark_table, points_over_cost, read_benchmarks
+from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import Cost, ReportRun
 
 
@@ -30,8 +30,25 @@ def test_one_row_for_each_summary(results):
         ["run, random weights", "35.0 ± 0.5", "36.0", "-"],
     ]
     assert table.notes == ["a note"]
+    assert num_seeds(results) == "1 to 3 seeds"
     twice = benchmark_table("", results[3:4] * 2)
     assert [row[0] for row in twice.rows] == ["other, 500 updates (d)"] * 2
+
+
+def test_results_of_tagging(tmp_path):
+    """As amos tag writes them: accuracy of words, span F1 of IOB labels; two checkpoints make a curve."""
+    folders = [write_tagging(tmp_path / str(updates), updates, tmp_path / "run") for updates in (10, 20)]
+    (tmp_path / "10" / "tagging.setup.json").write_text("{}")
+    results = read_benchmarks(folders, "--tag")
+    table = benchmark_table("", results)
+    assert table.columns == ["", "upos", "chunk (span F1)"]
+    assert table.rows == [
+        ["run, 10 updates", "81.0 ± 1.4", "62.0 ± 2.8"],
+        ["run, 20 updates", "81.0 ± 1.4", "62.0 ± 2.8"],
+    ]
+    assert table.notes == ["a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"]
+    panels, _ = points_over_cost(results, [])
+    assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
 
 
 def test_scores_over_updates_and_over_flops(results, tmp_path):

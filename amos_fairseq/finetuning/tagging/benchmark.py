@@ -65,11 +65,12 @@ class Tagging:
         return TaggedSentences(self.data, split, self.dictionary, self.max_positions, training=split == "train")
 
     def _notes(self, train: TaggedSentences) -> Iterator[str]:
+        column = self.task.removeprefix(PREFIX)
         for name, sentences in (("training", train), ("dev", self.dev)):
             if sentences.cut_words:
                 counted = ", and counted as wrong" if sentences is self.dev else ""
                 yield (
-                    f"{self.task}: {sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
+                    f"{column}: {sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
                     f"{sentences.cut_sentences:,} sentences of more than {self.max_positions} tokens{counted}"
                 )
 

@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import MISSING, Table, TaskSummary, format_score, summarize
 from amos_fairseq.finetuning.runs import claim_output_directory, read_results
 from amos_fairseq.finetuning.session import Outcome, Session, save_results, session_notes
 from amos_fairseq.finetuning.tagging.benchmark import PREFIX, RECIPE_TASK, Tagging
 
 # Scores in the order of the table; labels that do not mark spans have only accuracy.
-COLUMNS = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
+SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
 
 
 def run_tagging(session: Session, data: Path) -> Outcome:
@@ -20,6 +21,8 @@ def run_tagging(session: Session, data: Path) -> Outcome:
         UserError: an argument cannot be used; raised before anything is started.
         Stopped: SIGINT or SIGTERM arrived.
     """
+    if session.out == data.resolve():
+        raise UserError(f"--out {data} is the directory of the data, which has a tagging.json too: give another --out")
     # There is no pair of texts to separate.
     trials = [dataclasses.replace(trial, num_separators=1) for trial in session.recipe.trials_of(RECIPE_TASK)]
     benchmark = Tagging(data, session.checkpoint, validates=any(trial.checkpoint == "best" for trial in trials))
@@ -43,7 +46,7 @@ def run_tagging(session: Session, data: Path) -> Outcome:
 
 def tagging_table(row_name: str, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
     """Build the table with a row for each column of labels that has results."""
-    shown = [name for name in COLUMNS if any(name in summary.scores for summary in summaries.values())]
+    shown = [name for name in SCORE_NAMES if any(name in summary.scores for summary in summaries.values())]
     rows = []
     for task in sorted(summaries):
         found = summaries[task].scores
@@ -51,7 +54,7 @@ def tagging_table(row_name: str, summaries: Mapping[str, TaskSummary], notes: Se
             format_score(found[name].median, found[name].deviation) if name in found else MISSING for name in shown
         ]
         rows.append([f"{task.removeprefix(PREFIX)}: {row_name}", *cells])
-    columns = ["", *(COLUMNS[name] for name in shown)]
+    columns = ["", *(SCORE_NAMES[name] for name in shown)]
     return Table("Sequence tagging, dev: median ± standard deviation over seeds", columns, rows, notes)
 
 
