@@ -142,7 +142,8 @@ class Experiment:
         self.results = [Result(**result) for result in found["results"]]
 
     def _settings(self) -> dict[str, Any]:
-        return self.settings.as_dict() | {"threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
+        fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
+        return self.settings.as_dict() | fixed
 
     def run(self) -> Table:
         """Train every probe that has no result yet, write all files of OUT, and return the table.

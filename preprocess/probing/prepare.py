@@ -178,8 +178,11 @@ def prepare(corpora: list[Corpus], out: Path) -> None:
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
-    files = [(split, path) for corpus in corpora for split, path in corpus.paths.items()]
-    sources = [{"split": split, "name": path.name, "sha256": file_sha256(path)} for split, path in files]
+    sources = [
+        {"read_by": corpus.convert.__name__, "split": split, "name": path.name, "sha256": file_sha256(path)}
+        for corpus in corpora
+        for split, path in corpus.paths.items()
+    ]
     if _is_finished(out, sources):
         say(f"{out} is finished already, with these files: nothing to do")
         return
