@@ -237,7 +237,7 @@ class Experiment:
     def _write_tables(self) -> Table:
         settings = self.settings
         notes = [
-            "rows in the order of the tasks' semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
+            "tasks in the order of their semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
             "deviation (divided by n - 1)",
             f"{settings.classifier} classifier on the frozen states of one layer, sigmoid for each label, threshold "
             f"{THRESHOLD}; weights chosen on the validation split",

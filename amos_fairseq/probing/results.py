@@ -16,6 +16,7 @@ from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 FORMAT = 1
 RESULTS_FILE = "results.json"
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
+COLUMNS = 8  # of a table
 BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone"}
 
 
@@ -99,18 +100,30 @@ def scores_by_cell(results: list[Result]) -> dict[tuple[str, str], dict[tuple, l
 
 
 def columns_of(results: list[Result]) -> list[tuple]:
-    """Return what was probed: the pretrained layers first, then pieces alone, then random weights."""
+    """Return what was probed: pretrained layers, pieces alone, random weights; each in the order of parts and layers."""
     order = {None: 0, "pieces": 1, "random": 2}
     columns = dict.fromkeys(result.column for result in results)
-    return sorted(columns, key=lambda column: order[column[2]])  # stable: else the order of the results
+    parts = list(dict.fromkeys(part for part, _, _ in columns))
+
+    def key(column: tuple[str, int | str, str | None]) -> tuple[int, int, float]:
+        part, layer, baseline = column
+        return order[baseline], parts.index(part), layer if isinstance(layer, int) else float("inf")
+
+    return sorted(columns, key=key)
 
 
 def results_table(results: list[Result], title: str, notes: list[str]) -> Table:
-    """Return tasks by layers as in AMOS "Figure 4": 100 times the mean score, ± the standard deviation over the seeds."""
-    columns, rows = columns_of(results), []
-    for (task, metric), cells in scores_by_cell(results).items():
-        rows.append([row_name(task, metric), *(_cell(cells.get(column, [])) for column in columns)])
-    return Table(title, ["task", *map(column_name, columns)], rows, notes)
+    """Return 100 times the mean scores, ± the standard deviation over the seeds: tasks by layers as in AMOS "Figure 4".
+
+    More than :data:`COLUMNS` layers are rows, so that the table fits on a page.
+    """
+    columns, cells = columns_of(results), scores_by_cell(results)
+    rows = [[row_name(*task), *(_cell(own.get(column, [])) for column in columns)] for task, own in cells.items()]
+    table = [["task", *map(column_name, columns)], *rows]
+    if len(columns) > COLUMNS:
+        table = [list(row) for row in zip(*table, strict=True)]
+        table[0][0] = "layer"
+    return Table(title, table[0], table[1:], notes)
 
 
 def _cell(scores: list[float]) -> str:
