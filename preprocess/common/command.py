@@ -3,7 +3,8 @@
 import contextlib
 import os
 import sys
-from typing import Iterator, Optional
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from tqdm import tqdm
 
@@ -20,6 +21,33 @@ def progress_bar(total: int, name: str, unit: str, delay: float = 0.0) -> tqdm:
     """Create a progress bar. ``delay``: seconds before it is shown, for work that is usually short."""
     seconds = 0.5 if sys.stderr.isatty() else 15  # a log file stores every line
     return tqdm(total=total, desc=name, unit=unit, unit_scale=True, mininterval=seconds, delay=delay, file=sys.stderr)
+
+
+def is_finished(
+    out: Path, description: Dict[str, Any], kind: str, manifest: str, read_manifest: Callable[[Path], Dict[str, Any]]
+) -> bool:
+    """Return True if OUT holds the data that would be made, False if it is empty or missing.
+
+    Args:
+        description: entries of the manifest that must be equal: settings, tokenizer_sha256, sources.
+        kind: of the data, in the message.
+        manifest: name of the file in OUT.
+
+    Raises:
+        UserError: OUT holds anything else.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not out.is_dir():
+        raise UserError(f"OUT {out} is not a directory")
+    if not (out / manifest).is_file():
+        raise UserError(f"OUT {out} is not empty and contains no {kind} data of prepare.sh: give another directory")
+    found = read_manifest(out)
+    for name, value in description.items():
+        if found.get(name) != value:
+            other = {"settings": "settings", "tokenizer_sha256": "tokenizer", "sources": "files"}[name]
+            raise UserError(f"{out} was made with other {other}: give another OUT, or remove it")
+    return True
 
 
 def number_of_processes(workers: Optional[int]) -> int:

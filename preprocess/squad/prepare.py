@@ -16,7 +16,7 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
-from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
+from amos_fairseq.preprocess.common.command import ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 _DESCRIPTION = """Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
@@ -44,7 +44,7 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
-    from amos_fairseq.data.squad import MANIFEST  # imports fairseq, which takes seconds
+    from amos_fairseq.data.squad import MANIFEST, read_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": train, "valid": dev}
     description = {
@@ -52,7 +52,7 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: {"name": path.name, "sha256": file_sha256(path)} for split, path in sources.items()},
     }
-    if _is_finished(out, description):
+    if is_finished(out, description, "SQuAD", MANIFEST, read_manifest):
         say(f"{out} is finished already, with these files and settings: nothing to do")
         return
     files = {split: read_squad(path) for split, path in sources.items()}
@@ -122,23 +122,6 @@ def _report(split: str, facts: Dict[str, Any]) -> None:
         f"({answers['wider'] / total:.2%}) end inside a token and include all of it; {answers['lost']} have no token, "
         f"{answers['misplaced']} are not at their answer_start: {facts['untrainable']} questions are not used in training"
     )
-
-
-def _is_finished(out: Path, description: Dict[str, Any]) -> bool:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    if not out.is_dir():
-        raise UserError(f"OUT {out} is not a directory")
-    from amos_fairseq.data.squad import MANIFEST, read_manifest
-
-    if not (out / MANIFEST).is_file():
-        raise UserError(f"OUT {out} is not empty and contains no SQuAD data of prepare.sh: give another directory")
-    manifest = read_manifest(out)
-    for name, value in description.items():
-        if manifest.get(name) != value:
-            kind = {"settings": "settings", "tokenizer_sha256": "tokenizer", "sources": "files"}[name]
-            raise UserError(f"{out} was made with other {kind}: give another OUT, or remove it")
-    return True
 
 
 def build_parser() -> argparse.ArgumentParser:

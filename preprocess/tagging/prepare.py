@@ -15,7 +15,7 @@ from amos_fairseq.data.word_files import COLUMN_NAME, CONLLU_NAMES, Sentence, re
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans
-from amos_fairseq.preprocess.common.command import ending_in_one_line, progress_bar, say
+from amos_fairseq.preprocess.common.command import ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.preprocess.common.reading import kind_and_compression
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.tokenizer import UNK
@@ -63,7 +63,7 @@ def prepare(
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
-    from amos_fairseq.data.tagging import MANIFEST  # imports fairseq, which takes seconds
+    from amos_fairseq.data.tagging import MANIFEST, read_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": train, "valid": dev}
     description: dict[str, Any] = {
@@ -71,7 +71,7 @@ def prepare(
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: {"name": path.name, "sha256": file_sha256(path)} for split, path in sources.items()},
     }
-    if _is_finished(out, description):
+    if is_finished(out, description, "tagging", MANIFEST, read_manifest):
         say(f"{out} is finished already, with these files and settings: nothing to do")
         return
     sentences = {split: read_sentences(path, names) for split, path in sources.items()}
@@ -138,23 +138,6 @@ def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]]) -> None:
             f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "
             f"longest sentence {own['longest']} pieces"
         )
-
-
-def _is_finished(out: Path, description: dict[str, Any]) -> bool:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    if not out.is_dir():
-        raise UserError(f"OUT {out} is not a directory")
-    from amos_fairseq.data.tagging import MANIFEST, read_manifest
-
-    if not (out / MANIFEST).is_file():
-        raise UserError(f"OUT {out} is not empty and contains no tagging data of prepare.sh: give another directory")
-    manifest = read_manifest(out)
-    for name, value in description.items():
-        if manifest.get(name) != value:
-            kind = {"settings": "settings", "tokenizer_sha256": "tokenizer", "sources": "files"}[name]
-            raise UserError(f"{out} was made with other {kind}: give another OUT, or remove it")
-    return True
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,13 +10,23 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
-from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory) -> Path:
     return write_sample(tmp_path_factory.mktemp("sample"))
+
+
+def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
+    """One that we learn, such as sentencepiece-cased, or one of Hugging Face's library."""
+    sample = write_sample(directory)
+    if "-" in kind:
+        bpe, case = kind.split("-")
+        return learn_tokenizer(sample, bpe, 300, case == "cased")
+    return load_tokenizer(hugging_face_directory(directory / "tokenizer", kind, sample))
 
 
 def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:

@@ -3,12 +3,10 @@
 import unicodedata
 
 import pytest
-from tokenizer_text import HOSTILE, write_sample
+from tokenizer_text import HOSTILE
 
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
-from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import tidy_spans, unspell_piece
-from tests.tokenization.test_fast_tokenizer import hugging_face_directory
+from tests.tokenization.test_fast_tokenizer import small_tokenizer_of_kind
 
 KINDS = ["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]
 KINDS += ["wordpiece", "bytes", "unigram", "spaces"]
@@ -30,12 +28,7 @@ _ZERO_WIDTH = "\u200b\ufeff"
 
 @pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param)
-    sample = write_sample(directory)
-    if "-" in request.param:
-        bpe, case = request.param.split("-")
-        return learn_tokenizer(sample, bpe, 300, case == "cased")
-    return load_tokenizer(hugging_face_directory(directory / "tokenizer", request.param, sample))
+    return small_tokenizer_of_kind(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def test_pieces_are_those_of_encode(tokenizer):

@@ -1,14 +1,12 @@
 """The pieces of words, for tokenizers of every kind."""
 
 import pytest
-from tokenizer_text import ALPHABETS, random_texts, write_sample
+from tokenizer_text import ALPHABETS, random_texts
 
 from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
-from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import UNK, embedding_symbols
 from amos_fairseq.tokenization.words import encode_words
-from tests.tokenization.test_fast_tokenizer import hugging_face_directory
+from tests.tokenization.test_fast_tokenizer import small_tokenizer_of_kind
 
 KINDS = ["sentencepiece-cased", "fastbpe-uncased", "wordpiece", "bytes", "unigram", "spaces"]
 SENTENCES = [
@@ -23,12 +21,7 @@ VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
 
 @pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp(request.param)
-    sample = write_sample(directory)
-    if "-" in request.param:
-        bpe, case = request.param.split("-")
-        return learn_tokenizer(sample, bpe, 300, case == "cased")
-    return load_tokenizer(hugging_face_directory(directory / "tokenizer", request.param, sample))
+    return small_tokenizer_of_kind(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def random_sentences():
