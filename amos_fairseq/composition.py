@@ -5,11 +5,12 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -76,12 +77,25 @@ def fairseq_defaults(name: str) -> Iterator[None]:
     find them a second time, and Hydra would reject it.
     """
     store = ConfigStore.instance()
-    before = dict(store.repo)
-    hydra_init(name)
+    before = store.repo
+    base, groups = registered_defaults()
+    store.repo = {**before, **groups, f"{name}.yaml": base}
     try:
         with warnings.catch_warnings():
             # Hydra warns on every composition that this way of storing defaults is deprecated.
             warnings.filterwarnings("ignore", message="(?s).*automatic_schema_matching", category=UserWarning)
             yield
+    finally:
+        store.repo = before
+
+
+@cache
+def registered_defaults() -> tuple[ConfigNode, dict[str, ConfigNode]]:
+    """Return what fairseq's ``hydra_init`` stores: the whole configuration, and each of its groups by its file name."""
+    store = ConfigStore.instance()
+    before, store.repo = store.repo, {}
+    try:
+        hydra_init("defaults")
+        return store.repo.pop("defaults.yaml"), store.repo
     finally:
         store.repo = before

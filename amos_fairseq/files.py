@@ -119,11 +119,16 @@ class DamagedCheckpoint(UserError):
 
 
 def checkpoint_file(path: Path) -> Path:
-    """Return ``path``, or ``checkpoint_last.pt`` in it if it is a directory; raise :class:`UserError` if it is missing."""
-    file = path / "checkpoint_last.pt" if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{file} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
-    return file
+    """Return ``path``; of a directory ``checkpoint_last.pt``, or ``checkpoint_best.pt`` where fine-tuning kept only that one.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    files = [path / "checkpoint_last.pt", path / "checkpoint_best.pt"] if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            return file
+    raise UserError(f"{files[0]} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
 
 
 def file_version(path: str) -> tuple[int, ...]:

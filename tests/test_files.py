@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from amos_fairseq.files import whole_file
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import checkpoint_file, whole_file
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -61,3 +62,16 @@ def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path: Path) -
         Path(unfinished).write_bytes(b"new")
     assert unfinished_files(tmp_path) == sorted([elsewhere.name, other_target.name])
     assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("saved", "chosen"), [("1_10 last best", "last"), ("last", "last"), ("best", "best"), ("1_10", None), ("", None)]
+)
+def test_checkpoint_of_a_folder(saved: str, chosen: str | None, tmp_path: Path) -> None:
+    for name in saved.split():
+        (tmp_path / f"checkpoint_{name}.pt").touch()
+    if chosen is None:
+        with pytest.raises(UserError, match=r"checkpoint_last\.pt is missing: give a checkpoint or the SAVE_DIR"):
+            checkpoint_file(tmp_path)
+    else:
+        assert checkpoint_file(tmp_path) == tmp_path / f"checkpoint_{chosen}.pt"

@@ -24,7 +24,7 @@ class UnsavedTrainer(Trainer):
 class FairseqStep:
     """A model of this package with its criterion, optimizer, schedule, clipping, precision and logging.
 
-    The gradient exchange of a real update is missing on one rank (for several, see :mod:`amos_fairseq.bench.rank_traces`).
+    The gradient exchange of a real update is missing on one rank (for several, see examples/benchmark/rank_traces.py).
     """
 
     def __init__(self, setup: Setup, task: TextPretrainingTask, name: str, description: str):

@@ -54,7 +54,6 @@ class FakeCuda:
     """The context that :func:`fake_cuda` returns.
 
     Attributes:
-        mode: the mode that makes tensors fake.
         host_reads: how often the host has waited for a value of the device.
         uploads: how many tensors were copied to the device.
     """

@@ -114,7 +114,6 @@ def build_objective(cfg: DictConfig, vocabulary_size: int, pad: int, naive: bool
 
     Args:
         vocabulary_size: V, padded.
-        pad: index of the padding token.
     """
     common = {"layer_norm_eps": cfg.model.layer_norm_eps, "vocab_size": vocabulary_size, "pad_token_id": pad}
     main = network_config(transformer_config(cfg.model), **common)

@@ -22,7 +22,6 @@ class SyntheticText:
     Attributes:
         batches: batches as a loader process returns them.
         tokens_per_batch: number of tokens, ``<s>`` included.
-        masked_per_batch: number of masked positions.
         loaded_tokens_per_second: speed of one loader process: masking, tensors, collation, and reading if there is a corpus.
         reads_corpus: whether that speed was measured on ``task.data``.
     """

@@ -67,7 +67,6 @@ class Encoder(nn.Module):
     dropout. ``.to(...)`` moves it and changes its dtype, as for any module.
 
     Args:
-        loaded: the checkpoint.
         batch_size: number of texts in one forward pass.
 
     Raises:

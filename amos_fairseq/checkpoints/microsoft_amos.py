@@ -90,7 +90,6 @@ def import_release(
     """Convert the released checkpoint and its tokenizer to an ``amos`` model; sizes come from the shapes of its weights.
 
     Args:
-        path: the file.
         tokenizer: directory with ``sp.model`` and ``dict.txt``.
         arch: an ``amos_*``; it determines what shapes do not (dropout, initial values).
         depths: layers of the generator that have an MLM head; the default is those that the file names, else 4,6,8.

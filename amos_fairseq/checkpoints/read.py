@@ -13,12 +13,7 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import (
-    ARCH_MODEL_REGISTRY,
-    MODEL_REGISTRY,
-    BaseFairseqModel,
-    build_model,
-)
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, build_model
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
@@ -41,13 +36,11 @@ class LoadedCheckpoint:
     """The content of a checkpoint, pretrained or fine-tuned, ready for text.
 
     Attributes:
-        file: the checkpoint.
         model: in eval mode, float32, on the CPU.
         dictionary: the pieces in the order of the embedding, ``<mask>`` last.
         tokenizer: the one that binarized the corpus.
-        task: settings of the task, plain values.
+        task, criterion: their settings, plain values.
         num_updates: optimizer steps until the checkpoint.
-        criterion: settings of the criterion, plain values.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
     """
 

@@ -39,7 +39,6 @@ class Imported:
 
     Attributes:
         config: the complete configuration, as fairseq-train would have saved it.
-        model: of the architecture in ``config``.
         tokenizer: its pieces are the rows of the embedding.
         source: description of where the weights come from.
         newly_initialized: parameters that got no foreign weight.

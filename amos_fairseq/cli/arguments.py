@@ -45,8 +45,9 @@ def add_subcommand(subparsers: Any, name: str, help: str, description: str) -> a
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add CHECKPOINT and --tokenizer."""
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="checkpoint, or SAVE_DIR of a run (its last checkpoint)"
-    )
+        "checkpoint", metavar="CHECKPOINT",
+        help="checkpoint, or SAVE_DIR of a run (its last checkpoint, or the best one where fine-tuning kept only that)",
+    )  # fmt: skip
     parser.add_argument(
         "--tokenizer", metavar="DIR",
         help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)",

@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli.arguments import import_fairseq
 from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.finetuning.benchmark import Stopped
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.report import Table
-    from amos_fairseq.finetuning.runner import Failure
-    from amos_fairseq.finetuning.session import Session
+    from amos_fairseq.finetuning.session import Outcome, Session
 
 
 def add_run_arguments(
@@ -77,18 +76,21 @@ def session_from(arguments: argparse.Namespace) -> "Session":
     )  # fmt: skip
 
 
-def exit_stopped(out: str) -> NoReturn:
-    """Exit after SIGINT or SIGTERM, with a line that says how to continue."""
-    print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
-    sys.exit(INTERRUPTED)
+def run_and_print(out: str, run_benchmark: "Callable[..., Outcome]", *arguments: Any, **settings: Any) -> None:
+    """Call ``run_benchmark`` with the arguments after it, and print its table, notices and paths.
 
-
-def print_outcome(table: "Table | None", lines: Iterable[object], failures: "Sequence[Failure]") -> None:
-    """Print the table and further lines of a session; raise :class:`UserError` if a run failed."""
-    if table is not None:
-        table.print()
-    for line in lines:
+    SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
+    """
+    try:
+        outcome = run_benchmark(*arguments, **settings)
+    except (Stopped, KeyboardInterrupt):
+        print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if outcome.table is not None:
+        outcome.table.print()
+    for line in (*outcome.notices, *outcome.files):
         print(line)
+    failures = outcome.failures
     for failure in failures:
         print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
     if failures:

@@ -7,7 +7,6 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.glue.tasks import AVERAGED, parse_tasks
 
 DESCRIPTION = """\
@@ -45,14 +44,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.intermediate is not None:
         intermediate = Path(arguments.intermediate or arguments.out).resolve()
     squad = None if arguments.squad is None else Path(arguments.squad)
-    try:
-        outcome = run_glue(
-            session, Path(arguments.data), tasks, intermediate=intermediate, squad=squad, with_paper=arguments.paper,
-            with_test=arguments.write_test,
-        )  # fmt: skip
-    except (Stopped, KeyboardInterrupt):
-        fine_tuning.exit_stopped(arguments.out)
-    fine_tuning.print_outcome(outcome.table, [*outcome.notices, *outcome.files], outcome.failures)
+    fine_tuning.run_and_print(
+        arguments.out, run_glue, session, Path(arguments.data), tasks, intermediate=intermediate, squad=squad,
+        with_paper=arguments.paper, with_test=arguments.write_test,
+    )  # fmt: skip
 
 
 def tasks_to_run(names: str, data: Path) -> list[str]:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.inspection.html_page import render_page
     from amos_fairseq.inspection.terminal import print_inspection
 
-    text = read_text(arguments)
+    text = arguments.text if arguments.file is None else read_file(arguments.file)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     if text is None:
         text = text_of_corpus(loaded)
@@ -61,11 +61,6 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.html}: the page cannot be written ({error.strerror}); choose another place with --html"
         ) from error
     print(f"page: {arguments.html}")
-
-
-def read_text(arguments: argparse.Namespace) -> str | None:
-    """Return the text of --text or --file, None without them; raise :class:`UserError` where the file cannot be read."""
-    return arguments.text if arguments.file is None else read_file(arguments.file)
 
 
 def read_file(path: str) -> str:

@@ -27,23 +27,8 @@ from amos_fairseq.errors import INTERRUPTED, report_user_errors
 from amos_fairseq.versions import describe_versions
 
 SUBCOMMANDS = (
-    prepare,
-    recipes,
-    train,
-    inspect,
-    plot,
-    report,
-    import_,
-    export,
-    glue,
-    squad,
-    tag,
-    probe,
-    score,
-    flops,
-    bench,
-    verify,
-)
+    prepare, recipes, train, inspect, plot, report, import_, export, glue, squad, tag, probe, score, flops, bench, verify,
+)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:

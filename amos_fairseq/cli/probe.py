@@ -22,13 +22,8 @@ def add_parser(subparsers: Any) -> None:
         help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)")  # fmt: skip
     add("--data", metavar="DIR", type=Path, required=True,
         help="directory with TASK/{train,valid,test}.jsonl, as preprocess/probing/prepare.sh writes")  # fmt: skip
-    add(
-        "--out",
-        metavar="OUT",
-        type=Path,
-        required=True,
-        help="directory for the results; the same command continues there",
-    )
+    add("--out", metavar="OUT", type=Path, required=True,
+        help="directory for the results; the same command continues there")  # fmt: skip
     add("--part", metavar="PART", nargs="+",
         help="generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)")  # fmt: skip
     add("--layers", metavar="LIST",

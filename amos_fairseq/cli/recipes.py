@@ -105,7 +105,6 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
     """Return the size, tokens and FLOPs of a recipe on one rank.
 
     Args:
-        title: what to call it in the list.
         config_dir, name: see :func:`find_recipe`.
         vocabulary_size: number of dictionary entries; None: one that suits the width.
     """

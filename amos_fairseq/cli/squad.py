@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 
 if TYPE_CHECKING:
@@ -63,11 +62,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from amos_fairseq.finetuning.squad.experiment import run_squad
 
     settings = read_settings(arguments, session.checkpoint.max_positions)
-    try:
-        outcome = run_squad(session, Path(arguments.data), settings, with_paper=arguments.paper)
-    except (Stopped, KeyboardInterrupt):
-        fine_tuning.exit_stopped(arguments.out)
-    fine_tuning.print_outcome(outcome.table, outcome.files, outcome.failures)
+    fine_tuning.run_and_print(
+        arguments.out, run_squad, session, Path(arguments.data), settings, with_paper=arguments.paper
+    )
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":

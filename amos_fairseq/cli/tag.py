@@ -6,7 +6,6 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.finetuning.benchmark import Stopped
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
@@ -30,8 +29,4 @@ def run(arguments: argparse.Namespace) -> None:
     session = fine_tuning.session_from(arguments)
     from amos_fairseq.finetuning.tagging.experiment import run_tagging
 
-    try:
-        outcome = run_tagging(session, Path(arguments.data))
-    except (Stopped, KeyboardInterrupt):
-        fine_tuning.exit_stopped(arguments.out)
-    fine_tuning.print_outcome(outcome.table, outcome.files, outcome.failures)
+    fine_tuning.run_and_print(arguments.out, run_tagging, session, Path(arguments.data))

@@ -4,7 +4,12 @@
 """
 
 # isort: off
-from amos_fairseq.compat.side_effects import hide_broken_torchaudio, open_without_reading, silence_harmless_warnings
+from amos_fairseq.compat.side_effects import (
+    hide_broken_torchaudio,
+    open_without_reading,
+    share_config_store,
+    silence_harmless_warnings,
+)
 
 silence_harmless_warnings()  # before anything imports fairseq
 # isort: on
@@ -19,6 +24,7 @@ from fairseq.optim import AMPOptimizer, FairseqOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
 from fairseq.tasks import sentence_prediction
 from fairseq.trainer import Trainer
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.utils import JobReturn
 from torch.utils.data._utils import signal_handling
 
@@ -141,6 +147,9 @@ PATCHES = {
         Patch(sentence_prediction, "maybe_shorten_dataset", truncation.cut_longer_text_first),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
+    "Hydra copies every class that fairseq has registered for each composition": (
+        Patch(CachingConfigRepository, "__init__", share_config_store),
+    ),
     "Validation scores can be numpy scalars or nan, or have an unknown name": (
         Patch(Script.TRAINING, "validate", run_lifecycle.return_comparable_scores),
         Patch(Trainer, "train_step", run_lifecycle.check_best_metric),

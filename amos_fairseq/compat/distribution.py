@@ -117,8 +117,6 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> No
     """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
     Args:
-        cfg: fairseq's complete configuration.
-        environment: environment variables of the process.
         num_gpus: number of GPUs visible to this process; 0 with ``--cpu``.
 
     Raises:

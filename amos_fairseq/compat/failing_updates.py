@@ -49,24 +49,14 @@ def not_finite_on_any_rank(trainer: Trainer) -> dict[str, float]:
     return {key: loss for losses in gathered for key, loss in losses.items()}
 
 
-def describe(update: int, what: str, broken: dict[str, float], loss_scale: float | None) -> str:
-    """Return the message for the user."""
-    losses = ", ".join(f"{key} = {loss}" for key, loss in broken.items()) or "every loss is finite"
-    scale = "no loss scale" if loss_scale is None else f"loss scale {loss_scale:g}"
-    return f"update {update}: {what} is not finite ({losses}; {scale}): {ADVICE}"
-
-
-def loss_scale(trainer: Trainer) -> float | None:
-    """Return the loss scale of ``--fp16`` and ``--amp``, or None."""
-    scaler = getattr(trainer.optimizer, "scaler", None)
-    if scaler is None:
-        return None
-    return scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale
-
-
 def stop(trainer: Trainer, update: int, what: str, broken: dict[str, float]) -> None:
     """End all ranks with one line about ``update``."""
-    raise_on_every_rank(describe(update, what, broken, loss_scale(trainer)))
+    losses = ", ".join(f"{key} = {loss}" for key, loss in broken.items()) or "every loss is finite"
+    scaler = getattr(trainer.optimizer, "scaler", None)
+    scale = "no loss scale"
+    if scaler is not None:
+        scale = f"loss scale {scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale:g}"
+    raise_on_every_rank(f"update {update}: {what} is not finite ({losses}; {scale}): {ADVICE}")
 
 
 def stop_at_gradient(trainer: Trainer) -> None:

@@ -91,9 +91,5 @@ def _accept_user_dir(user_dir: str) -> None:
 def _path_in_fairseq(user_dir: str) -> str | None:
     """Return the path that ``fairseq.utils.import_user_module`` uses: relative to here, in fairseq, or next to fairseq."""
     fairseq_dir = os.path.dirname(fairseq.utils.__file__)
-    paths = (
-        os.path.abspath(user_dir),
-        os.path.join(fairseq_dir, user_dir),
-        os.path.join(fairseq_dir, "..", user_dir),
-    )
+    paths = (os.path.abspath(user_dir), os.path.join(fairseq_dir, user_dir), os.path.join(fairseq_dir, "..", user_dir))
     return next((path for path in paths if os.path.exists(path)), None)

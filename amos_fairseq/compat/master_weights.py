@@ -118,7 +118,6 @@ class MasterGradients:
 
     def __init__(self, parameters: list[Tensor], masters: list[Tensor]) -> None:
         self.parameters = parameters
-        self.masters = masters
         self.of_parameter = {id(parameter): master for parameter, master in zip(parameters, masters, strict=True)}
         self.is_sum = self.is_exchanged = False
 

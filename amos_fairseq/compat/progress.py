@@ -60,7 +60,6 @@ class RunProgress:
 
     Args:
         max_update: 0 without a limit.
-        trainer: it knows the number of updates so far.
     """
 
     def __init__(self, max_update: int, trainer: Any) -> None:
@@ -73,13 +72,8 @@ class RunProgress:
     def show_bar(self) -> None:
         """Show a bar on the terminal from now on."""
         if self._bar is None:
-            self._bar = tqdm(
-                total=self._total,
-                initial=self.trainer.get_num_updates(),
-                unit="update",
-                dynamic_ncols=True,
-                smoothing=0.05,
-            )
+            done = self.trainer.get_num_updates()
+            self._bar = tqdm(total=self._total, initial=done, unit="update", dynamic_ncols=True, smoothing=0.05)
             for console in console_filters():
                 console.bar = self._bar
 

@@ -251,14 +251,6 @@ def finished(trainer: Any, epoch_itr: Any) -> str | None:
     return None
 
 
-def finished_here(cfg: Any, trainer: Any, epoch_itr: Any) -> bool:
-    """Return whether the run of this SAVE_DIR is finished, and log it."""
-    limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
-    if limit:
-        logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
-    return limit is not None
-
-
 def check_before_and_after_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Refuse a checkpoint that does not fit before it is loaded, and a run that cannot continue afterwards."""
     problem = None
@@ -272,7 +264,10 @@ def check_before_and_after_load(load_checkpoint: Callable[..., Any], cfg: Any, t
             problem = str(error)
     raise_on_every_rank(problem)
     extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
-    raise_on_every_rank(None if finished_here(cfg, trainer, epoch_itr) else refusal(trainer, cfg.restore_file))
+    limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
+    if limit:
+        logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
+    raise_on_every_rank(None if limit else refusal(trainer, cfg.restore_file))
     return extra_state, epoch_itr
 
 

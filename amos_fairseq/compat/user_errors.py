@@ -90,43 +90,36 @@ def _model_mismatch(error: BaseException) -> str:
     return f"{path} contains another model than the flags describe; {differences[:300]}"
 
 
-def report(error: BaseException) -> bool:
-    """Print the line for a user's mistake, with the rank if it is not the first; return False for other exceptions."""
+def report(error: BaseException) -> int | None:
+    """Print the line for a user's mistake, or for Ctrl-C before the first update, and return the exit code.
+
+    Every rank reports mistakes, with its number if it is not the first; the first one reports Ctrl-C. None is returned for
+    an exception that keeps its traceback.
+    """
+    rank = distributed_utils.get_global_rank()
+    if isinstance(error, KeyboardInterrupt):
+        if rank == 0:
+            print("\namos_fairseq: interrupted: nothing was saved", file=sys.stderr, flush=True)
+        return INTERRUPTED
     line = line_for(error)
     if line is None:
-        return False
-    rank = distributed_utils.get_global_rank()
+        return None
     name = f"rank {rank}: " if rank > 0 else ""
     sys.stdout.flush()
     print(f"amos_fairseq: error: {name}{' '.join(line.split())}", file=sys.stderr, flush=True)
-    return True
-
-
-def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, UserError) else UserError.exit_code
 
 
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
-    """Turn a user's mistake, and Ctrl-C before the first update, into ``SystemExit``.
-
-    Neither Hydra nor a spawned rank catches that.
-    """
+    """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise SystemExit(report_interrupt()) from None
-    except Exception as error:
-        if not report(error):
+    except (Exception, KeyboardInterrupt) as error:
+        code = report(error)
+        if code is None:
             raise
-        raise SystemExit(exit_code(error)) from None
-
-
-def report_interrupt() -> int:
-    """Print a line for Ctrl-C before the first update, on the first rank; return the exit code."""
-    if distributed_utils.get_global_rank() == 0:
-        print("\namos_fairseq: interrupted: nothing was saved", file=sys.stderr, flush=True)
-    return INTERRUPTED
+        raise SystemExit(code) from None
 
 
 def install_exception_hook() -> None:
@@ -137,15 +130,13 @@ def install_exception_hook() -> None:
 
 def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
     with contextlib.suppress(Exception):
-        if kind is KeyboardInterrupt:
-            raise SystemExit(report_interrupt())
-        if report(error):
-            raise SystemExit(exit_code(error))
+        if (code := report(error)) is not None:
+            raise SystemExit(code)
     sys.__excepthook__(kind, error, traceback)
 
 
 def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> Any:
     """Replace ``JobReturn.return_value``, which raises the exception of a Hydra job."""
-    if isinstance(job._return_value, Exception) and report(job._return_value):
-        raise SystemExit(exit_code(job._return_value))
+    if isinstance(job._return_value, Exception) and (code := report(job._return_value)) is not None:
+        raise SystemExit(code)
     return return_value(job)

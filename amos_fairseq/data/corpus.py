@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "corpus.json"
 _INDEX_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype, number of lines
-_BINARIZE_AGAIN = "copy the corpus again, or remove it and repeat prepare.sh"
+_BINARIZE_AGAIN = "copy the files again, or remove them and repeat prepare.sh"
 
 # Read at once when counting, a few tens of MB: enough that the counting, not the loop, takes the time.
 TOKENS_AT_ONCE = 4_000_000
 LINES_AT_ONCE = 10_000
 
 
-def require_split(path: str) -> None:
+def require_split(path: str, hint: str = "give a directory that prepare.sh or fairseq-preprocess wrote") -> None:
     """Check a binarized text without reading all of it.
 
     The index must have the size that it states, and the text the size that follows from the index. Where prepare.sh has
@@ -39,13 +39,14 @@ def require_split(path: str) -> None:
 
     Args:
         path: DIR/train or DIR/valid.
+        hint: what to do where a file is missing.
 
     Raises:
         UserError: a file is missing, empty, truncated, or of another corpus.
     """
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
-            raise UserError(f"{path}{suffix} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
+            raise UserError(f"{path}{suffix} is missing: {hint}")
     if os.path.getsize(path + ".bin") == 0:
         raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")
     check_index(path)
@@ -137,6 +138,21 @@ def verify_files(data: Sequence[Path]) -> int:
             if file_sha256(path, bar.update) != expected:
                 raise UserError(f"{path} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
     return size
+
+
+def open_lines(path: str, hint: str) -> MMapIndexedDataset:
+    """Open the lines of a memory-mapped file, after the checks of :func:`require_split` and of the position of each line.
+
+    Raises:
+        UserError: a file is missing, empty or damaged.
+    """
+    require_split(path, hint)
+    lines = MMapIndexedDataset(path)
+    sizes = lines.sizes.astype(np.int64)
+    starts = np.dtype(lines._index.dtype).itemsize * (np.cumsum(sizes) - sizes)
+    if not np.array_equal(lines._index._pointers, starts):
+        raise UserError(f"{path}.idx is damaged (lengths and positions of its lines differ): {_BINARIZE_AGAIN}")
+    return lines
 
 
 class MappedBlocks(torch.utils.data.Dataset):

@@ -20,8 +20,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 
+from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.errors import UserError
 
@@ -69,7 +69,7 @@ class SquadSplit:
     """One memory-mapped split. Question i belongs to example i.
 
     Raises:
-        UserError: a file is missing, or the files do not belong together.
+        UserError: a file is missing or damaged, or the files do not belong together.
     """
 
     def __init__(self, directory: Path, split: str) -> None:
@@ -78,7 +78,9 @@ class SquadSplit:
         self.examples: List[Example] = [
             Example.from_json(line) for line in _lines(prefix.with_suffix(".examples.jsonl"))
         ]
-        self.questions, self.contexts, self.starts, self.ends = (_open(prefix, name) for name in TOKEN_ARRAYS)
+        self.questions, self.contexts, self.starts, self.ends = (
+            open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
+        )
         if len(self.questions) != len(self.examples) or not len(self.contexts) == len(self.starts) == len(self.ends):
             raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
 
@@ -107,13 +109,6 @@ def read_manifest(directory: Path) -> Dict[str, Any]:
     except (OSError, ValueError, AttributeError):
         pass
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
-
-
-def _open(prefix: Path, name: str) -> MMapIndexedDataset:
-    path = f"{prefix}.{name}"
-    if not MMapIndexedDataset.exists(path):
-        raise UserError(f"{path}.bin or {path}.idx is missing: {_HINT}")
-    return MMapIndexedDataset(path)
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 
+from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.data.word_files import COLUMN_NAME
 from amos_fairseq.errors import UserError
@@ -103,7 +103,7 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         cut_sentences: number of sentences that lose words.
 
     Raises:
-        UserError: a file is missing, the files do not belong together, or ``max_tokens`` leaves no room for a word.
+        UserError: a file is missing or damaged, the files do not belong together, or ``max_tokens`` leaves no room for a word.
     """
 
     def __init__(
@@ -115,12 +115,16 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self.source = f"{directory}/{split}"
         self.seed, self.training, self.epoch = seed, training, 1
         self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
-        self._tokens, self._starts, self._ends, self._labels = (_open(self.source, name) for name in ARRAYS)
-        if not len(self._tokens) == len(self._starts) == len(self._ends) == len(self._labels):
+        self._tokens, self._starts, self._ends, self._labels = (
+            open_lines(f"{self.source}.{name}", _HINT) for name in ARRAYS
+        )
+        num_words = self._labels.sizes.astype(np.int64)
+        if len(self._tokens) != len(num_words) or not all(
+            np.array_equal(num_words, ranges.sizes) for ranges in (self._starts, self._ends)
+        ):
             raise UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
         self._room = max_tokens - NUM_SPECIAL
         kept = [int(np.searchsorted(ends.numpy(), self._room, side="right")) for ends in self._ends]
-        num_words = np.array([len(ends) for ends in self._ends], dtype=np.int64)
         self._kept = np.array(kept, dtype=np.int64)
         self.cut_words = int((num_words - self._kept).sum())
         self.cut_sentences = int((num_words > self._kept).sum())
@@ -211,10 +215,3 @@ class TaggedSentences(EpochOrder, FairseqDataset):
 
     def size(self, index: int) -> int:
         return int(self.sizes[index])
-
-
-def _open(prefix: str, name: str) -> MMapIndexedDataset:
-    path = f"{prefix}.{name}"
-    if not MMapIndexedDataset.exists(path):
-        raise UserError(f"{path}.bin or {path}.idx is missing: {_HINT}")
-    return MMapIndexedDataset(path)

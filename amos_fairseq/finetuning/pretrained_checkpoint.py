@@ -31,7 +31,6 @@ class PretrainedCheckpoint:
     """The facts about a checkpoint that fine-tuning needs, without its weights.
 
     Attributes:
-        arch: name of the architecture.
         model: settings of the encoder, without those that the recipe provides.
         task_state: the stored hashes of tokenizer and dictionary.
         from_scratch: whether runs use only the architecture and start from random weights.

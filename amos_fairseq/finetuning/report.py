@@ -4,7 +4,7 @@ import csv
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,6 @@ class Spread:
     deviation: float | None
     count: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"median": self.median, "deviation": self.deviation, "count": self.count}
-
 
 def spread(values: Sequence[float]) -> Spread:
     """Raise ``statistics.StatisticsError`` if there are no values."""
@@ -74,7 +71,7 @@ class TaskSummary:
         best = self.best
         return {
             "main_score": best.main_score,
-            "scores": {name: spread.as_dict() for name, spread in self.scores.items()},
+            "scores": {name: asdict(spread) for name, spread in self.scores.items()},
             "settings": self.trial,
             "settings_tried": self.num_trials,
             "best_run": {"directory": best.directory, "seed": best.seed, best.main_score: best.main},
@@ -198,9 +195,7 @@ def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] 
     content = read_json(file)
     if content is None:
         return None
-    if not isinstance(content, dict) or any(
-        not isinstance(content.get(part), kind) for part, kind in SUMMARY_PARTS.items()
-    ):
+    if any(not isinstance(content.get(part), kind) for part, kind in SUMMARY_PARTS.items()):
         raise UserError(f"{file} is not a summary of amos {name}: repeat that command, which writes it again")
     for part in ("checkpoint_sha256", "from_scratch"):
         if content["setup"].get(part) != setup[part]:

@@ -148,7 +148,6 @@ class Result:
         epoch: number of epochs at the checkpoint that was scored.
         seconds: duration of the training without evaluation, summed over all parts of an interrupted run.
         start_sha256: of the checkpoint that the run started from; None for random weights.
-        identity: see :class:`Run`.
         notes: footnotes about the data.
     """
 
@@ -186,8 +185,8 @@ def read_result(directory: Path) -> Result | None:
     try:
         values = {"trial" if name == "point" else name: value for name, value in content.items()}
         result = Result(**(values | {"notes": tuple(values.get("notes", ()))}))
-        float(result.main)
-    except (TypeError, KeyError, AttributeError) as error:
+        result.main + 0.0  # a number
+    except (TypeError, KeyError) as error:
         raise UserError(
             f"{directory / RESULT_FILE} is not the result of a run: delete it to score the run again"
         ) from error
@@ -208,13 +207,16 @@ def package_versions() -> dict[str, str]:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """Return the content, or None if the file does not exist. Raise :class:`UserError` for a damaged file."""
+    """Return the content, or None if the file does not exist. Raise :class:`UserError` for a damaged file or no object."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"a JSON {type(content).__name__} instead of an object")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({error}): delete it and repeat the command that wrote it") from error
+    return content
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -25,7 +25,6 @@ class Session:
 
     Attributes:
         overrides: values from the command line that replace the recipe's for every task.
-        seeds: seeds of the runs, from 1 on.
         devices: one run at a time on each.
     """
 
@@ -114,8 +113,6 @@ class Outcome:
 
     Attributes:
         table: None if no run has a result.
-        failures: the runs that failed.
-        files: the files that were written.
         notices: messages for the user about these files.
     """
 
@@ -126,7 +123,10 @@ class Outcome:
 
 
 def session_notes(session: Session, results: Sequence[Result], summaries: dict[str, TaskSummary]) -> Iterator[str]:
-    """Yield the footnotes of a table: recipe, seeds, selection by dev score, data."""
+    """Yield the footnotes of a table: recipe, seeds, selection by dev score, data.
+
+    ``summaries``: by the names of the tasks that the table shows.
+    """
     changed = "".join(f", {name} {value:g} instead" for name, value in session.overrides.items())
     yield f"recipe {session.setup['recipe']} ({session.recipe.description}; size {session.recipe.size}{changed})"
     counts = {task: summary.main.count for task, summary in summaries.items()}
@@ -141,7 +141,8 @@ def session_notes(session: Session, results: Sequence[Result], summaries: dict[s
                 f"{task}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median on the "
                 "same dev set"
             )
-    if any(session.recipe.trials[task][0].checkpoint == "best" for task in summaries if task in session.recipe.trials):
+    trials = [session.recipe.trials.get(summary.task) for summary in summaries.values()]
+    if any(own[0].checkpoint == "best" for own in trials if own):
         yield "each run is scored at its best epoch on the same dev set"
     yield from dict.fromkeys(note for result in results for note in result.notes)
 

@@ -153,7 +153,9 @@ def epoch_and_seconds(run: Run, checkpoint: Path) -> tuple[float, float]:
 
 def training_seconds(checkpoint: Path) -> float:
     """Return the training time up to a checkpoint, over all parts of the run, including validation and saving."""
-    return float(read_header(str(checkpoint)).get("extra_state", {}).get("previous_training_time", 0.0))
+    state = read_header(str(checkpoint)).get("extra_state")
+    seconds = state.get("previous_training_time") if isinstance(state, dict) else None
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def keep_weights_only(checkpoint: Path) -> None:

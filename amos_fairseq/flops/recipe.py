@@ -38,7 +38,6 @@ class Recipe:
         batch: one micro-batch of full blocks.
         batch_size: number of sequences in it.
         batches_per_update: micro-batches of all ranks in an update.
-        max_update: planned updates.
     """
 
     task: TextPretrainingTask

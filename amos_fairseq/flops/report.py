@@ -28,7 +28,6 @@ class Report:
     Attributes:
         objective: name of the criterion.
         vocabulary_rows: padded vocabulary size (rows of the token embeddings).
-        tokens_per_sequence: length of a training block.
         batch_size: sequences of a micro-batch.
         batches_per_update: micro-batches of all ranks.
         modules: forward pass per token, by part of the model.

@@ -18,7 +18,6 @@ class TrainingFlops:
     Attributes:
         per_update: all micro-batches and ranks of one update.
         tokens_per_update: tokens of its blocks, ``<s>`` included.
-        max_update: planned updates.
     """
 
     per_update: int
@@ -67,7 +66,6 @@ def training_flops(
         cfg: composed and resolved, as fairseq's trainer gets it.
         vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
             ``task.data``.
-        convention: one of the above.
         reference: count the reference implementation instead of ``model.kernels``.
 
     Raises:

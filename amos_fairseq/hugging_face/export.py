@@ -18,13 +18,7 @@ from amos_fairseq.hugging_face.export_tokenizer import FolderTokenizer, folder_t
 from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_card_settings, write_card
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
-from amos_fairseq.hugging_face.weights import (
-    ENCODER,
-    FAMILIES,
-    MASKED_LM,
-    to_hugging_face,
-    to_hugging_face_rows,
-)
+from amos_fairseq.hugging_face.weights import ENCODER, FAMILIES, MASKED_LM, to_hugging_face, to_hugging_face_rows
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD
 
@@ -56,13 +50,11 @@ def export(
     """Write the folder ``out``, completely or not at all.
 
     Args:
-        loaded: a checkpoint of this package.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
         part: encoder, generator, discriminator or mlm; for the default see :func:`.parts.choose_part`.
         depth: of the generator; the default is the deepest.
         family: mpnet, electra, bert or roberta, if several can represent the part.
         labels: names of the classes of a fine-tuned head.
-        card: facts that only the user knows, for the model card.
         check: load the folder and compare it with the checkpoint.
 
     Raises:

@@ -41,8 +41,6 @@ class FolderTokenizer:
         ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
         num_rows: number of vocabulary rows of the folder's model.
         special_ids: fairseq's symbol -> its id, or None if it has none.
-        save: writes the files into a folder.
-        has_code: the files include code.
     """
 
     ids: Tensor

@@ -42,11 +42,7 @@ _UNITS = {
 }
 _OTHER_UNITS = "Losses in nats."
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
-_POSITIONS = {
-    "none": "absolute",
-    "t5": "absolute, and relative as in T5",
-    "amos": "absolute, and relative as released",
-}
+_POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
 # Keys of a validation record that describe speed or position in the run.
 _NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
 # Weights with one row per token of the vocabulary.
@@ -324,12 +320,7 @@ def eval_results(loaded: LoadedCheckpoint, part: Part) -> "list[EvalResult] | No
     kind, name = data
     results = [
         EvalResult(
-            _PIPELINES[part.kind],
-            kind,
-            name,
-            metric,
-            round(records[-1][key] / 100, 4),
-            dataset_split="validation",
+            _PIPELINES[part.kind], kind, name, metric, round(records[-1][key] / 100, 4), dataset_split="validation"
         )
         for key, metric in _SCORES.items()
         if isinstance(records[-1].get(key), (int, float))

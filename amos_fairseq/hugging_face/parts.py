@@ -53,7 +53,6 @@ class Part:
         weights: ours, the vocabulary in our rows.
         outputs: tokens [B,T] in our ids -> what the exported class returns: states [B,T,D]; logits [B,T,dictionary size] of
             the masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
-        description: in words.
         settings: for its configuration: labels, kind of problem.
         limits: for the model card, instead of the text for its kind.
     """
@@ -68,16 +67,12 @@ class Part:
 
 
 def choose_part(
-    loaded: LoadedCheckpoint,
-    name: str | None = None,
-    depth: str | None = None,
-    labels: Sequence[str] | None = None,
+    loaded: LoadedCheckpoint, name: str | None = None, depth: str | None = None, labels: Sequence[str] | None = None
 ) -> Part:
     """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder, the network of MLM with
     its head, or the encoder of any other pretraining.
 
     Args:
-        loaded: a checkpoint of this package.
         name: encoder, generator, discriminator or mlm.
         depth: of the generator, as in the log keys; the default is the deepest.
         labels: names of the classes of a fine-tuned head, in their order.
@@ -181,17 +176,14 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
         )
     is_energy = isinstance(model, ElectricModel) and model.variant == "electric"
     kind = ENERGY if is_energy else PRETRAINING if dense else DETECTION
-    labels = {"id2label": DETECTION_LABELS, "label2id": {label: index for index, label in DETECTION_LABELS.items()}}
+    settings: dict[str, Any] = {}
+    if kind == DETECTION:  # the others have one logit, and a random classifier must not get these names
+        settings = {"id2label": DETECTION_LABELS, "label2id": {label: i for i, label in DETECTION_LABELS.items()}}
     return Part(
-        kind,
-        encoder.shape,
-        encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
+        kind, encoder.shape, encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
         lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
-        "the energies of tokens" if is_energy else "the discriminator",
-        labels
-        if kind == DETECTION
-        else {},  # the others have one logit, and a random classifier must not get these names
-    )
+        "the energies of tokens" if is_energy else "the discriminator", settings,
+    )  # fmt: skip
 
 
 def detection_encoder(model: nn.Module) -> TransformerEncoder:
@@ -222,13 +214,10 @@ def fine_tuned_part(
     (head_name, head) = next(iter(model.classification_heads.items()))
     weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("classification_head.", head)
     return Part(
-        SEQUENCE_CLASSIFICATION,
-        model.encoder.shape,
-        weights,
-        lambda tokens: model(tokens, classification_head_name=head_name)[0],
-        "the encoder with its classification head",
+        SEQUENCE_CLASSIFICATION, model.encoder.shape, weights,
+        lambda tokens: model(tokens, classification_head_name=head_name)[0], "the encoder with its classification head",
         label_settings(loaded, head.output.out_features, labels),
-    )
+    )  # fmt: skip
 
 
 def _span_part(loaded: LoadedCheckpoint, model: FineTunedModel) -> Part:
@@ -239,12 +228,9 @@ def _span_part(loaded: LoadedCheckpoint, model: FineTunedModel) -> Part:
         )
     weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("span_head.", model.span_head)
     return Part(
-        QUESTION_ANSWERING,
-        model.encoder.shape,
-        weights,
-        lambda tokens: model.span_head.output(model.extract_features(tokens)),
-        "the encoder with its head for answers",
-    )
+        QUESTION_ANSWERING, model.encoder.shape, weights,
+        lambda tokens: model.span_head.output(model.extract_features(tokens)), "the encoder with its head for answers",
+    )  # fmt: skip
 
 
 def _tagging_part(loaded: LoadedCheckpoint, model: FineTunedModel, labels: Sequence[str] | None) -> Part:
@@ -252,13 +238,10 @@ def _tagging_part(loaded: LoadedCheckpoint, model: FineTunedModel, labels: Seque
     settings = label_settings(loaded, model.tagging_head.output.out_features, labels)
     del settings["problem_type"]  # of sequence classification
     return Part(
-        TOKEN_CLASSIFICATION,
-        model.encoder.shape,
-        weights,
-        lambda tokens: model.tagging_head(model.extract_features(tokens)),
-        "the encoder with its head for labels of words",
+        TOKEN_CLASSIFICATION, model.encoder.shape, weights,
+        lambda tokens: model.tagging_head(model.extract_features(tokens)), "the encoder with its head for labels of words",
         settings,
-    )
+    )  # fmt: skip
 
 
 def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:

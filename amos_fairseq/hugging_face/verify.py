@@ -72,9 +72,6 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
     """Compare the folder with the checkpoint.
 
     Args:
-        folder: the exported one.
-        loaded: the checkpoint that it was made from.
-        part: the exported part of it.
         ids: [dictionary size] int64, id of each of our rows in the folder, -1 where there is none.
         has_code: the folder contains code, which may be run.
 

@@ -21,11 +21,14 @@ from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 
 @torch.no_grad()
-def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: float | None, top: int) -> Inspection:
+def inspect_text(
+    loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: float | None, top: int, with_samples: bool = False
+) -> Inspection:
     """Mask one text, predict and sample the masked tokens, and run the discriminator.
 
     The masked positions are sampled from ``seed`` as for a validation block, and all of them are replaced by <mask>,
     whatever the mask treatment of the run. ``seed`` also seeds the sampled tokens. ``mask_prob`` None is that of the run.
+    ``with_samples`` also fills :attr:`MaskedToken.samples`, by one more forward pass for each depth.
 
     Raises:
         UserError: the model has no generator, or the text is empty or has no token that may be masked.
@@ -44,7 +47,8 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: floa
         logits, weights = model.predict_logits(**batch["net_input"])
         torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
         output = model(**batch["net_input"])
-    by_depth = [forward_of_depth(model, batch["net_input"], depth, seed) for depth in range(len(model.depth_names))]
+    depths = range(len(model.depth_names)) if with_samples else ()
+    by_depth = [forward_of_depth(model, batch["net_input"], depth, seed) for depth in depths]
     positions = batch["net_input"]["masked_positions"][0]
     is_noise = _field(output, "is_noise")
     return Inspection(
@@ -93,13 +97,9 @@ def _field(output: Any, name: str) -> Tensor | None:
 
 def mask_block(loaded: LoadedCheckpoint, tokens: Tensor, seed: int, mask_prob: float) -> dict:
     """Return a batch of one block [1,T] with its masked positions [1,M], masked by the code that training uses."""
+    blocks = [tokens[1:]]  # the dataset prepends <s>
     dataset = MaskedBlockDataset(
-        [tokens[1:]],  # the dataset prepends <s>
-        loaded.dictionary,
-        tokens_per_block=len(tokens),
-        mask_prob=mask_prob,
-        seed=seed,
-        training=False,
+        blocks, loaded.dictionary, tokens_per_block=len(tokens), mask_prob=mask_prob, seed=seed, training=False
     )
     batch = dataset.collater([dataset[0]])
     for name in ("masked_positions", "masked_weights"):

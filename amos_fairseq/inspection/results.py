@@ -20,7 +20,6 @@ class Token:
         input: piece that the main network gets: the sampled one, or the original.
         original_text, input_text: the part of the readable text that each adds, spaces included.
         masked: whether the generator predicts this position.
-        special: whether it is a special token such as ``</s>``.
         is_positive: whether the label is the positive class: replaced or, for Electric, noise, which includes samples that
             equal the original.
         positive_probability: the discriminator's probability of the positive class; None without a discriminator, and
@@ -84,7 +83,8 @@ class MaskedToken:
         mixture_weights: [K], one per depth.
         predictions: [K] lists of the most probable pieces, in descending order.
         original_probabilities: [K], the probability of the original token.
-        samples: [K], of a model that samples replacements: one for each depth, all masked tokens replaced by that depth.
+        samples: [K], if asked for, of a model that samples replacements: one for each depth, all masked tokens replaced by
+            that depth.
         candidates: of multi-word selection: the original and its negatives, with the discriminator's probabilities.
         discriminator_probability: of a discriminator that predicts tokens: its probability of the original.
         copy_probability: of the same with a copy mechanism: its probability of copying the input.

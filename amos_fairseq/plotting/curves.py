@@ -65,28 +65,19 @@ class Panel:
 
 SCHEDULE_PANELS = (
     Panel("learning_rate", "Learning rate", "learning rate", "lr", (0, None), training_only=True),
-    Panel(
-        "throughput", "Training throughput, pauses included", "tokens per second", "wps", (0, None), training_only=True
-    ),
-)
+    Panel("throughput", "Training throughput, pauses included", "tokens per second", "wps", (0, None), training_only=True),
+)  # fmt: skip
 PANELS = (
-    Panel(
-        "mlm_loss",
-        "MLM loss per generator depth",
-        "cross-entropy (nats per masked token)",
-        "mlm_loss_",
-        reference_key=("unigram_entropy", "unigram entropy"),
-    ),
+    Panel("mlm_loss", "MLM loss per generator depth", "cross-entropy (nats per masked token)", "mlm_loss_",
+          reference_key=("unigram_entropy", "unigram entropy")),
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
     Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", (0, None)),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     *SCHEDULE_PANELS,
-)
+)  # fmt: skip
 # Values that only some objectives log: shown where a run has them, and not reported as missing.
 OBJECTIVE_PANELS = (
-    Panel(
-        "selection_loss", "Multi-word selection: loss", "cross-entropy (nats per masked token)", "mws_loss", (0, None)
-    ),
+    Panel("selection_loss", "Multi-word selection: loss", "cross-entropy (nats per masked token)", "mws_loss", (0, None)),
     Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", (0, 1)),
     Panel("main_loss", "Main network: MLM loss", "cross-entropy (nats per predicted token)", "main_loss", (0, None)),
     Panel("main_accuracy", "Main network: MLM accuracy", "accuracy on predicted tokens", "main_acc", (0, 1)),
@@ -94,7 +85,7 @@ OBJECTIVE_PANELS = (
     Panel("policy_loss", "Generator by reward: loss", "policy loss (per masked token)", "policy_loss"),
     Panel("baseline_loss", "Generator by reward: baseline", "cross-entropy (nats per masked token)", "baseline_loss"),
     Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", (0, None)),
-)
+)  # fmt: skip
 # Scores of fine-tuning, as logged by fairseq's sentence_prediction (in percent) and by the task squad.
 SCORE_PANELS = (
     Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),

@@ -11,7 +11,7 @@ from scipy.stats import gaussian_kde
 from amos_fairseq.plotting.curves import PANEL_INCHES
 from amos_fairseq.plotting.style import depth_colours, legend_label, run_colour, run_style
 
-NUM_BINS = 40
+NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
 
 
 class Sample(NamedTuple):
@@ -41,7 +41,7 @@ def loss_distributions(panels: dict[str, list[Sample]]) -> Figure:
 
 
 def _draw_distributions(ax: Axes, samples: list[Sample], largest: float) -> None:
-    bins = np.linspace(0, largest, NUM_BINS + 1)
+    bins, points = np.linspace(0, largest, NUM_BINS + 1), np.linspace(0, largest, NUM_POINTS)
     for index, (sample, colour) in enumerate(zip(samples, depth_colours(len(samples)), strict=True)):
         if not len(sample.values):
             continue
@@ -49,19 +49,14 @@ def _draw_distributions(ax: Axes, samples: list[Sample], largest: float) -> None
         mean = sample.values.mean()
         label = f"{legend_label(sample.label)}, mean {mean:.2f}"
         dashes = run_style(index)[0]
-        curve = density(sample.values, bins_to_points(bins))
+        curve = density(sample.values, points)
         if curve is not None:
-            ax.plot(bins_to_points(bins), curve, color=colour, linewidth=1.6, linestyle=dashes, label=label)
+            ax.plot(points, curve, color=colour, linewidth=1.6, linestyle=dashes, label=label)
         ax.axvline(
             mean, color=colour, linewidth=1, linestyle=dashes, alpha=0.8, label=None if curve is not None else label
         )
     if any(len(sample.values) for sample in samples):
         ax.legend(frameon=False, fontsize=8)
-
-
-def bins_to_points(bins: np.ndarray) -> np.ndarray:
-    """Return points at which a curve over these bins looks smooth."""
-    return np.linspace(bins[0], bins[-1], 400)
 
 
 def density(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:

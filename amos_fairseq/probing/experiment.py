@@ -47,14 +47,7 @@ from amos_fairseq.probing.results import (
     write_results,
 )
 from amos_fairseq.probing.targets import ProbingTask, read_task, sorted_tasks, task_names
-from amos_fairseq.probing.training import (
-    THRESHOLD,
-    ProbeData,
-    ProbeSettings,
-    SplitTargets,
-    split_targets,
-    train_probe,
-)
+from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
@@ -184,14 +177,9 @@ class Experiment:
     def _train(self, group: "Group", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
         name = content_sha256([group.texts_sha256, self.checkpoint, probed.name])[:16]
         folder = self.out / "features" / name
+        pad = self.loaded.dictionary.pad()
         stored = stored_features(
-            folder,
-            probed.part,
-            probed.stored_layers,
-            group.encoded,
-            self.loaded.dictionary.pad(),
-            self.device,
-            probed.name,
+            folder, probed.part, probed.stored_layers, group.encoded, pad, self.device, probed.name
         )
         for task, layer, seed in pending:
             began = time.monotonic()

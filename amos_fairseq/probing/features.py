@@ -163,7 +163,6 @@ def stored_features(
 
     Args:
         folder: for this model, part, layers and texts alone.
-        pad: the id of padding.
         name: of the part in messages.
 
     Raises:

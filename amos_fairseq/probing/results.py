@@ -4,7 +4,7 @@ results.json: {"format": 1, "checkpoint": {...}, "settings": {...}, "results": [
 """
 
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,13 @@ class Result:
     Attributes:
         layer: its number, ``mix`` for a mixture of all, ``pieces`` for token embeddings alone.
         baseline: None, ``random`` (weights) or ``pieces``.
-        seed: of the probe.
         metric: ``micro_f1`` or ``semeval_macro_f1``.
         score: from 0 to 1.
         targets: number of targets that the score counts.
+
+    Raises:
+        TypeError: a value has another type.
+        ValueError: the metric or the baseline is unknown.
     """
 
     task: str
@@ -39,8 +42,15 @@ class Result:
     baseline: str | None
     seed: int
     metric: str
-    score: float
+    score: int | float
     targets: int
+
+    def __post_init__(self) -> None:
+        for name, kind in ((field.name, field.type) for field in fields(self)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(f"{name} {value!r}")
+        if self.metric not in METRIC_NAMES or self.baseline not in (None, *BASELINE_NAMES):
+            raise ValueError(f"metric {self.metric!r}, baseline {self.baseline!r}")
 
     @property
     def column(self) -> tuple[str, int | str, str | None]:
@@ -61,12 +71,17 @@ def read_results(folder: str | Path) -> dict[str, Any]:
     content = read_json(file)
     if content is None:
         raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise UserError(f"{file} is not of format {FORMAT} of amos probe: repeat the command with another --out")
     try:
         for result in content["results"]:
             Result(**result)
-        dict(content["settings"]), dict(content["checkpoint"])
+        settings, checkpoint = content["settings"], content["checkpoint"]
+        if not isinstance(settings, dict) or not isinstance(checkpoint, dict):
+            raise TypeError("settings and checkpoint must be objects")
+        parts = [settings.get(name, {}) for name in ("data_sha256", "not_read")]
+        if not all(isinstance(part, dict) for part in parts) or not isinstance(checkpoint["num_updates"], int):
+            raise TypeError("data_sha256, not_read or num_updates has a wrong type")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): repeat amos probe with another --out") from error
     return content

@@ -15,8 +15,7 @@ def micro_f1(predicted: Tensor, labels: Tensor, num_impossible: int = 0) -> floa
     """Return F1 = 2 TP / (2 TP + FP + FN) over all targets and labels together, from 0 to 1; 0 without any label.
 
     Args:
-        predicted: [N,C] bool.
-        labels: [N,C] bool.
+        predicted, labels: [N,C] bool.
         num_impossible: further labels that hold and cannot be predicted, because training has not seen them.
     """
     true_positives = int((predicted & labels).sum())

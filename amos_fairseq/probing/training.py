@@ -110,9 +110,7 @@ class ProbeData:
 
     Attributes:
         features: of each split, [P,D] for each layer: one, or those that are mixed.
-        targets: of each split.
         labels: C names.
-        scored_split: see :class:`ProbingTask`.
     """
 
     features: dict[str, list[Tensor]]

@@ -60,10 +60,12 @@ ul { padding-left: 1.1rem; }
 }
 @media print {
   @page { margin: 1.6cm; }
-  body { font-size: 10.5pt; max-width: none; padding: 0; }
+  body { font-size: 10pt; max-width: none; padding: 0; }
+  section { padding-top: .8rem; margin-top: .8rem; }
   figure.side { grid-template-columns: minmax(0, 1fr); gap: .4rem; }
   figure, table tr, .text { break-inside: avoid; } h2, h3, caption { break-after: avoid; }
-  figure svg { max-width: 15cm; min-width: 0; } .scroll { overflow: visible; }
+  figure svg { max-width: 15cm; max-height: 7.2cm; width: auto; min-width: 0; } .scroll { overflow: visible; }
+  thead th.number { white-space: normal; } tbody th { white-space: nowrap; }
   .text { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 }
 """

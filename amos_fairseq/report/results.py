@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Table, format_score
+from amos_fairseq.finetuning.report import Spread, Table, format_score
 from amos_fairseq.finetuning.tagging.benchmark import PREFIX
 from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
 from amos_fairseq.plotting.report_figures import Series
@@ -15,27 +15,17 @@ from amos_fairseq.report.runs import ReportRun
 
 
 @dataclass(frozen=True)
-class Score:
-    """Median and standard deviation of one score over seeds, in percent; the deviation of one seed is None."""
-
-    median: float
-    deviation: float | None
-    count: int
-
-
-@dataclass(frozen=True)
 class BenchmarkResults:
     """One summary that a benchmark has written.
 
     Attributes:
-        file: the summary.
         scores: by column of the table: the task, and the score's name where it is not accuracy.
         checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
         from_scratch: whether its weights were replaced by random ones.
     """
 
     file: Path
-    scores: dict[str, Score]
+    scores: dict[str, Spread]
     checkpoint: Path
     num_updates: int
     from_scratch: bool
@@ -75,18 +65,14 @@ def _read_summary(file: Path) -> BenchmarkResults | None:
             return None
         checkpoint = content["checkpoint"]
         return BenchmarkResults(
-            file,
-            _scores(content["tasks"]),
-            Path(str(checkpoint["file"])),
-            int(checkpoint["num_updates"]),
-            bool(content["setup"]["from_scratch"]),
-            [str(note) for note in content["notes"]],
-        )
+            file, _scores(content["tasks"]), Path(str(checkpoint["file"])), int(checkpoint["num_updates"]),
+            bool(content["setup"]["from_scratch"]), [str(note) for note in content["notes"]],
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a summary of results: repeat the command that wrote it") from error
 
 
-def _scores(tasks: dict[str, Any]) -> dict[str, Score]:
+def _scores(tasks: dict[str, Any]) -> dict[str, Spread]:
     scores = {}
     for task, summary in tasks.items():
         main = str(summary["main_score"])
@@ -94,7 +80,7 @@ def _scores(tasks: dict[str, Any]) -> dict[str, Score]:
             if name in summary["scores"]:
                 spread = summary["scores"][name]
                 deviation = None if spread["deviation"] is None else float(spread["deviation"])
-                scores[column_name(str(task), name)] = Score(float(spread["median"]), deviation, int(spread["count"]))
+                scores[column_name(str(task), name)] = Spread(float(spread["median"]), deviation, int(spread["count"]))
     return scores
 
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.training import training_seconds
 from amos_fairseq.flops.recipe import read_checkpoint_configuration
 from amos_fairseq.flops.training import training_flops
 from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
@@ -54,11 +55,10 @@ class Cost:
     """The cost of pretraining. A field is None where the run's files do not contain it.
 
     Attributes:
-        num_updates: updates so far.
         tokens_per_update: of full blocks, ``<s>`` included.
         flops_per_update: products of matrices in the forward and backward pass (``amos flops``, "today").
         thesis_flops_per_update: by the convention of thesis section 5.2.2.
-        seconds: time from the start of the training processes to their last logged update, pauses between them excluded.
+        seconds: running time of all training processes, pauses between them excluded.
         tokens_per_second: median of the logged values.
         hardware: names of the devices in the log.
     """
@@ -121,7 +121,7 @@ def _read_run(path: Path, name: str, options: Options) -> ReportRun:
         curves = Run(name, read.curves, read.recipe)
     if not (path / LAST_CHECKPOINT).is_file():
         reason = f"{path} has no {LAST_CHECKPOINT}"
-        return ReportRun(path, name, cost_of(path, None, None, 0), curves, missing={"checkpoint": reason})
+        return ReportRun(path, name, cost_of(path, None, None), curves, missing={"checkpoint": reason})
     loaded = load_checkpoint(path)
     if not isinstance(loaded.model, PretrainingModel):
         raise UserError(
@@ -133,18 +133,8 @@ def _read_run(path: Path, name: str, options: Options) -> ReportRun:
         cfg, missing["recipe"] = None, f"{loaded.file} does not contain the settings of its run"
     inspections = _inspections(loaded, options, missing)
     losses = _losses(loaded, options, missing)
-    return ReportRun(
-        path,
-        name,
-        cost_of(path, cfg, vocabulary_size, loaded.num_updates),
-        curves,
-        cfg,
-        loaded.num_updates,
-        setup_of(loaded),
-        losses,
-        inspections,
-        missing,
-    )
+    cost = cost_of(path, cfg, vocabulary_size, loaded)
+    return ReportRun(path, name, cost, curves, cfg, loaded.num_updates, setup_of(loaded), losses, inspections, missing)
 
 
 def _inspections(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[Inspection]:
@@ -153,7 +143,7 @@ def _inspections(loaded: LoadedCheckpoint, options: Options, missing: dict[str, 
     except UserError as error:
         missing["sentences"] = str(error)
         return []
-    return [inspect_text(loaded, text, options.seed, None, top=1) for text in texts]
+    return [inspect_text(loaded, text, options.seed, None, top=1, with_samples=True) for text in texts]
 
 
 def _losses(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[DepthLosses]:
@@ -185,13 +175,15 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
     return f"{names[str(model.cfg.mixture)]}{separate}, depths {', '.join(depths)}"
 
 
-def cost_of(path: Path, cfg: DictConfig | None, vocabulary_size: int | None, checkpoint_updates: int) -> Cost:
+def cost_of(
+    path: Path, cfg: DictConfig | None, vocabulary_size: int | None, loaded: LoadedCheckpoint | None = None
+) -> Cost:
     """Return the cost of a run until its last logged update, or until its checkpoint."""
     records = [record for record in read_records(path) if record["split"] == "train"]
-    num_updates = max([checkpoint_updates, *(record["update"] for record in records)])
+    num_updates = max([loaded.num_updates if loaded else 0, *(record["update"] for record in records)])
     rates = [record["wps"] for record in records if record.get("wps")]
     values: dict[str, Any] = {
-        "seconds": elapsed_seconds(records),
+        "seconds": max(logged_seconds(records), stored_seconds(loaded) if loaded else 0.0) or None,
         "tokens_per_second": statistics.median(rates) if rates else None,
         "hardware": hardware_of(path),
     }
@@ -206,14 +198,27 @@ def cost_of(path: Path, cfg: DictConfig | None, vocabulary_size: int | None, che
     return Cost(num_updates, **values)
 
 
-def elapsed_seconds(records: Sequence[dict[str, Any]]) -> float | None:
-    """Sum the running times of all processes of a run; ``wall`` starts at 0 in each of them."""
+def stored_seconds(loaded: LoadedCheckpoint) -> float:
+    """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
+
+    fairseq stores it with that of the checkpoint that the run started from.
+    """
+    if not loaded.parent:
+        return training_seconds(loaded.file)
+    parent = Path(loaded.parent)
+    return training_seconds(loaded.file) - training_seconds(parent) if parent.is_file() else 0.0
+
+
+def logged_seconds(records: Sequence[dict[str, Any]]) -> float:
+    """Return at least the running time that the log shows: ``wall`` starts at 0 in each process of a run.
+
+    A process whose first record has a larger ``wall`` than the last one of the process before it is not recognized.
+    """
     total, last = 0.0, math.inf
-    walls = [record["wall"] for record in records if record.get("wall") is not None]
-    for wall in walls:
+    for wall in (record["wall"] for record in records if record.get("wall") is not None):
         total += wall - last if wall >= last else wall
         last = wall
-    return total if walls else None
+    return total
 
 
 def hardware_of(path: Path) -> str | None:

@@ -116,8 +116,8 @@ def cost_part(runs: Sequence[ReportRun]) -> Part:
     return Part(
         "cost", "Runs and their cost", "AMOS Appendix C",
         "Until the last logged update. Tokens: of full blocks, special tokens included. FLOPs: counted by amos flops, without "
-        "the optimizer's step. Hours: from the start of each training process to its last logged update, validation and "
-        "checkpoints included.",
+        "the optimizer's step. Hours: running time of all training processes, validation and checkpoints included; for a run "
+        "without its checkpoint_last.pt, or without the checkpoint that it started from, at least that time.",
         tables=[Table("", ["", *(run.name for run in runs)], rows)],
     )  # fmt: skip
 
@@ -209,15 +209,8 @@ def losses_part(runs: Sequence[ReportRun], text_name: str) -> Part | None:
         f"After {updates} updates, on {text_name}; {' to '.join(f'{n:,}' for n in dict.fromkeys([masked[0], masked[-1]]))} "
         f"masked tokens for each depth; samples that equal the original are not replaced.{departure * mixed}"
     )
-    figure = loss_distributions(loss_panels(shown))
-    return Part(
-        "loss-by-depth",
-        "Loss on replaced tokens by depth",
-        "AMOS Figure 1a",
-        caption,
-        figure,
-        [Table("", columns, rows)],
-    )
+    figure, table = loss_distributions(loss_panels(shown)), Table("", columns, rows)
+    return Part("loss-by-depth", "Loss on replaced tokens by depth", "AMOS Figure 1a", caption, figure, [table])
 
 
 def loss_panels(runs: Sequence[ReportRun]) -> dict[str, list[Sample]]:
@@ -306,11 +299,7 @@ def probing_parts(folders: Sequence[str]) -> list[Part]:
     """
     parts = []
     for number, folder in enumerate(folders):
-        content = read_results(folder)
-        try:
-            part = _probing_part(content, f"probing-{number + 1}" if number else "probing")
-        except (TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{folder} holds damaged scores: repeat amos probe with another --out") from error
+        part = _probing_part(read_results(folder), f"probing-{number + 1}" if number else "probing")
         if part is None:
             raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
         parts.append(part)
@@ -323,7 +312,7 @@ def _probing_part(content: dict[str, Any], anchor: str) -> Part | None:
         return None
     run, updates = (
         Path(str(content["checkpoint"].get("file", ""))).parent.name,
-        content["checkpoint"].get("num_updates", 0),
+        content["checkpoint"]["num_updates"],
     )
     counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
     seeds = len({result.seed for result in results})

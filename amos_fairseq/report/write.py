@@ -25,8 +25,6 @@ def write_report(
 
     Args:
         text_name: what the held-out text is called in captions.
-        glue, tag: results of fine-tuning.
-        probe: outputs of ``amos probe``.
 
     Returns:
         The paths that were written, and one line for each part that is left out.

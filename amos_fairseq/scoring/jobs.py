@@ -148,12 +148,7 @@ class Notices:
 
 
 def scored_rows(
-    scorer: LineScorer,
-    texts: Iterable[str],
-    row: Row,
-    num_texts: int,
-    notices: Notices | None = None,
-    first: int = 1,
+    scorer: LineScorer, texts: Iterable[str], row: Row, num_texts: int, notices: Notices | None = None, first: int = 1
 ) -> Iterator[list[str]]:
     """Yield the rows of one window of texts at a time, with a progress bar in a terminal.
 

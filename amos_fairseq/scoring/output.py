@@ -45,10 +45,7 @@ def json_row(scored: ScoredLine) -> str:
 
 
 # --format -> the header of the file, if it has one, and the row of a line.
-FORMATS: dict[str, tuple[str | None, Row]] = {
-    "tsv": (TSV_HEADER, tsv_row),
-    "jsonl": (None, json_row),
-}
+FORMATS: dict[str, tuple[str | None, Row]] = {"tsv": (TSV_HEADER, tsv_row), "jsonl": (None, json_row)}
 
 
 class UnfinishedRows:

@@ -31,7 +31,6 @@ class TokenScorer(abc.ABC):
     """A model that scores tokens in their context, in eval mode on one device, in float32.
 
     Args:
-        loaded: model, dictionary and settings.
         tokens_per_batch: tokens of a batch, including padding.
     """
 

@@ -4,7 +4,7 @@
 # Trace the gradient exchange of two ranks on a CPU, and how much of it the backward pass hides: a page of Markdown, and a
 # trace for each rank and number of micro-batches (open it in ui.perfetto.dev). It takes a minute or two; run nothing else
 # meanwhile.
-# OUT_DIR: output folder (default: ranks_out). CONFIG: default amos_small. FLAGS: flags of amos_fairseq.cli.bench_ranks.
+# OUT_DIR: output folder (default: ranks_out). CONFIG: default amos_small. FLAGS: flags of rank_traces.py.
 # Settings, with their defaults:
 #   RANKS=2   processes on this machine, one thread each
 set -euo pipefail
@@ -27,5 +27,5 @@ prepare_environment
 
 # No messages of the profiler; no GPU.
 export KINETO_LOG_LEVEL=6 CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1
-exec python -m torch.distributed.run --standalone --nproc-per-node "${RANKS:-2}" -m amos_fairseq.cli.bench_ranks "$CONFIG" \
+exec python -m torch.distributed.run --standalone --nproc-per-node "${RANKS:-2}" "$HERE/rank_traces.py" "$CONFIG" \
     --set dataset.batch_size=4 --out "$OUT" "$@"

@@ -1,10 +1,13 @@
 """Exchanges and backward passes of a synthetic Chrome trace with values by hand."""
 
+import sys
 from typing import Any
 
 import pytest
+from tiny_runs import ROOT
 
-from amos_fairseq.bench.rank_traces import (
+sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
+from rank_traces import (
     BACKWARD,
     EXCHANGE,
     NODE,

@@ -97,6 +97,16 @@ def test_seed_decides_masks_and_samples(pretrained):
     assert [m.position for m in first.masked] != [m.position for m in other.masked]
 
 
+def test_samples_of_each_depth_are_computed_for_the_report_only(pretrained, monkeypatch):
+    passes = []
+    pretrained.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    shown, reported = (inspect_text(pretrained, TEXT, 1, 0.2, 1, with_samples=samples) for samples in (False, True))
+    num_depths = len(shown.depth_names)
+    assert len(passes) == 2 + num_depths
+    assert {len(masked.samples) for masked in shown.masked} == {0}
+    assert {len(masked.samples) for masked in reported.masked} == {num_depths}
+
+
 def test_text_without_a_known_token_is_refused(pretrained, monkeypatch):
     dictionary = pretrained.dictionary
     unknown = torch.tensor([dictionary.bos(), dictionary.unk(), dictionary.eos()])

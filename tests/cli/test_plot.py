@@ -197,7 +197,6 @@ def test_truncated_last_line_is_skipped_with_a_notice(save_dir, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"metrics\.jsonl: no metrics to plot \(No such file or directory\); name a SAVE_DIR"),
         ("", r"metrics\.jsonl: no records yet"),
         ('{"split": "train", "update": 1}\nnonsense\n{"split": "train", "update": 2}\n', r"line 2: .*\('nonsense'\)"),
         ('{"split": "train", "update": 1, "lr": "text"}\n{"split": "train", "update": 2}\n', r"line 1: not a record"),
@@ -205,8 +204,7 @@ def test_truncated_last_line_is_skipped_with_a_notice(save_dir, capsys):
     ],
 )
 def test_bad_logs_are_refused(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "metrics.jsonl").write_text(content)
+    (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
         plotting.read_runs([str(tmp_path)])
 

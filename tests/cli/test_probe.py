@@ -139,11 +139,23 @@ def test_other_settings_weights_and_data_are_refused(run: Path, data: Path, tmp_
 def test_files_that_are_not_results_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"results\.json is missing"):
         read_results(tmp_path)
-    for content in (
-        "{}",
-        '{"format": 1}',
-        '{"format": 1, "settings": {}, "checkpoint": {}, "results": [{"task": "a"}]}',
-    ):
-        (tmp_path / "results.json").write_text(content)
+    result = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
+    result |= {"metric": "micro_f1", "score": 1, "targets": 9}
+    whole = {"format": 1, "settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
+    changes = [{"format": 2}, {"settings": []}, {"settings": {"data_sha256": []}}, {"settings": {"not_read": "a"}}]
+    changes += [
+        {"checkpoint": {}},
+        {"checkpoint": []},
+        {"results": 3},
+        {"results": ["a"]},
+        {"results": [{"task": "a"}]},
+    ]
+    wrong = {"task": 1, "layer": None, "baseline": "x", "seed": "1", "metric": "x", "score": "1", "targets": 1.5}
+    changes += [{"results": [result | {name: value}]} for name, value in wrong.items()]
+    for change in ({}, *changes):
+        (tmp_path / "results.json").write_text(json.dumps(whole | change))
+        if not change:
+            assert read_results(tmp_path) == whole
+            continue
         with pytest.raises(UserError, match=r"results\.json is (damaged|not of format 1)"):
             read_results(tmp_path)

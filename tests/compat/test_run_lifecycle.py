@@ -75,8 +75,7 @@ def test_a_continued_run_without_updates_left_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "max_update", "total"),
-    [(0, 100, 100), (50, 100, 100), (99, 100, 100), (100, 200, 200), (100, 0, 200)],
+    ("updates", "max_update", "total"), [(0, 100, 100), (50, 100, 100), (99, 100, 100), (100, 200, 200), (100, 0, 200)]
 )
 def test_other_runs_continue(updates: int, max_update: int, total: int) -> None:
     """Among them the first update of a warm-up, whose learning rate is 0 as well."""

@@ -1,11 +1,18 @@
-"""A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened."""
+"""A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened, nor
+fairseq's classes copied for each composition."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fairseq.data import indexed_dataset
 from forked_command import fork_server
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 from tiny_runs import ROOT
+
+from amos_fairseq.composition import compose_with_hydra
 
 # As a CUDA build beside a CPU build of torch.
 BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'
@@ -40,3 +47,19 @@ def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
     with pytest.raises(FileNotFoundError):
         indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
     indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))
+
+
+def test_a_composition_shares_the_config_store_and_leaves_it_unchanged() -> None:
+    store = ConfigStore.instance()
+    delegate = SimpleNamespace(sources=[SimpleNamespace(store=store)])
+    copied = CachingConfigRepository(delegate).delegate
+    assert copied.sources is not delegate.sources
+    assert copied.sources[0].store is store
+
+    def stored() -> list[str]:
+        groups = ("task", "model", "criterion", "optimizer", "lr_scheduler")
+        return [OmegaConf.to_yaml(node.node) for group in groups for node in store.repo[group].values()]
+
+    before = stored()
+    compose_with_hydra("amos_tiny", ["model.dropout=0.5", "optimizer.weight_decay=1"])
+    assert stored() == before

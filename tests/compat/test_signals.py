@@ -179,8 +179,7 @@ def test_signal_in_the_last_update(saves: list) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
-    [([1, 0, 0], (REQUEUE, False)), ([1, 1, 0], (INTERRUPTED, False)), ([0, 0, 1], (None, True))],
+    ("flags", "expected"), [([1, 0, 0], (REQUEUE, False)), ([1, 1, 0], (INTERRUPTED, False)), ([0, 0, 1], (None, True))]
 )
 def test_one_rank_decides_for_all(flags: list[int], expected: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum over two ranks, of which the other one has received the signal, or has the clock."""

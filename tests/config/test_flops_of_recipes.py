@@ -55,6 +55,7 @@ def test_mlm_flops_by_formula() -> None:
     assert training_flops(recipe("mlm_small"), V).per_update == 128 * fast
 
 
+@pytest.mark.slow
 def test_electra_flops_by_formula() -> None:
     """ELECTRA-Small: loss and samples share one product with the vocabulary, which the reference computes twice."""
     projections = 2 * 128 * 128 * (256 + 64)

@@ -83,11 +83,7 @@ def test_same_command_continues_the_run_bit_for_bit(
 @pytest.mark.slow
 def test_each_job_of_a_sweep_has_its_own_folder(checkout: Path, binarized_corpus: Path) -> None:
     """Two learning rates: neither run continues or skips the other, and the same sweep with more updates continues both."""
-    sweep = [
-        f"task.data={binarized_corpus}",
-        "checkpoint.save_dir=runs/sweep",
-        "optimization.lr=[0.001],[0.002]",
-    ]
+    sweep = [f"task.data={binarized_corpus}", "checkpoint.save_dir=runs/sweep", "optimization.lr=[0.001],[0.002]"]
     for updates in (2, 4):
         done = hydra_train(checkout, *sweep, f"optimization.max_update={updates}", "--multirun")
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -70,6 +70,7 @@ def test_a_torch_that_is_too_old_is_one_line(machine: dict[str, str], tmp_path: 
     assert " has versions that are too old: torch 2.5.0 (torch>=2.6" in line
 
 
+@pytest.mark.slow
 def test_commands_come_from_the_checkout(machine: dict[str, str], tmp_path: Path):
     command = f'set -euo pipefail; source "{ROOT}/examples/environment.sh"; prepare_environment; '
     command += 'amos --help; fairseq-preprocess --help; python -c "import amos_fairseq; print(amos_fairseq.__file__)"'

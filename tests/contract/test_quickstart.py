@@ -5,6 +5,7 @@ An installation takes minutes and downloads, tests/run.sh is one; a whole quicks
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,7 @@ def test_python_without_venv_is_refused(checkout: Path, tools: Path):
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.slow
 def test_failed_installation_names_the_log(checkout: Path):
     """pip is made to fail at once by a proxy that is not there and an index that is empty."""
     settings = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PYTHON": sys.executable}
@@ -194,7 +196,9 @@ def test_a_folder_made_from_another_text_is_not_continued(checkout: Path):
     assert_one_error_line(result, "was made from another text")
 
 
-def test_report_shows_first_and_last_validation_beside_the_plateau(tmp_path: Path):
+def test_report_shows_first_and_last_validation_beside_the_plateau(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     records = [
         {"split": "train", "update": 10, "mlm_loss_1": 9.0},
         {"split": "valid", "update": 20, "mlm_loss_1": 5.5, "mlm_loss_2": 5.25, "mixture_1": 0.5, "mixture_2": 0.5},
@@ -203,8 +207,9 @@ def test_report_shows_first_and_last_validation_beside_the_plateau(tmp_path: Pat
     ]
     records[-1]["unigram_entropy"] = 5.875
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    command = [sys.executable, "examples/quickstart_report.py", str(tmp_path)]
-    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    monkeypatch.setattr(sys, "argv", ["quickstart_report.py", str(tmp_path)])
+    runpy.run_path(str(ROOT / "examples" / "quickstart_report.py"), run_name="__main__")
+    output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if "MLM loss, depth 2" in line]
     assert len(lines) == 1
     assert [cell.strip() for cell in lines[0].split("│")[2:5]] == ["5.250", "4.250", "5.875"]

@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_runs import ROOT, environment
+
+from amos_fairseq.compat.compilation import require_triton
+from amos_fairseq.errors import UserError
 
 PACKAGE = ROOT / "amos_fairseq"
 KERNELS = PACKAGE / "functional" / "cuda"
@@ -51,19 +55,9 @@ def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-def test_the_kernels_without_triton_are_one_line(tmp_path: Path) -> None:
-    script = (
-        "import torch\nfrom amos_fairseq.compat.compilation import require_triton\nrequire_triton(torch.device('cpu'))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=without_triton(tmp_path),
-        cwd=tmp_path,
-        check=False,
-    )
-    assert result.returncode == 1
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("amos_fairseq.errors.UserError: model.kernels=triton needs the package triton, ")
-    assert last.endswith("install it, or use model.kernels=fast")
+def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"^model\.kernels=triton needs the package triton, .*: install it, or"):
+        require_triton(torch.device("cpu"))

@@ -53,11 +53,7 @@ def index(size: int) -> torch.Tensor:
         ("add_", lambda x: x.add_(1), 4 * 20_000),
         ("zero_", lambda x: x.zero_(), 4 * 10_000),  # written, not read
         ("copy_", lambda x: x.copy_(x + 1), 4 * 20_000),
-        (
-            "index_select",
-            lambda x: x.index_select(0, index(7)),
-            4 * 140 + 8 * 7,
-        ),
+        ("index_select", lambda x: x.index_select(0, index(7)), 4 * 140 + 8 * 7),
         # Two rows: indices and values are read, the rows are written, and read where they are added to.
         ("index_put_", lambda x: x.index_put_((index(2),), x[:2] + 1), 4 * 40 + 8 * 2),
         ("index_add_", lambda x: x.index_add_(0, index(2), x[:2] + 1), 4 * 60 + 8 * 2),
@@ -142,6 +138,7 @@ def test_every_kernel_has_a_part(recipe: str) -> None:
     assert fused <= operators["attention: the rest"]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_computed_again_belongs_to_its_own_parts() -> None:
     """Twice as many fused kernels forward, all of them in the row of attention."""
     counts = []
@@ -155,6 +152,7 @@ def test_a_layer_that_is_computed_again_belongs_to_its_own_parts() -> None:
     assert counts[1]["attention: the rest"] == 2 * counts[0]["attention: the rest"]
 
 
+@pytest.mark.slow
 def test_a_larger_batch_and_a_slower_gpu_take_longer() -> None:
     of = {
         (device, size): predict(BenchSettings("amos_tiny", [f"dataset.batch_size={size}"]), device, 600)
@@ -167,6 +165,7 @@ def test_a_larger_batch_and_a_slower_gpu_take_longer() -> None:
     assert dataclasses.astuple(of["h200", 512].total)[:3] == dataclasses.astuple(of["a100", 512].total)[:3]
 
 
+@pytest.mark.slow
 def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.CaptureFixture[str]) -> None:
     main(["bench", "--on-paper", "h200", "amos_tiny", "--set", "dataset.batch_size=8"])
     lines = capsys.readouterr().out.splitlines()

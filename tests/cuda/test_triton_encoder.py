@@ -83,6 +83,7 @@ def test_an_encoder_equals_its_reference(takes_triton, has_padding: bool, scheme
     assert_equal_gradients(fast, reference)
 
 
+@pytest.mark.slow
 def test_two_towers_equal_their_reference(takes_triton) -> None:
     fast, reference = both(TwoTower, SHAPE)
     embeddings = torch.randn(2, 18, 32)
@@ -138,6 +139,7 @@ def test_other_precisions_train_and_validate(recipe: str, precision: str) -> Non
         run.check_validation(run.full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny"])
 def test_compiled_layers_have_no_graph_break(recipe: str, calls: Calls) -> None:  # noqa: F811
     with fake_cuda() as cuda:

@@ -151,10 +151,13 @@ def test_invalid_lengths_are_refused(limits, flag):
     WindowLimits(68, 1, 64).check()
 
 
-def test_missing_files_are_named(data, tmp_path):
+def test_missing_and_damaged_files_are_named(data, tmp_path):
     with pytest.raises(UserError, match=r"test\.examples\.jsonl is missing"):
         SquadSplit(data, "test")
     for name in ("train.examples.jsonl", "train.question.bin"):
         (tmp_path / name).write_bytes((data / name).read_bytes())
-    with pytest.raises(UserError, match=r"train\.question\.bin or .*idx is missing"):
+    with pytest.raises(UserError, match=r"train\.question\.idx is missing: give the directory that preprocess/squad"):
+        SquadSplit(tmp_path, "train")
+    (tmp_path / "train.question.idx").write_bytes((data / "train.question.idx").read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"train\.question\.idx has .* bytes, its .* lines need"):
         SquadSplit(tmp_path, "train")

@@ -97,11 +97,51 @@ def test_batches_are_padded(directory):
     assert data.collater([]) == {}
 
 
+# The header of an index has 26 bytes; the lengths of the three sentences follow, then their positions.
+@pytest.mark.parametrize(
+    ("name", "harm", "reason"),
+    [
+        ("tokens.idx", lambda content: b"", r"train\.tokens\.idx is not an index of fairseq"),
+        ("tokens.idx", lambda content: content[:-1], r"train\.tokens\.idx has 61 bytes, its 3 lines need 62"),
+        ("label.bin", lambda content: content[:-4], r"train\.label\.bin has 20 bytes, its index describes 24"),
+        ("label.bin", lambda content: b"", r"train\.label\.bin holds no tokens"),
+        (
+            "label.idx",
+            lambda content: content[:26] + b"\x02" + content[27:],
+            "lengths and positions of its lines differ",
+        ),
+        (
+            "word_end.idx",
+            lambda content: content[:46] + b"\x00" + content[47:],
+            "lengths and positions of its lines differ",
+        ),
+        ("word_start.bin", None, r"train\.word_start\.bin is missing: give the directory that preprocess/tagging"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, name, harm, reason):
+    file = write_files(tmp_path) / f"train.{name}"
+    if harm is None:
+        file.unlink()
+    else:
+        file.write_bytes(harm(file.read_bytes()))
+    with pytest.raises(UserError, match=reason):
+        load(tmp_path, 9)
+
+
+def test_files_of_other_sentences_are_refused(tmp_path):
+    """The two files of one array, from sentences of which the second has another word."""
+    write_files(tmp_path)
+    builder = MMapIndexedDatasetBuilder(str(tmp_path / "train.label.bin"), dtype=np.int32)
+    for _, labels in SENTENCES:
+        builder.add_item(torch.tensor([*labels, 0] if labels == [1] else labels))
+    builder.finalize(str(tmp_path / "train.label.idx"))
+    with pytest.raises(UserError, match="the files do not belong together"):
+        load(tmp_path, 9)
+
+
 def test_missing_and_foreign_files_are_refused(directory, tmp_path):
     with pytest.raises(UserError, match="leaves no room"):
         load(directory, 2)
-    with pytest.raises(UserError, match="is missing"):
-        load(tmp_path, 9)
     with pytest.raises(UserError, match=r"words\.jsonl is missing"):
         read_words(tmp_path, "valid")
     (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')

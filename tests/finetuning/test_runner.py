@@ -210,12 +210,18 @@ def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
 def test_damaged_results_are_refused(tmp_path, trainings):
     make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(1,)))
     file = tmp_path / "runs/Toy/seed1/result.json"
-    file.write_text("{")
-    with pytest.raises(UserError, match=r"result\.json cannot be read"):
-        read_results(tmp_path)
-    file.write_text(json.dumps({"task": "Toy"}))
-    with pytest.raises(UserError, match="is not the result of a run"):
-        read_results(tmp_path)
+    whole = json.loads(file.read_text())
+    for content in ("{", "[]", "3", "[" * 9999):
+        file.write_text(content)
+        with pytest.raises(UserError, match=r"result\.json cannot be read"):
+            read_results(tmp_path)
+    for content in ({"task": "Toy"}, whole | {"scores": []}, whole | {"scores": {whole["main_score"]: "80"}}):
+        file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match="is not the result of a run"):
+            read_results(tmp_path)
+    (tmp_path / "glue.setup.json").write_text("[]")
+    with pytest.raises(UserError, match=r"glue\.setup\.json cannot be read \(a JSON list instead of an object\)"):
+        claim_output_directory(tmp_path, "glue", {})
 
 
 def test_progress_is_read_from_the_last_whole_line(tmp_path):

@@ -10,13 +10,7 @@ from scipy import stats
 from small_models import gumbel, small_amos, small_batch
 
 from amos_fairseq.functional.fast_sampling import sample_without_replacement
-from amos_fairseq.functional.sampling import (
-    adversarial_term,
-    forbid_tokens,
-    gumbel_max,
-    gumbel_noise,
-    gumbel_top_k,
-)
+from amos_fairseq.functional.sampling import adversarial_term, forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
 
 
 def test_noise_has_the_gumbel_distribution():

@@ -45,12 +45,7 @@ OBJECTIVES = {
     "electric": (ElectricConfig, ElectricModel, {"embedding_dim": 8, "generator_size": 0.5, "mask_prob": 0.15}),
     "teams": (TeamsConfig, TeamsModel, {"generator_layers": 2}),
 }
-SCORED_SIZES = SIZES | {
-    "encoder_ffn_embed_dim": 32,
-    "max_positions": 12,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+SCORED_SIZES = SIZES | {"encoder_ffn_embed_dim": 32, "max_positions": 12, "dropout": 0.0, "attention_dropout": 0.0}
 
 
 def small_tokenizer() -> FastTokenizer:

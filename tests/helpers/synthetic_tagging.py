@@ -17,7 +17,7 @@ def sentence(generator: random.Random, length: int) -> list[tuple[str, str, str]
     while len(rows) < length:
         if generator.random() < 0.3:
             number = generator.randint(1, 2)
-            rows += [(generator.choice(NAMES), "PROPN", f"{place}-NAME") for place in "BI"[:number]]
+            rows += [(generator.choice(NAMES), "proper noun", f"{place}-NAME") for place in "BI"[:number]]
             rows.append(("sees", "VERB", "O"))
         else:
             word = generator.choice(list(OTHERS))
@@ -31,7 +31,7 @@ def make_sentences(number: int = 40, seed: int = 1) -> list[list[tuple[str, str,
 
 
 def write_columns(path: Path, sentences: list[list[tuple[str, str, str]]]) -> Path:
-    path.write_text("\n".join("".join(" ".join(row) + "\n" for row in rows) for rows in sentences), encoding="utf-8")
+    path.write_text("\n".join("".join("\t".join(row) + "\n" for row in rows) for rows in sentences), encoding="utf-8")
     return path
 
 

@@ -11,6 +11,7 @@ from forked_command import fork_server
 from tiny_runs import ROOT, TINY_RUN, environment
 
 
+@pytest.mark.slow
 def test_a_training_leaves_the_bits_of_a_new_process(binarized_corpus: Path, tmp_path: Path) -> None:
     arguments = [str(binarized_corpus), *TINY_RUN, "--max-update", "2", "--save-dir"]
     forked = fork_server().run("fairseq_cli.train", [*arguments, str(tmp_path / "forked")], ROOT)

@@ -3,12 +3,7 @@
 import pytest
 import torch
 from frequencies import assert_shares
-from small_models import (
-    NUM_TOKENS,
-    fine_tuning_task,
-    small_batch,
-    small_electric,
-)
+from small_models import NUM_TOKENS, fine_tuning_task, small_batch, small_electric
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.electric import ElectricModel

@@ -3,14 +3,7 @@
 import pytest
 import torch
 from frequencies import assert_shares
-from small_models import (
-    ONLY_MWS,
-    ONLY_RTD,
-    TEAMS_SETTINGS,
-    fine_tuning_task,
-    small_batch,
-    small_teams,
-)
+from small_models import ONLY_MWS, ONLY_RTD, TEAMS_SETTINGS, fine_tuning_task, small_batch, small_teams
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions

@@ -59,7 +59,7 @@ def foreign(directory: Path) -> Path:
 
 
 BAD = {
-    "unknown task": (lambda g, t, d: [g, "SST2", t, d / "out"], "unknown task 'SST2'"),
+    "unknown task": (lambda g, t, d: [g, "CoLA,SST2", t, d / "out"], "unknown task 'SST2': choose ALL or"),
     "no directory": (lambda g, t, d: [d / "absent", "ALL", t, d / "out"], "is not a directory"),
     "no task there": (lambda g, t, d: [foreign(d), "ALL", t, d / "out"], "contains no task"),
     "absent": (lambda g, t, d: [foreign(d), "CoLA", t, d / "out"], "CoLA/train.tsv: no such file"),

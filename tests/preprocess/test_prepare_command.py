@@ -172,5 +172,5 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
     prepare.main([*flags, "--out", str(out)])
-    prepare.main([*flags, "--out", str(tmp_path / "uninterrupted")])
+    prepare.main([*flags, "--out", str(tmp_path / "uninterrupted"), "--workers", "1"])
     assert file_bytes(out) == file_bytes(tmp_path / "uninterrupted")

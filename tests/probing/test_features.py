@@ -89,10 +89,7 @@ def test_last_layer_of_each_separate_generator(tmp_path: Path):
     loaded = load_checkpoint(write_run(tmp_path, "amos", separate_generators=True, generator_depths="1,2"))
     parts = parts_of(loaded.model)
     assert default_parts(parts) == ["generator", "discriminator"]
-    assert parts["generator"].layers == {
-        1: (loaded.model.generators[0], 1),
-        2: (loaded.model.generators[1], 2),
-    }
+    assert parts["generator"].layers == {1: (loaded.model.generators[0], 1), 2: (loaded.model.generators[1], 2)}
     with pytest.raises(UserError, match="several networks"):
         parts["generator"].check_layers([MIXTURE])
     with pytest.raises(UserError, match="no layer 3"):

@@ -45,12 +45,12 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str):
 
 
 def test_other_bad_files(tmp_path: Path):
-    with pytest.raises(UserError, match="some targets have a span2"):
-        read_examples(write(tmp_path, GOOD, ONE_SPAN))
     with pytest.raises(UserError, match="has no target"):
         read_examples(write(tmp_path, '{"text": "a b", "targets": []}'))
-    with pytest.raises(UserError, match="no such file"):
-        read_examples(tmp_path / "missing.jsonl")
+    for split in ("train", "valid"):
+        write(tmp_path / "mixed", GOOD, ONE_SPAN, name=f"{split}.jsonl")
+    with pytest.raises(UserError, match="some targets have a span2"):
+        read_task(tmp_path, "mixed")
 
 
 def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):

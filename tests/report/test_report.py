@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.probing.results import Result, write_results
 from amos_fairseq.report import write
 from amos_fairseq.report.page import inline_svg
-from amos_fairseq.report.runs import elapsed_seconds, hardware_of
+from amos_fairseq.report.runs import cost_of, hardware_of
 
 VOID = {"meta", "br", "img", "link"}
 EVIL = "<script>alert(1)</script>"
@@ -139,6 +140,7 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
         assert name in page.text
     assert "<i>a & $run" in page.text
     assert "held_out.txt" in page.text
+    assert "the token sampled from each depth of the generator" in page.text
     assert "learned mixture, depths 1, 2, 4" in page.text
     assert "1.00" in page.text, "hours"
     assert "80.0 ± 0.5" in page.text
@@ -236,10 +238,29 @@ def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
     assert (tmp_path / "page.html").read_bytes() == before
 
 
-def test_time_of_a_run_in_parts():
-    """Two processes of 100 and 50 seconds."""
-    assert elapsed_seconds([{"wall": 40.0}, {"wall": 100.0}, {}, {"wall": 20.0}, {"wall": 50.0}]) == 150
-    assert elapsed_seconds([{}]) is None
+def write_times(folder, walls, seconds, parent=None):
+    """A log with ``walls``, and a checkpoint after that many seconds; return what the report reads of it."""
+    records = [
+        {"split": "train", "update": update} | ({"wall": wall} if wall else {}) for update, wall in enumerate(walls)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    torch.save({"extra_state": {"previous_training_time": seconds}}, folder / "checkpoint_last.pt")
+    return SimpleNamespace(file=folder / "checkpoint_last.pt", parent=parent and str(parent), num_updates=1)
+
+
+def test_time_of_a_run_in_parts(tmp_path):
+    """Two processes of 100 and 50, or of 100 and 150 seconds; the log does not show the start of the last one."""
+    write_times(tmp_path, [40.0, 100.0, None, 20.0, 50.0], None)
+    assert cost_of(tmp_path, None, None).seconds == 150
+    assert cost_of(tmp_path / "absent", None, None).seconds is None
+    walls = [40.0, 100.0, 120.0, 150.0]
+    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 250.0)).seconds == 250
+    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 90.0)).seconds == 150, "still training"
+    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, "damaged")).seconds == 150
+    (tmp_path / "first").mkdir()
+    parent = write_times(tmp_path / "first", [], 1000.0).file
+    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, parent)).seconds == 250
+    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, tmp_path / "absent.pt")).seconds == 150
 
 
 def test_gpus_of_the_log(tmp_path):

@@ -83,7 +83,8 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
 
 
 def test_one_process_alone_is_refused(tmp_path: Path) -> None:
-    command = [fork_server().python, "-m", "amos_fairseq.cli.bench_ranks", "amos_tiny", "--out", str(tmp_path / "out")]
+    script = str(ROOT / "examples" / "benchmark" / "rank_traces.py")
+    command = [fork_server().python, script, "amos_tiny", "--out", str(tmp_path / "out")]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1

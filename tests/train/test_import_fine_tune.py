@@ -63,6 +63,7 @@ def assert_started_from(before: dict[str, torch.Tensor], after: dict[str, torch.
         assert moved > 0 or "positions" in name or "token_types" in name, name  # not all positions and types occur
 
 
+@pytest.mark.slow
 def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator")
@@ -95,6 +96,7 @@ def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     assert after["model"]["encoder.embed_positions.weight"].shape[0] == POSITIONS
 
 
+@pytest.mark.slow
 def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, capsys):
     """As a checkpoint of ours: --restore-file alone, and nothing to reset."""
     checkpoint = tmp_path / "imported" / "model.pt"

@@ -36,17 +36,7 @@ def place(tmp_path_factory) -> Path:
 
 def command(place: Path, out: Path, *flags: str) -> list[str]:
     given = ["--checkpoint", place / "start", "--data", place / "data", "--out", out, "--recipe", place / "recipe.yaml"]
-    return [
-        fork_server().python,
-        "-m",
-        "amos_start",
-        "squad",
-        *map(str, given),
-        "--seeds",
-        "1",
-        "--cpu",
-        *flags,
-    ]
+    return [fork_server().python, "-m", "amos_start", "squad", *map(str, given), "--seeds", "1", "--cpu", *flags]
 
 
 def run(place: Path, out: Path, *flags: str) -> str:

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
@@ -19,6 +20,7 @@ FLAGS = [
 SMALLER = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "max_positions": 32}  # tiny_runs.TINY_RUN
 
 
+@pytest.mark.slow
 def test_teams_trains_and_leaves_both_branches(
     run_training, read_metrics, binarized_corpus: Path, tmp_path: Path
 ) -> None:

@@ -117,8 +117,7 @@ def score(task: GlueTask, predictions: np.ndarray, labels: np.ndarray) -> dict[s
     """Score one dev split with scikit-learn and scipy, in percent.
 
     Args:
-        predictions: [N] class indices, or values of a regression.
-        labels: [N] likewise.
+        predictions, labels: [N] class indices, or values of a regression.
 
     Returns:
         ``matthews`` and ``accuracy`` for CoLA; ``spearman`` and ``pearson`` for STS-B; ``accuracy`` for the others, with

@@ -134,9 +134,7 @@ def read_glue_data(data: Path, task: str) -> GlueData:
         raise UserError(
             f"{data / task} holds no prepared data: preprocess/glue/prepare.sh GLUE_DIR {task} TOKENIZER_DIR {data}"
         )
-    if not isinstance(record, dict) or any(
-        not isinstance(record.get(name), kind) for name, kind in _FIELD_TYPES.items()
-    ):
+    if any(not isinstance(record.get(name), kind) for name, kind in _FIELD_TYPES.items()):
         raise UserError(f"{data / task / 'task.json'} was not written by prepare.sh: prepare the data again")
     if record["task"] != task:
         raise UserError(f"{data / task} holds {record['task']}, not {task}: prepare the data again")

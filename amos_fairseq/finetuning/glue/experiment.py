@@ -34,8 +34,6 @@ def run_glue(
     Args:
         intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
         squad: directory that may hold ``squad.json``; None for OUT itself.
-        with_paper: add the papers' rows to the table.
-        with_test: write the archive.
 
     Raises:
         UserError: an argument cannot be used; raised before anything is started.

@@ -65,11 +65,6 @@ class SquadFile:
         for paragraph in self.paragraphs:
             yield from paragraph.questions
 
-    @property
-    def has_impossible(self) -> bool:
-        """Whether some questions have no answer, as in version 2.0."""
-        return any(question.is_impossible for question in self.questions())
-
 
 def read_squad(path: Path) -> SquadFile:
     """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``.

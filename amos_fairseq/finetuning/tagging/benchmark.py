@@ -91,8 +91,8 @@ class Tagging:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``.
 
         The prediction runs in float32 and without dropout, whatever the precision of the training. A line of predictions.txt
-        is a word, its label and the prediction, as conlleval reads them; a word that is cut has the prediction O, or ``_``
-        where labels are classes of words.
+        is a word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that
+        is cut has the prediction O, or ``_`` where labels are classes of words.
         """
         words = read_words(self.data, "valid")
         predicted = predict(load_checkpoint(checkpoint).model, self.dev, device, stop)
@@ -102,9 +102,7 @@ class Tagging:
             gold, found = ([self.labels[i] for i in ids] for ids in (self.dev.labels(index), row))
             counts.update(count(gold, found, self.has_spans))
             found += [OUTSIDE if self.has_spans else CUT] * (len(gold) - len(found))
-            # A blank inside a word would separate columns.
-            spelled = ["".join(word.split()) or CUT for word in words[index]]
-            lines += [" ".join(cells) for cells in zip(spelled, gold, found, strict=True)]
+            lines += ["\t".join(cells) for cells in zip(words[index], gold, found, strict=True)]
             lines.append("")
         write_text(directory / PREDICTIONS, "\n".join(lines) + "\n")
         found_scores = scores(counts)

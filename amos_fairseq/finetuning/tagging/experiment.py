@@ -39,7 +39,8 @@ def run_tagging(session: Session, data: Path) -> Outcome:
         return Outcome(None, failures, [])
 
     summaries = summarize(results)
-    notes = [*session_notes(session, results, summaries), *tagging_notes(summaries)]
+    by_column = {task.removeprefix(PREFIX): summary for task, summary in summaries.items()}
+    notes = [*session_notes(session, results, by_column), *tagging_notes(summaries)]
     table = tagging_table(session.row_name, summaries, notes)
     return Outcome(table, failures, save_results(session, Tagging.name, setup, table, results, summaries))
 

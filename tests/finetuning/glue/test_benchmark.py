@@ -89,6 +89,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
                 assert row[2] == INFERENCE[label]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("num_separators", [1, 2])
 def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, fake_training, num_separators):

@@ -64,7 +64,7 @@ def test_a_damaged_task_file_is_refused(data, tmp_path):
     change_task(tmp_path, "RTE", task="WNLI")
     with pytest.raises(UserError, match="holds WNLI, not RTE"):
         read_glue_data(tmp_path, "RTE")
-    for content in ("[1]", '{"task": "RTE"}', '{"task": "RTE", "kind": "k", "labels": [], "splits": 3}'):
+    for content in ("{}", '{"task": "RTE"}', '{"task": "RTE", "kind": "k", "labels": [], "splits": 3}'):
         (tmp_path / "RTE" / "task.json").write_text(content)
         with pytest.raises(UserError, match=r"task\.json was not written by prepare\.sh"):
             read_glue_data(tmp_path, "RTE")

@@ -1,17 +1,23 @@
-"""Trace the gradient exchange of several ranks on one machine, as a page of Markdown.
+#!/usr/bin/env python3
+"""Trace several ranks on one machine: what they exchange in an update, and how much of it the backward pass hides.
 
-Every process is a gloo rank on the CPU and runs updates of fairseq's own trainer on synthetic text under
-``torch.profiler``. The page is computed from the Chrome traces. Gloo records each sum over ranks with its start and end, in a
-thread beside the computing one. fairseq records every backward pass; DistributedDataParallel ends it only when the last sum
-has finished, so the gradients are complete at the end of the last autograd node inside it.
+    bash examples/benchmark/ranks.sh OUT amos_small
+
+Each rank writes a Chrome trace for each number of micro-batches; the first rank also writes a Markdown page. Every process is
+a gloo rank on the CPU and runs updates of fairseq's own trainer on synthetic text under ``torch.profiler``. The page is
+computed from the traces. Gloo records each sum over ranks with its start and end, in a thread beside the computing one.
+fairseq records every backward pass; DistributedDataParallel ends it only when the last sum has finished, so the gradients are
+complete at the end of the last autograd node inside it.
 """
 
+import argparse
 import datetime
 import json
 import logging
 import math
 import os
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +33,11 @@ from amos_fairseq.bench.measurement import Batch, Progress
 from amos_fairseq.bench.report import plain, table
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.synthetic_text import make_synthetic_text
+from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_overrides
+from amos_fairseq.cli.bench import make_directory, write_file
 from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
+from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.flops.recipe import build_task
@@ -209,17 +218,16 @@ class RanksReport:
 def check_launch() -> None:
     """Raise :class:`UserError` if this process is not one of several that torchrun has started."""
     if any(name not in os.environ for name in TORCHRUN_VARIABLES) or int(os.environ["WORLD_SIZE"]) < 2:
-        raise UserError("there is only one rank: start several with 'torchrun --standalone --nproc-per-node 2 -m ...'")
+        raise UserError("there is only one rank: start several with 'bash examples/benchmark/ranks.sh OUT_DIR CONFIG'")
 
 
-def trace_ranks(settings: RanksSettings, default_vocabulary: int, progress: Progress) -> RanksReport | None:
+def trace_ranks(settings: RanksSettings, progress: Progress) -> RanksReport | None:
     """Connect, trace, and read all traces on the first rank; return None on the others. Every rank has to call this.
 
     Raises:
-        UserError: see :func:`prepare` and :func:`check_launch`.
+        UserError: see :func:`prepare`.
     """
-    check_launch()
-    setup = prepare(settings.bench, default_vocabulary)
+    setup = prepare(settings.bench, DEFAULT_VOCABULARY)
     arrange_ranks(setup.cfg, os.environ, num_gpus=0)
     distributed_utils.distributed_init(setup.cfg)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to INFO on the first rank
@@ -351,3 +359,47 @@ def timeline_rows(update: TracedUpdate) -> Iterator[Sequence[str]]:
 
 def between(update: TracedUpdate, start: float, end: float) -> str:
     return " to ".join(f"{1e3 * (moment - update.span.start):.1f}" for moment in (start, end))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --standalone --nproc-per-node N examples/benchmark/rank_traces.py",
+        description=__doc__.split("\n\n")[0],
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("config", metavar="CONFIG", help="same as for amos bench, such as amos_small")
+    add_overrides(parser, "dataset.batch_size=4")
+    add("--precision", choices=("float32", "bf16"), default="float32", help="dtype of the model and its gradients")
+    add("--update-freq", type=int, nargs="+", default=[1, 4], metavar="N", help="micro-batches per update")
+    add("--updates", type=int, default=3, metavar="N", help="traced updates for each value of --update-freq")
+    add("--vocabulary-size", type=int, metavar="N", default=DEFAULT_VOCABULARY, help="number of dictionary entries")
+    add("--out", metavar="DIR", required=True, help="directory for the page and the traces")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Trace this rank; every rank calls this. Raises :class:`UserError` for values that trace nothing."""
+    if min(*arguments.update_freq, arguments.updates) < 1:
+        raise UserError("--update-freq and --updates must be at least 1")
+    check_launch()
+    out = Path(arguments.out)
+    make_directory(out)
+    bench = BenchSettings(
+        arguments.config, arguments.overrides, precision=arguments.precision, threads=1, device="cpu",
+        vocabulary_size=arguments.vocabulary_size,
+    )  # fmt: skip
+    settings = RanksSettings(bench, arguments.update_freq, arguments.updates, out)
+    report = trace_ranks(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    if report is not None:
+        page = as_markdown(report)
+        print(page, end="")
+        write_file(out / f"{report.name}.md", page)
+        print(f"\n{out / report.name}.md and a trace for each rank and number of micro-batches")
+
+
+if __name__ == "__main__":
+    with exit_on_mistake():
+        parsed = build_parser().parse_args()
+        logging.getLogger().setLevel(logging.WARNING)  # importing fairseq has set it to DEBUG
+        run(parsed)
