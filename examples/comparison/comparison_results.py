@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from budgets import SHARES, Cost, share_name, update_at
@@ -70,7 +71,7 @@ def scores_of(results: Sequence[Result]) -> dict[str, Any] | None:
     deviation = spread(averages).deviation if averages else None
     return {
         "tasks": {
-            task: summary.main.as_dict() | {"score": summary.best.main_score, "seeds": by_task[task]}
+            task: asdict(summary.main) | {"score": summary.best.main_score, "seeds": by_task[task]}
             for task, summary in summaries.items()
         },
         "average": {"value": mean, "deviation": deviation, "count": len(averages)},
