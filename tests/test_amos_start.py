@@ -88,6 +88,7 @@ def test_scripts_take_no_other_python_than_the_one_that_is_given(tmp_path: Path)
     assert "but PYTHON=python3.8 " in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "expected"), [("import", "True True []"), ("start", "False True []")])
 def test_only_a_started_command_postpones_the_registration(how: str, expected: str, tmp_path: Path):
     """Not a process that imports the module, as the ranks that a command spawns do."""

@@ -44,6 +44,7 @@ def compose(*overrides: str) -> DictConfig:
     return cfg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "line"),
     [

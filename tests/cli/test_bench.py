@@ -103,6 +103,7 @@ def test_loader_is_measured_on_a_given_corpus(binarized_corpus: Path, tmp_path: 
     assert data["loader_processes"] == max(1, math.ceil(ours / data["tokens_per_second"]))
 
 
+@pytest.mark.slow
 def test_unequal_peer_and_models_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours fails when it is built, a peer when it is compiled, at its first step."""
 

@@ -49,6 +49,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"special_tokens_map.json"}
 
 
+@pytest.mark.slow
 def test_folder_is_complete_and_the_comparison_is_printed(runs, tmp_path, capsys):
     assert main(["export", str(runs / "amos"), str(tmp_path / "out")]) == 0
     assert names_in(tmp_path / "out") == FILES

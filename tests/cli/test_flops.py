@@ -34,6 +34,7 @@ def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixtu
     assert by_path | {"config": "mlm_tiny"} == by_name
 
 
+@pytest.mark.slow
 def test_path_of_a_variant(capsys: pytest.CaptureFixture) -> None:
     tiny = ("--set", "+sizes=tiny")
     by_path = flops(capsys, str(RECIPES / "variants" / "teams_only_rtd.yaml"), *tiny)
@@ -59,6 +60,7 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
         assert message in error_line(capsys, main, "flops", tmp_path, "--set", mistake)
 
 
+@pytest.mark.slow
 def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     main(["flops", "electra_tiny"])

@@ -177,6 +177,7 @@ def test_every_key_of_a_criterion_has_a_panel():
     assert {"mws_loss", "mws_acc"} <= plotted_keys
 
 
+@pytest.mark.slow
 def test_same_log_gives_the_same_picture_bytes(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"split": "train", "update": 5, "rtd_auc": 0.7}\n')

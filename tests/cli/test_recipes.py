@@ -46,6 +46,7 @@ def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypa
         assert first[head[1].index(name) + len(name)] == " "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amos_tiny", "electric_tiny", "teams_small", "mlm_base"])
 def test_file_has_the_numbers_that_are_counted(name: str) -> None:
     """The file is of these recipes, and has what ``amos flops`` counts."""

@@ -18,6 +18,7 @@ def composed(size: str, name: str, updates: int = 2400, **settings):
     return entries.compose_entry(entry, {"task.data": "DATA", **preset.settings, **entry.settings, **schedule})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_all_entries_share_everything_but_the_objective(size: str):
     names = ["mlm", "electra", "teams", "electric", "amos", "amos_uniform", "amos_random_layer"]

@@ -26,6 +26,7 @@ def run(runner, directory, program):
     runner.run("a run", [sys.executable, "-c", program], directory, {}, 10, lambda updates: updates)
 
 
+@pytest.mark.slow
 def test_piece_ends_in_time_with_the_state_saved(tmp_path):
     with limited_runner(2.0 / 60) as runner:
         begin = time.monotonic()

@@ -69,6 +69,7 @@ def build_on_meta(model_cfg: DictConfig, vocabulary_size: int) -> dict[str, torc
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_yaml_and_flags_hold_the_same_values(name: str) -> None:
     from_yaml, from_flags = compose_recipe(name), recipe_as_flags(name)
@@ -215,6 +216,7 @@ def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> 
     assert cfg.checkpoint.save_dir == "checkpoints/two_tower"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_THE_FAMILY)
 def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
     """``--arch NAME`` and the YAML build the same parameters."""
@@ -232,6 +234,7 @@ def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
 REQUIRED = {"variants/amos_final_mixture": ["model.fixed_mixture_weights='0.2,0.3,0.5'"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_differs_from_its_base_only_in_its_own_settings(name: str) -> None:
     """Composed through its defaults list it is a whole recipe, which saves to a place of its own."""
@@ -273,6 +276,7 @@ def test_the_guide_lists_every_variant() -> None:
     assert sorted(listed) == VARIANTS
 
 
+@pytest.mark.slow
 def test_small_sizes_can_be_appended_to_every_variant() -> None:
     """The widest range of sizes; one update of each variant with other code is in test_flops_of_recipes.py."""
     for stem in ("amos_12_layer_generator", "electra_generator_32", "electra_generator_512", "teams_full_tie"):

@@ -113,6 +113,7 @@ def test_a_frozen_generator_has_no_backward_pass() -> None:
     assert forward.today.per_update == pytest.approx(sum(parts.values()) + 2 * learned, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "max_update", "printed", "ours"),  # FLOPs of training and of reading 128 tokens
     [
@@ -142,6 +143,7 @@ def test_the_report_has_the_totals_of_both_conventions() -> None:
     assert report.today == training_flops(cfg, 600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY, ids=" ".join)
 def test_step_on_a_cpu_has_the_flops_of_the_report_and_uses_every_parameter(name: list[str]) -> None:
     """DistributedDataParallel is built without a search for unused parameters: it waits for every gradient."""

@@ -96,6 +96,7 @@ def test_each_job_of_a_sweep_has_its_own_folder(checkout: Path, binarized_corpus
     assert "Loaded checkpoint" in (runs[1] / "hydra_train.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
     """Four processes that are not connected: stock fairseq would train four models in one directory."""
     refused = hydra_train(checkout, f"task.data={binarized_corpus}", env={"WORLD_SIZE": "4"})

@@ -156,6 +156,7 @@ def test_job_is_requeued_only_on_our_exit_code(
         assert (tmp_path / "scontrol.arguments").read_text() == "requeue 42\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
 def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) -> None:
     """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""

@@ -68,6 +68,7 @@ def test_unknown_words_and_missing_arguments_exit_with_2(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: amos")
 
 
+@pytest.mark.slow
 def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
     result = amos("plot", "absent", "--out", "pictures", cwd=tmp_path, python=fork_server().python)
     assert result.returncode == 1
@@ -79,6 +80,7 @@ def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_closed_pipe_ends_quietly(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
     shell = f'"{fork_server().python}" -m amos_start plot metrics.jsonl | head -n 1'

@@ -82,6 +82,7 @@ def test_4_train(tmp_path: Path) -> None:
     assert page.count('"split": "valid"') == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [

@@ -98,6 +98,7 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
     assert cuda.host_reads - reads == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "length"), [("amos_tiny", 65), ("electra_tiny", 128)])
 @pytest.mark.parametrize("job", JOBS)
 def test_heads_are_trained(recipe: str, job: str, length: int) -> None:
@@ -106,6 +107,7 @@ def test_heads_are_trained(recipe: str, job: str, length: int) -> None:
         fine_tune(cuda, recipe, job, length, "bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
 def test_every_objective_is_fine_tuned_in_every_precision(recipe: str, precision: str) -> None:

@@ -113,6 +113,7 @@ def test_attention_by_hand() -> None:
     assert backward.seconds == pytest.approx(5 * product / 1e12 + 2 * (H + B * H) * T * T / 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
 def test_the_products_of_a_step_are_those_that_autograd_counts(recipe: str) -> None:
     """With model.kernels=reference nothing is computed twice or left out: the count of ``amos flops``, to the last product."""
@@ -124,6 +125,7 @@ def test_the_products_of_a_step_are_those_that_autograd_counts(recipe: str) -> N
     assert sum(cost.flops for cost in costs.values()) == 2 * task.tokens_per_sample * per_token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
 def test_every_kernel_has_a_part(recipe: str) -> None:
     with fake_cuda() as cuda:

@@ -55,6 +55,7 @@ def test_every_recipe_trains_and_validates_in_bfloat16(recipe: str) -> None:
         run.check_validation(run.full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "length"),
     [
@@ -78,6 +79,7 @@ def test_every_objective_trains_in_every_precision_at_every_length(recipe: str, 
         run.check_validation(run.full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", SETTINGS, ids=" ".join)
 def test_every_setting_trains_and_validates(overrides: list[str]) -> None:
     recipe, *settings = overrides

@@ -78,6 +78,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "width", "has_bias", "has_padding", "side", "has_positions", "dtype", "tolerance"),
     [
@@ -210,6 +211,7 @@ def test_the_same_inputs_give_the_same_bits(kernels) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_positions", [False, True])
 def test_the_operators_are_what_they_are_declared_to_be(kernels, has_positions: bool) -> None:
     """By PyTorch's own checks: schema, autograd, and shapes, strides and dtypes without values."""

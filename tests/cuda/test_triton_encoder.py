@@ -61,6 +61,7 @@ def assert_equal_gradients(fast: torch.nn.Module, reference: torch.nn.Module) ->
             assert (parameter.grad - other.grad).norm() <= 1e-5 * other.grad.norm() + 1e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["t5", "none"])
 @pytest.mark.parametrize("has_padding", [False, True])
 def test_an_encoder_equals_its_reference(takes_triton, has_padding: bool, scheme: str) -> None:
@@ -98,6 +99,7 @@ def test_two_towers_equal_their_reference(takes_triton) -> None:
     assert_equal_gradients(fast, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -128,6 +130,7 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
     assert len(devices) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
 def test_other_precisions_train_and_validate(recipe: str, precision: str) -> None:

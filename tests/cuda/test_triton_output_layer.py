@@ -89,6 +89,7 @@ CASES = [
 PRECISIONS = [(torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_depths", "num_biases", "num_positions", "at_once", "num_rows", "samples", "dtype", "tolerance"),
     [(*case, *precision) for case in CASES for precision in PRECISIONS if case in CASES[1:4] or precision[1] == 1e-5],
@@ -192,6 +193,7 @@ def check_draws(rows: Tensor, probabilities: Tensor) -> None:
     assert chi_square_p(counts, wrong / wrong.sum()) < FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_depths", "num_rows", "dtype"), [(1, 150, torch.float32), (3, 150, torch.bfloat16), (3, 20, torch.float16)]
 )
@@ -316,6 +318,7 @@ def test_negatives_are_other_words_drawn_one_after_another(kernels) -> None:
     assert hardest.sample(mixture, slice(0, 1))[1].tolist() == [[3, 1, 4, 0, 8]]
 
 
+@pytest.mark.slow
 def test_negatives_follow_the_softmax_without_the_original(kernels) -> None:
     """30 positions with 2 negatives of 5 words: each word is among the two as often as the sum over ordered pairs says.
 

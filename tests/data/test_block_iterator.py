@@ -19,6 +19,7 @@ def test_empty_batch_of_a_rank_without_data() -> None:
     assert together == rows_by_id(iterate(dataset, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_shards", "num_workers"), [(1, 2), (2, 1), (4, 0)])
 def test_equal_for_any_ranks_and_loader_processes(num_shards: int, num_workers: int) -> None:
     """Epoch 2 in a fresh process, where fairseq's persistent loader processes would repeat epoch 1."""

@@ -47,6 +47,7 @@ def fine_tuned(start: PretrainedCheckpoint, pretrained) -> FineTunedModel:
     return model.eval()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", RUNS)
 def test_flags_and_weights_give_the_encoder_of_the_run(name: str, tmp_path: Path) -> None:

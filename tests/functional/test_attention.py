@@ -101,6 +101,7 @@ def test_bfloat16_error_is_at_most_twice_that_of_the_reference(length: int, kind
         assert allowed < 0.02 * of_exact.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "all"])
 def test_gradients_of_dropped_weights_by_finite_differences(kind: str) -> None:
     """The same seed gives the same mask, so that the function is smooth; float64, other masks forward and backward fail."""

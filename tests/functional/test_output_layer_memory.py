@@ -36,6 +36,7 @@ def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int
 CPU, GPU = output_layer.CHUNK_BYTES_ELSEWHERE, output_layer.CHUNK_BYTES["cuda"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "num_entries", "chunk_bytes"),
     [(torch.float32, 128, CPU), (torch.float32, 128, GPU), (torch.bfloat16, 128, CPU), (torch.float32, 0, CPU)],

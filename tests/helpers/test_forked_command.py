@@ -27,6 +27,7 @@ def test_a_training_leaves_the_bits_of_a_new_process(binarized_corpus: Path, tmp
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_exit_code_output_folder_and_variables(tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(
         "import os, sys\nprint(os.getcwd(), sys.argv[1:], os.environ['COLOR'])\nsys.exit('to stderr')\n",
@@ -51,6 +52,7 @@ def interpret(arguments: list[str], cwd: Path, **variables: str) -> subprocess.C
     return subprocess.run(command, cwd=cwd, env=environment(variables), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_interpreter_forks_for_modules_of_the_package(tmp_path: Path) -> None:
     """``amos_fairseq`` of the working directory shadows the package, as with ``python -m``."""
     package = tmp_path / "amos_fairseq"

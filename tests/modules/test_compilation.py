@@ -144,6 +144,7 @@ class Zeros(nn.Module):
 KINDS = {"amos": 4, "electra": 3, "electric": 2, "two_tower": 1, "teams": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", KINDS)
 def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced: None) -> None:
     """Each with and without padding; evaluation of any size and further steps add none."""

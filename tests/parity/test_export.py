@@ -115,6 +115,7 @@ MASKED_LMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", MASKED_LMS)
 def test_masked_language_model(name, tmp_path):
@@ -165,6 +166,7 @@ def test_discriminator(name, tmp_path):
     assert_close(model.detection_head(states).sigmoid()[real], theirs[real])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
 def test_electric_and_electra_tt(variant, tmp_path):
@@ -202,6 +204,7 @@ CLASSIFIERS = {
 }
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifier(name, tmp_path):
@@ -236,6 +239,7 @@ TAGGERS = {
 }
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", TAGGERS)
 def test_labels_of_words(name, tmp_path):
@@ -270,6 +274,7 @@ def test_token_types_of_a_pair(tmp_path):
     assert (without - ours).abs().max() > 1e-3, "types matter"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("scheme", ["t5", "none"])
 def test_ids_of_a_hugging_face_tokenizer(scheme, tmp_path):

@@ -54,6 +54,7 @@ def modules_cache(tmp_path_factory) -> Iterator[Path]:
         yield cache
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", FAMILIES)
 def test_round_trip_is_the_identity(name, tmp_path):
@@ -109,6 +110,7 @@ def released(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_released_tokenizer_with_two_separators(released, tmp_path):
     """Ids of single texts, pairs and truncated pairs are compared by the export itself."""
     pretrained = load_checkpoint(released / "run")

@@ -68,6 +68,7 @@ def fine_tuned(checkpoint: Path) -> torch.nn.Module:
     return model.eval()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSES)
 def test_states_of_padded_texts_agree(family, folders, checkpoints):

@@ -168,6 +168,7 @@ def test_encoders_and_heads_equal_the_second_computation(released, imported):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)  # of log-probabilities down to -20
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("num_positions", [2, 40, 64, 127, 128])
 def test_a_model_with_few_positions_finds_its_buckets(num_positions, released, vocabulary, tmp_path):
@@ -275,6 +276,7 @@ def test_files_other_than_the_release_are_refused(change, message, released, voc
         import_release(tmp_path / "model.pt", vocabulary)
 
 
+@pytest.mark.slow
 def test_another_vocabulary_is_refused(released, vocabulary, tmp_path):
     (tmp_path / "sp.model").write_bytes((vocabulary / "sp.model").read_bytes())
     (tmp_path / "dict.txt").write_text("a 1\nb 1\n")

@@ -40,6 +40,7 @@ def padded_rows(pretrained: LoadedCheckpoint) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pretrained.dictionary.pad())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSES)
 def test_predictions_are_those_of_the_folder(family, folders):
@@ -73,6 +74,7 @@ def test_report_lists_nothing_newly_initialized(folders, tmp_path, capsys):
     assert "--arch mlm_base" in printed
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("arch", ["teams_tiny", "electric_tiny", "electra_tiny"])
 def test_encoder_is_imported_for_any_objective(arch, folders, tmp_path, capsys):

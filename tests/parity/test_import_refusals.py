@@ -126,6 +126,7 @@ def test_broken_folders_are_refused(folders, tmp_path, capsys):
     assert not out.parent.exists()
 
 
+@pytest.mark.slow
 def test_existing_files_are_not_overwritten(folders, tmp_path, capsys):
     (tmp_path / "old.pt").touch()
     assert "old.pt exists" in refused(capsys, folders / "mpnet", tmp_path / "old.pt")

@@ -126,6 +126,7 @@ def test_requirements_are_followed_without_extras():
     assert names == sorted(names, key=corpus.canonical_name)
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_documents():
     sources = corpus.python_sources()[:25]
     one, two = (list(corpus.documents_of(sources, processes)) for processes in (1, 2))

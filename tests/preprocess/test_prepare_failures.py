@@ -12,6 +12,7 @@ from amos_fairseq.preprocess.pretraining import encoding, prepare, vocabulary
 from amos_fairseq.preprocess.pretraining.workspace import Workspace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "parts"),
     [

@@ -6,6 +6,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.report.recipe import compare_settings, paper_recipe, shown, sources
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amos_base", "electra_small", "electric_base", "mlm_base", "teams_large"])
 def test_a_paper_recipe_differs_nowhere_from_itself(name):
     cfg = compose_recipe(name)

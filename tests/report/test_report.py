@@ -110,6 +110,7 @@ def text(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_page_of_an_amos_run(tmp_path, text, capsys):
     run = write_run(tmp_path / "<i>a & $run", task={"tokens_per_sample": 20})
     write_metrics(run, **MIXTURE)
@@ -155,6 +156,7 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     assert figures == [f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "absent"),
     [

@@ -41,12 +41,12 @@ def assert_close_losses(save_dir: Path, reference: Path) -> None:
 def test_compiled_layers_train_what_eager_layers_train(
     run_training: Callable, binarized_corpus: Path, tmp_path: Path
 ) -> None:
-    """AMOS on one rank; MLM on two that accumulate two micro-batches, so that one backward pass of two exchanges gradients.
+    """On one rank, and on two that accumulate two micro-batches, so that one backward pass of two exchanges gradients.
 
     A compiled run that is continued halfway ends in the same bits (with dropout: tests/modules/test_compilation.py). Samples
     are the same as long as no rounding changes one; a checkpoint is the same with and without compilation.
     """
-    cache = {CACHE: str(tmp_path / "cache")}  # the continued run loads what the first one compiled
+    cache = {CACHE: str(tmp_path / "cache")}  # the other runs load what the first one compiled
     eager, compiled, continued = tmp_path / "eager", tmp_path / "compiled", tmp_path / "continued"
     saved = [*NO_DROPOUT, "--save-interval-updates", "3"]
     run_training(eager, *saved)
@@ -63,7 +63,6 @@ def test_compiled_layers_train_what_eager_layers_train(
     assert_same_run(continued, compiled)
 
     common = [str(binarized_corpus), *TINY_RUN, *NO_DROPOUT, "--update-freq", "2", "--max-update", "4"]
-    common += ["--arch", "mlm_tiny", "--criterion", "mlm"]
     eager, recomputed, compiled = (tmp_path / f"two_ranks_{name}" for name in ("eager", "recomputed", "compiled"))
     for save_dir, flags in ((eager, []), (recomputed, ["--activation-checkpointing"]), (compiled, ["--compile"])):
         arguments = [*common, *flags, "--save-dir", str(save_dir)]

@@ -3,7 +3,10 @@
 import math
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_electra_trains_and_its_losses_fall(run_training, read_metrics, tmp_path: Path) -> None:
     flags = [
         "--arch",

@@ -82,6 +82,7 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
     assert row[7].strip() == "3"
 
 
+@pytest.mark.slow
 def test_one_process_alone_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "benchmark" / "rank_traces.py")
     command = [fork_server().python, script, "amos_tiny", "--out", str(tmp_path / "out")]

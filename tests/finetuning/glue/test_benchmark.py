@@ -166,6 +166,7 @@ def test_from_scratch_uses_random_weights_and_a_note(start, data, tmp_path, fake
         run_glue(session(start, tmp_path), data, ["CoLA"], None, None, False, False)
 
 
+@pytest.mark.slow
 def test_small_tasks_start_from_the_best_mnli_run(start, data, tmp_path, fake_training):
     fake_training.train.start = start / "checkpoint_last.pt"
     out = tmp_path / "out"

@@ -15,6 +15,7 @@ from amos_fairseq.finetuning.glue.leaderboard import fill_broken_lines, write_su
 from amos_fairseq.finetuning.report import summarize
 
 
+@pytest.mark.slow
 def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
     fake_training.train.start = start / "checkpoint_last.pt"
     tasks = ["CoLA", "STS-B", "MNLI", "RTE"]
