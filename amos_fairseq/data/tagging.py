@@ -79,11 +79,15 @@ def read_words(directory: Path, split: str) -> list[list[str]]:
     path = directory / f"{split}.words.jsonl"
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
-            return [json.loads(line) for line in lines]
+            sentences = [json.loads(line) for line in lines]
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}): prepare the data again") from error
+    for number, words in enumerate(sentences, 1):
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise UserError(f"{path} is damaged (line {number} is not a list of words): prepare the data again")
+    return sentences
 
 
 class TaggedSentences(EpochOrder, FairseqDataset):

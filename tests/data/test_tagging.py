@@ -144,9 +144,10 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
         load(directory, 2)
     with pytest.raises(UserError, match=r"words\.jsonl is missing"):
         read_words(tmp_path, "valid")
-    (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')
-    with pytest.raises(UserError, match=r"words\.jsonl is damaged .* prepare the data again"):
-        read_words(tmp_path, "valid")
+    for line in ('["b"', "3", '["b", 3]', '"b"'):
+        (tmp_path / "valid.words.jsonl").write_text(f'["a"]\n{line}')
+        with pytest.raises(UserError, match=r"words\.jsonl is damaged .* prepare the data again"):
+            read_words(tmp_path, "valid")
     (tmp_path / "labels.txt").write_bytes(b"A\n\xff\n")
     with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
         read_labels(tmp_path)

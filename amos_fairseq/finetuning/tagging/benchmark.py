@@ -37,7 +37,7 @@ class Tagging:
         validates: score the dev set after each epoch, for recipes that keep the checkpoint with the best score.
 
     Raises:
-        UserError: the data have not been prepared, or with a tokenizer other than the checkpoint's.
+        UserError: the data have not been prepared, are damaged, or belong to a tokenizer other than the checkpoint's.
     """
 
     name = "tagging"
@@ -50,6 +50,9 @@ class Tagging:
         self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()
         self.task = PREFIX + manifest["column"]
         train, self.dev = (self._sentences(split) for split in ("train", "valid"))
+        self.words = read_words(self.data, "valid")
+        if [len(words) for words in self.words] != [len(self.dev.labels(index)) for index in range(len(self.dev))]:
+            raise UserError(f"{self.data}: valid.words.jsonl does not belong to the labels: prepare the data again")
         self.tasks = {
             self.task: Task(
                 name=self.task, num_examples=len(train), main_score=self.main_score,
@@ -94,7 +97,6 @@ class Tagging:
         is a word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that
         is cut has the prediction O, or ``_`` where labels are classes of words.
         """
-        words = read_words(self.data, "valid")
         predicted = predict(load_checkpoint(checkpoint).model, self.dev, device, stop)
         counts: Counter[str] = Counter()
         lines = []
@@ -102,7 +104,7 @@ class Tagging:
             gold, found = ([self.labels[i] for i in ids] for ids in (self.dev.labels(index), row))
             counts.update(count(gold, found, self.has_spans))
             found += [OUTSIDE if self.has_spans else CUT] * (len(gold) - len(found))
-            lines += ["\t".join(cells) for cells in zip(words[index], gold, found, strict=True)]
+            lines += ["\t".join(cells) for cells in zip(self.words[index], gold, found, strict=True)]
             lines.append("")
         write_text(directory / PREDICTIONS, "\n".join(lines) + "\n")
         found_scores = scores(counts)

@@ -1,7 +1,12 @@
-"""The table of ``amos tag`` from results that were not trained."""
+"""``amos tag`` before and after the training: what it refuses, and the table of results that were not trained."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+from synthetic_tagging import prepare_tagging
+
+from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Task
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.recipes import load_recipe
@@ -9,6 +14,7 @@ from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import Result, write_result
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.tagging import experiment
+from amos_fairseq.finetuning.tagging.benchmark import Tagging
 
 
 class PreparedData:
@@ -44,3 +50,13 @@ def test_notes_of_a_grid_name_the_column(tmp_path, monkeypatch):
     expected = "upos: warmup0.1, selected from 2 combinations by the highest median on the same dev set"
     assert table.notes[2:] == [expected, "each run is scored at its best epoch on the same dev set"]
     assert "tagging-" not in "".join(table.notes)
+
+
+def test_words_of_other_sentences_are_refused_before_the_training(tmp_path):
+    data = prepare_tagging(tmp_path)
+    checkpoint = SimpleNamespace(max_positions=64, check_tokenizer=lambda directory: None)
+    lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(Tagging(data, checkpoint, validates=False).words) == len(lines)
+    (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"valid\.words\.jsonl does not belong to the labels: prepare the data again"):
+        Tagging(data, checkpoint, validates=False)
