@@ -113,7 +113,9 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
     file = out / f"{name}.setup.json"
     found = read_json(file)
     if found is not None and found != setup:
-        raise UserError(f"{out} holds results of another {first_difference(found, setup)}: give another --out")
+        raise UserError(
+            f"{out} holds results with other settings ({first_difference(found, setup)}): give another --out"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_json(file, setup)
@@ -122,12 +124,13 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
 
 
 def first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:
+    """Return the first setting that differs and its two values, such as "recipe: amos there, electra here"."""
     for name in sorted(found.keys() | given.keys()):
         one, other = found.get(name), given.get(name)
         if one != other and isinstance(one, dict) and isinstance(other, dict):
             return first_difference(one, other, f"{name} ")
         if one != other:
-            return f"{prefix}{name} {_abbreviated(one)}, not {_abbreviated(other)}"
+            return f"{prefix}{name}: {_abbreviated(one)} there, {_abbreviated(other)} here"
     return "nothing differs"
 
 

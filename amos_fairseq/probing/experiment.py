@@ -128,7 +128,7 @@ class Experiment:
         }
         if stored != given:
             raise UserError(
-                f"{self.out} holds results of another {first_difference(stored, given)}: give another --out"
+                f"{self.out} holds results with other settings ({first_difference(stored, given)}): give another --out"
             )
         self.data_sha256 = dict(found["settings"].get("data_sha256", {}))
         self.unread = dict(found["settings"].get("not_read", {}))

@@ -13,18 +13,23 @@ from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
 from amos_fairseq.plotting.report_figures import Series
 from amos_fairseq.report.runs import ReportRun
 
+# The benchmarks that each option accepts, as their summaries name them.
+BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
+
 
 @dataclass(frozen=True)
 class BenchmarkResults:
     """One summary that a benchmark has written.
 
     Attributes:
+        benchmark: glue, squad or tagging.
         scores: by column of the table: the task, and the score's name where it is not accuracy.
         checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
         from_scratch: whether its weights were replaced by random ones.
     """
 
     file: Path
+    benchmark: str
     scores: dict[str, Spread]
     checkpoint: Path
     num_updates: int
@@ -39,13 +44,13 @@ class BenchmarkResults:
 
 
 def read_benchmarks(folders: Sequence[str], flag: str) -> list[BenchmarkResults]:
-    """Read the summaries in the output folders of a benchmark.
+    """Read the summaries in output folders of benchmarks; several benchmarks can have written to one folder.
 
     Args:
-        flag: the option that names the folders, for messages.
+        flag: the option that names the folders, a key of :data:`BENCHMARKS`. Summaries of others are left out.
 
     Raises:
-        UserError: a folder holds no summary, or a damaged one.
+        UserError: a folder holds no summary for this option, or a damaged one.
     """
     found = []
     for folder in map(Path, folders):
@@ -53,7 +58,10 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[BenchmarkResults]
         summaries = [summary for file in files if (summary := _read_summary(file)) is not None]
         if not summaries:
             raise UserError(f"{folder} holds no results: give the --out of the command as {flag}")
-        found += summaries
+        own = [summary for summary in summaries if summary.benchmark in BENCHMARKS[flag]]
+        if not own:
+            raise UserError(f"{folder} holds results of {summaries[0].benchmark} only, which {flag} does not show")
+        found += own
     return found
 
 
@@ -65,7 +73,8 @@ def _read_summary(file: Path) -> BenchmarkResults | None:
             return None
         checkpoint = content["checkpoint"]
         return BenchmarkResults(
-            file, _scores(content["tasks"]), Path(str(checkpoint["file"])), int(checkpoint["num_updates"]),
+            file, str(content["benchmark"]), _scores(content["tasks"]),
+            Path(str(checkpoint["file"])), int(checkpoint["num_updates"]),
             bool(content["setup"]["from_scratch"]), [str(note) for note in content["notes"]],
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.data.fingerprint import file_sha256
@@ -76,7 +77,13 @@ def prepare(
         return
     sentences = {split: read_sentences(path, names) for split, path in sources.items()}
     chosen = choose_column({path: sentences[split] for split, path in sources.items()}, column)
-    labels = sorted({label for own in sentences.values() for sentence in own for label in sentence.columns[chosen]})
+    labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in sentences.items()}
+    if len(labels_of["train"]) == 1:
+        (only,) = labels_of["train"]
+        raise UserError(
+            f"{train}, column {chosen}: each word has the label {only}: choose another column with --column"
+        )
+    labels = sorted(set().union(*labels_of.values()))
     kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
     with whole_folder(out.absolute()) as unfinished:
         tokenizer.save(unfinished / "tokenizer")
@@ -87,6 +94,8 @@ def prepare(
         manifest = json.dumps(description | kind | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     _report(kind, facts)
+    if new := sorted(labels_of["valid"] - labels_of["train"]):
+        say(f"{len(new)} labels of {dev} are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
     say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
 
 

@@ -117,7 +117,7 @@ def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp
     assert again.returncode == 0, again.stderr[-3000:]
     assert before == {path: path.stat().st_mtime_ns for path in out.glob("*/**/*") if path.is_file()}
     # Another budget is no part of this comparison: of an entry that is there, and of one that is not.
-    for objectives, words in (("mlm", "was trained with"), ("electra", "holds results of another budget 16 updates")):
+    for objectives, words in (("mlm", "was trained with"), ("electra", "other settings (budget: 16 updates")):
         changed = {16: 32, "mlm,amos_uniform": objectives}
         with pytest.raises(SystemExit) as refused:
             compare.main([str(changed.get(part, part)) for part in command])

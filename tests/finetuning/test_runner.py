@@ -117,9 +117,9 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"hyperparameters": dataclasses.replace(HYPERPARAMETERS, lr=2e-3)}, r"settings lr 0.001, not 0.002"),
-        ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256 cccccccccccc\.\.\., not eeee"),
-        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision fp32, not fp16"),
+        ({"hyperparameters": dataclasses.replace(HYPERPARAMETERS, lr=2e-3)}, r"settings lr: 0.001 there, 0.002 here"),
+        ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee"),
+        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision: fp32 there, fp16 here"),
     ],
 )
 def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):
@@ -200,9 +200,9 @@ def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
 def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
     claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
     claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
-    with pytest.raises(UserError, match="another recipe amos, not electra: give another --out"):
+    with pytest.raises(UserError, match=r"other settings \(recipe: amos there, electra here\): give another --out"):
         claim_output_directory(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
-    with pytest.raises(UserError, match=r"another overrides lr None, not 0\.1"):
+    with pytest.raises(UserError, match=r"other settings \(overrides lr: None there, 0\.1 here\)"):
         claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
     claim_output_directory(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark in the same directory
 

@@ -61,6 +61,16 @@ def test_conllu_and_other_columns(data, tmp_path, capsys):
     assert read_manifest(tmp_path / "named")["column"] == "tag"
 
 
+def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
+    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
+    dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
+    prepare.main([str(source), str(dev), str(data / "tokenizer"), str(tmp_path / "out")])
+    assert f"2 labels of {dev} are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
+    assert read_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
+    prepare.main([str(source), str(source), str(data / "tokenizer"), str(tmp_path / "other")])
+    assert "cannot be learned" not in capsys.readouterr().err
+
+
 def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
     before = (data / "tagging.json").stat().st_mtime_ns
@@ -81,6 +91,10 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
     broken.write_text(broken.read_text() + "b X\n")
     assert "broken.txt, line 2" in refused(source, broken, tokenizer, tmp_path / "a")
+    same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
+    assert "column pos: each word has the label X" in refused(
+        same, source, tokenizer, tmp_path / "a", "--column", "pos"
+    )
     assert not (tmp_path / "a").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -51,6 +51,17 @@ def test_results_of_tagging(tmp_path):
     assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
 
 
+def test_each_option_shows_its_own_benchmarks(tmp_path):
+    """amos glue and amos tag can have the same OUT."""
+    both = write_tagging(tmp_path / "both", 10, tmp_path / "run")
+    alone = write_summary(tmp_path / "glue", 10, tmp_path / "run", RTE=55.0)
+    (tmp_path / "both" / "glue.json").write_bytes((tmp_path / "glue" / "glue.json").read_bytes())
+    assert [list(result.scores) for result in read_benchmarks([both], "--glue")] == [["RTE"]]
+    assert [list(result.scores) for result in read_benchmarks([both], "--tag")] == [["upos", "chunk (span F1)"]]
+    with pytest.raises(UserError, match="glue holds results of glue only, which --tag does not show"):
+        read_benchmarks([alone], "--tag")
+
+
 def test_scores_over_updates_and_over_flops(results, tmp_path):
     panels, unit = points_over_cost(results, [])
     assert unit == "updates"

@@ -116,4 +116,4 @@ def test_results_of_another_setting_are_left_alone(place, learned, capsys):
         with pytest.raises(SystemExit) as stop:
             main(command(place, out, "--span-head", head, *flags)[3:])
         assert stop.value.code == 1
-        assert f"holds results of another {difference}" in capsys.readouterr().err
+        assert f"holds results with other settings ({difference}: " in capsys.readouterr().err
