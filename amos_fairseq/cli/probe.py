@@ -45,8 +45,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     for name in ("seeds", "lr", "batch_size", "updates"):
         value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} {value} must be above 0")
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')} {value} is out of range: give a finite number above 0")
     import_fairseq(arguments.checkpoint)
     import torch
 

@@ -40,20 +40,24 @@ def run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     check_arguments(arguments, out)
     text = None if arguments.text is None else read_file(arguments.text)
+    if text is not None and not text.strip():
+        raise UserError(f"--text {arguments.text} is empty: give a file with text")
     import_fairseq()
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.report.results import read_benchmarks
     from amos_fairseq.report.runs import Options, read_runs
+    from amos_fairseq.report.sections import read_probing
     from amos_fairseq.report.write import write_report
 
     check_device(arguments.device)
     glue = read_benchmarks(arguments.glue or [], "--glue")
     tag = read_benchmarks(arguments.tag or [], "--tag")
+    probe = read_probing(arguments.probe or [])
     options = Options(text, arguments.sentence or (), arguments.masked_tokens, arguments.seed, arguments.device)
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
     try:
-        paths, missing = write_report(out, runs, text_name, glue, tag, arguments.probe or ())
+        paths, missing = write_report(out, runs, text_name, glue, tag, probe)
     except OSError as error:
         raise UserError(
             f"{out}: the page cannot be written ({error.strerror}); choose another place with --out"
@@ -71,7 +75,11 @@ def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
         raise UserError(f"--masked-tokens {arguments.masked_tokens} measures nothing: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
+    for sentence in arguments.sentence or ():
+        # Bytes of the command line that are not UTF-8 become lone surrogates.
+        if not sentence.strip() or any("\ud800" <= character <= "\udfff" for character in sentence):
+            raise UserError(f"--sentence {sentence!r} is empty, or not UTF-8: give words")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: give the name of the page, such as {out / 'report.html'}")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"{out.absolute().parent} does not exist: create it, or give another --out")
+    if not (folder := out.absolute().parent).is_dir():
+        raise UserError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: give another --out")

@@ -126,14 +126,16 @@ class Table:
     notes: Sequence[str] = field(default_factory=list)
 
     def print(self, console: Console | None = None) -> None:
-        """Print the transposed table, because twelve columns are wider than a terminal."""
+        """Print the table, transposed if it then has no more columns: twelve are wider than a terminal."""
         console = console or Console(highlight=False)
+        cells = [["", *self.columns[1:]], *self.rows]
+        if len(self.columns) > len(self.rows):
+            cells = list(zip(*cells, strict=True))
         table = RichTable(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("")
-        for row in self.rows:
-            table.add_column(Text(row[0]), justify="right")
-        for index, column in enumerate(self.columns[1:], start=1):
-            table.add_row(Text(column), *(Text(row[index]) for row in self.rows))
+        for index, column in enumerate(cells[0]):
+            table.add_column(Text(column), justify="right" if index else "left")
+        for row in cells[1:]:
+            table.add_row(*map(Text, row))
         console.print(table)
         for note in self.notes:
             console.print(Text(f"* {note}"), soft_wrap=True)

@@ -73,8 +73,11 @@ def inspect_text(
     )  # fmt: skip
 
 
-def text_of_corpus(loaded: LoadedCheckpoint) -> str:
+def text_of_corpus(loaded: LoadedCheckpoint, flags: str = "--text or --file") -> str:
     """Return a paragraph of the run's validation text, decoded from its tokens: the first one of 30 to 100 known tokens.
+
+    Args:
+        flags: of the command that give a text instead, for the message.
 
     Raises:
         UserError: the corpus is not where the run has read it, or has no such paragraph.
@@ -86,7 +89,7 @@ def text_of_corpus(loaded: LoadedCheckpoint) -> str:
         ids = lines[index].tolist()[:-1]  # without </s>
         if 30 <= len(ids) <= min(100, loaded.model.max_positions() - 2) and loaded.dictionary.unk() not in ids:
             return loaded.tokenizer.decode([loaded.dictionary[i] for i in ids]).strip()
-    raise UserError(f"{path} has no paragraph to show: give a text with --text or --file")
+    raise UserError(f"{path} has no paragraph to show: give a text with {flags}")
 
 
 def _field(output: Any, name: str) -> Tensor | None:

@@ -134,15 +134,16 @@ def recipe_of(file: str) -> str:
 def read_curves(file: str) -> dict[str, dict[str, Curve]]:
     """Return all values of one metrics file by split and key. A broken last line is skipped with a message."""
     try:
-        lines = parse_lines(Path(file).read_bytes())
+        content = Path(file).read_bytes()
     except OSError as error:
         raise UserError(
             f"{file}: no metrics to plot ({error.strerror}); name a SAVE_DIR of fairseq-train with "
             f"--user-dir amos_fairseq, or its {FILE_NAME}"
         ) from error
     curves: dict[str, dict[str, Curve]] = {}
+    lines = parse_lines(content)
     for number, text, record in lines:
-        if record is None and number < len(lines):
+        if record is None and (number < len(lines) or content.endswith(b"\n")):
             raise UserError(
                 f"{file}, line {number}: not a record of metrics ({text.decode(errors='replace')[:40]!r}); "
                 f"remove the line, or name the {FILE_NAME} that a training run wrote"

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from amos_fairseq.plotting.style import GREY, RC_PARAMS, depth_colours, legend_label, run_colour, save
 from amos_fairseq.probing.results import Result, column_name, columns_of, row_name, scores_by_cell
 
+GENERATOR_MARKERS = ("o", "s", "^", "v", "P")  # one for each separate generator
+
 
 def plot_probing(results: Sequence[Result], directory: str) -> list[str]:
     """Write ``probing.png`` and ``probing.svg`` and return their paths.
@@ -39,9 +41,10 @@ def probing_figure(results: list[Result]) -> Figure:
 
 
 def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
-    """Return a color and a marker per column: depths of the generator from dark to light, hollow with random
+    """Return a color and a marker per column: layers of a part from dark to light, a marker for each part, hollow with random
     weights, and a grey bar for pieces alone.
     """
+    generators = [part for part in dict.fromkeys(part for part, _, _ in columns) if part.startswith("generator")]
     layers: dict[str, list] = {}
     for part, layer, baseline in columns:
         if baseline != "pieces" and layer not in layers.setdefault(part, []):
@@ -54,7 +57,7 @@ def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
         is_main, own = not part.startswith("generator"), layers[part]
         position = own.index(layer)
         colour = run_colour(1) if is_main and len(own) == 1 else depth_colours(len(own))[position]
-        marker = "D" if is_main else "o"
+        marker = "D" if is_main else GENERATOR_MARKERS[generators.index(part) % len(GENERATOR_MARKERS)]
         filled = "none" if baseline else "full"
         styles.append({"color": colour, "marker": marker, "fillstyle": filled, "markersize": 7})
     return styles

@@ -6,12 +6,11 @@ OUT/features/                                     memory maps, removed as soon a
 """
 
 import csv
-import functools
 import io
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.plotting.probing import plot_probing
+from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.probing.features import (
     MIXTURE,
     PIECES,
@@ -44,11 +44,13 @@ from amos_fairseq.probing.results import (
     read_results,
     results_table,
     row_name,
+    table_notes,
     write_results,
 )
 from amos_fairseq.probing.targets import ProbingTask, read_task, sorted_tasks, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 
+LOCK_FILE = ".amos_probe.lock"
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
 
@@ -89,8 +91,9 @@ class Experiment:
     ):  # fmt: skip
         self.loaded, self.data, self.out, self.settings = loaded, data, out, settings
         self.device, self.seeds = device, range(1, num_seeds + 1)
-        self.task_names = task_names(data, tasks)
+        self.tasks = [read_task(data, name) for name in task_names(data, tasks)]
         self.probed = self._choose(parts, layers, with_baselines)
+        self.groups = self._groups()
         self.checkpoint = {
             "file": str(loaded.file),
             "sha256": file_sha256(loaded.file),
@@ -100,6 +103,11 @@ class Experiment:
         self.data_sha256: dict[str, dict[str, str]] = {}
         self.unread: dict[str, str] = {}
         self.results: list[Result] = []
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(out / LOCK_FILE, f"another amos probe is writing to {out}: wait until it has ended")
+        except OSError as error:
+            raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
         if (out / RESULTS_FILE).is_file():
             self._continue(read_results(out))
 
@@ -133,6 +141,11 @@ class Experiment:
         self.data_sha256 = dict(found["settings"].get("data_sha256", {}))
         self.unread = dict(found["settings"].get("not_read", {}))
         self.results = [Result(**result) for result in found["results"]]
+        for task in self.tasks:
+            if self.data_sha256.get(task.name, task.sha256) != task.sha256:
+                raise UserError(
+                    f"{self.out} holds results of {task.name} on other files than {self.data / task.name}: give another --out"
+                )
 
     def _settings(self) -> dict[str, Any]:
         fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
@@ -144,7 +157,7 @@ class Experiment:
         Raises:
             UserError: bad data, or OUT cannot be written.
         """
-        for group in self._groups():
+        for group in self.groups:
             for probed in self.probed:
                 pending = [
                     (task, layer, seed)
@@ -158,21 +171,18 @@ class Experiment:
         shutil.rmtree(self.out / "features", ignore_errors=True)
         return self._write_tables()
 
-    def _groups(self) -> Iterator["Group"]:
-        """Yield the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
-        tasks = [read_task(self.data, name) for name in self.task_names]
-        for task in tasks:
-            if self.data_sha256.setdefault(task.name, task.sha256) != task.sha256:
-                raise UserError(
-                    f"{self.out} holds results of {task.name} on other files than {self.data / task.name}: give another --out"
-                )
+    def _groups(self) -> list["Group"]:
+        """Return the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
         by_texts: dict[str, list[ProbingTask]] = {}
-        for task in tasks:
+        for task in self.tasks:
             texts = {split: [one.words for one in examples] for split, examples in task.splits.items()}
             by_texts.setdefault(content_sha256(texts), []).append(task)
+        groups = []
         for texts_sha256, own in by_texts.items():
             encoded = {split: encode_split(self.loaded, examples) for split, examples in own[0].splits.items()}
-            yield Group(texts_sha256, own, encoded)
+            targets = {task.name: readable_targets(task, encoded) for task in own}
+            groups.append(Group(texts_sha256, own, encoded, targets))
+        return groups
 
     def _train(self, group: "Group", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
         name = content_sha256([group.texts_sha256, self.checkpoint, probed.name])[:16]
@@ -184,6 +194,7 @@ class Experiment:
         for task, layer, seed in pending:
             began = time.monotonic()
             targets = group.targets[task.name]
+            self.data_sha256[task.name] = task.sha256
             self._note_unread(task, targets)
             data = ProbeData(
                 {split: probed.features_of(layer, layers) for split, layers in stored.items() if split in targets},
@@ -210,7 +221,8 @@ class Experiment:
         return any((one.task, *one.column, one.seed) == key for one in self.results)
 
     def _all_settings(self) -> dict[str, Any]:
-        return self._settings() | {"data_sha256": self.data_sha256, "not_read": self.unread}
+        scored_on = {task: "test" if "test" in files else "valid" for task, files in self.data_sha256.items()}
+        return self._settings() | {"data_sha256": self.data_sha256, "scored_on": scored_on, "not_read": self.unread}
 
     def _note_unread(self, task: ProbingTask, targets: dict[str, SplitTargets]) -> None:
         counts = {split: own.num_unread for split, own in targets.items() if own.num_unread}
@@ -229,13 +241,10 @@ class Experiment:
             "deviation (divided by n - 1)",
             f"{settings.classifier} classifier on the frozen states of one layer, sigmoid for each label, threshold "
             f"{THRESHOLD}; weights chosen on the validation split",
-            *self.unread.values(),
+            *table_notes(self.results, self._all_settings()),
         ]
-        if any(one.baseline == "random" for one in self.results):
-            notes.append(f"random weights: the same architecture, newly initialized with seed {RANDOM_SEED}")
-        if any(one.baseline == "pieces" for one in self.results):
-            notes.append("pieces alone: the trained token embeddings, without positions and layers")
-        title = f"Edge probing of {self.checkpoint['model']} after {self.checkpoint['num_updates']:,} updates"
+        run, updates = Path(self.checkpoint["file"]).resolve().parent.name, self.checkpoint["num_updates"]
+        title = f"Edge probing of {run} ({self.checkpoint['model']}) after {updates:,} updates"
         results = in_order(self.results)
         table = results_table(results, title, notes)
         try:
@@ -249,27 +258,28 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Group:
-    """Tasks with the same texts, and these texts as pieces."""
+    """Tasks with the same texts, these texts as pieces, and the targets by task and split."""
 
     texts_sha256: str
     tasks: list[ProbingTask]
     encoded: dict[str, EncodedSplit]
+    targets: dict[str, dict[str, SplitTargets]]
 
-    @functools.cached_property
-    def targets(self) -> dict[str, dict[str, SplitTargets]]:
-        """The targets of each task and split; :class:`UserError` if the model can read none of a split."""
-        targets = {
-            task.name: {
-                split: split_targets(examples, self.encoded[split], task.labels)
-                for split, examples in task.splits.items()
-            }
-            for task in self.tasks
-        }
-        for name, splits in targets.items():
-            for split, own in splits.items():
-                if not len(own.starts):
-                    raise UserError(f"{name}: the model can read none of the {own.num_unread} targets in {split}")
-        return targets
+
+def readable_targets(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str, SplitTargets]:
+    """Return the targets of each split.
+
+    Raises:
+        UserError: the model can read none of a split.
+    """
+    targets = {split: split_targets(examples, encoded[split], task.labels) for split, examples in task.splits.items()}
+    for split, own in targets.items():
+        if not len(own.starts):
+            raise UserError(
+                f"{task.name}: none of the {own.num_unread} targets in {split} is within the tokens that the model reads: "
+                "give shorter texts, or leave the task out with --tasks"
+            )
+    return targets
 
 
 def parse_layers(text: str | None, part: Part) -> list[Layer]:

@@ -4,6 +4,7 @@ results.json: {"format": 1, "checkpoint": {...}, "settings": {...}, "results": [
 """
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Result:
 
     Raises:
         TypeError: a value has another type.
-        ValueError: the metric or the baseline is unknown.
+        ValueError: the metric or the baseline is unknown, or the score is out of range.
     """
 
     task: str
@@ -51,6 +52,8 @@ class Result:
                 raise TypeError(f"{name} {value!r}")
         if self.metric not in METRIC_NAMES or self.baseline not in (None, *BASELINE_NAMES):
             raise ValueError(f"metric {self.metric!r}, baseline {self.baseline!r}")
+        if not 0 <= self.score <= 1:
+            raise ValueError(f"score {self.score!r}")
 
     @property
     def column(self) -> tuple[str, int | str, str | None]:
@@ -79,9 +82,9 @@ def read_results(folder: str | Path) -> dict[str, Any]:
         settings, checkpoint = content["settings"], content["checkpoint"]
         if not isinstance(settings, dict) or not isinstance(checkpoint, dict):
             raise TypeError("settings and checkpoint must be objects")
-        parts = [settings.get(name, {}) for name in ("data_sha256", "not_read")]
+        parts = [settings.get(name, {}) for name in ("data_sha256", "scored_on", "not_read")]
         if not all(isinstance(part, dict) for part in parts) or not isinstance(checkpoint["num_updates"], int):
-            raise TypeError("data_sha256, not_read or num_updates has a wrong type")
+            raise TypeError("data_sha256, scored_on, not_read or num_updates has a wrong type")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): repeat amos probe with another --out") from error
     return content
@@ -139,6 +142,22 @@ def results_table(results: list[Result], title: str, notes: list[str]) -> Table:
         table = [list(row) for row in zip(*table, strict=True)]
         table[0][0] = "layer"
     return Table(title, table[0], table[1:], notes)
+
+
+def table_notes(results: Sequence[Result], settings: dict[str, Any]) -> list[str]:
+    """Return what a reader of the scores must know besides the settings of the probes."""
+    notes = [str(note) for note in settings.get("not_read", {}).values()]
+    if on_valid := [task for task, split in settings.get("scored_on", {}).items() if split == "valid"]:
+        notes.append(
+            f"{', '.join(on_valid)}: no test split; scored on the validation split, like the choice of weights"
+        )
+    if any(one.baseline == "random" for one in results):
+        notes.append(
+            f"random weights: the same architecture, newly initialized with seed {settings.get('random_weights_seed')}"
+        )
+    if any(one.baseline == "pieces" for one in results):
+        notes.append("pieces alone: the trained token embeddings, without positions and layers")
+    return notes
 
 
 def _cell(scores: list[float]) -> str:

@@ -22,6 +22,7 @@ ORDER = (
     "pos", "constituents", "chunks", "dependencies", "entities", "srl", "coreference", "spr2", "relations",
 )  # fmt: skip
 
+NOT_JSON = 'not JSON: expected an object with "text" and "targets" in each line'
 Span = tuple[int, int]
 
 
@@ -69,6 +70,8 @@ def task_names(data: Path, chosen: str | None = None) -> list[str]:
         UserError: there is no such task, or none at all.
     """
     present = {path.parent.name for path in data.glob("*/train.jsonl")}
+    if unprintable := [name for name in present if not name.isprintable()]:
+        raise UserError(f"{data}: the folder {unprintable[0]!r} has a name that cannot be printed: rename it")
     if not present:
         raise UserError(f"{data} has no task (TASK/train.jsonl, TASK/valid.jsonl): give what prepare.sh wrote")
     names = present if chosen is None else {name.strip() for name in chosen.split(",")}
@@ -114,7 +117,7 @@ def read_examples(path: Path) -> list[Example]:
             try:
                 examples.append(_example(json.loads(line)))
             except (ValueError, RecursionError) as error:
-                reason = "not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
+                reason = NOT_JSON if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
                 raise UserError(f"{path}, line {number}: {reason}") from None
     if not any(example.targets for example in examples):
         raise UserError(f"{path} has no target: give a file of labeled spans")
@@ -126,6 +129,8 @@ def _example(content: Any) -> Example:
         raise ValueError('expected an object with a string "text"')
     if not isinstance(content.get("targets"), list):
         raise ValueError('expected a list "targets"')
+    if any("\ud800" <= character <= "\udfff" for character in content["text"]):
+        raise ValueError('"text" is not Unicode: it has half of a surrogate pair')
     words = content["text"].split()
     return Example(words, [_target(target, len(words)) for target in content["targets"]])
 
@@ -138,7 +143,7 @@ def _target(content: Any, num_words: int) -> Target:
         is_pair = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
         if not (is_pair and 0 <= span[0] < span[1] <= num_words):
             raise ValueError(
-                f"the span {span!r:.60} is not within the {num_words} words of the text (the end is exclusive)"
+                f"the span {span!r:.60} is empty or not within the {num_words} words of the text (the end is exclusive)"
             )
     labels = [content["label"]] if isinstance(content["label"], str) else content["label"]
     if not (isinstance(labels, list) and all(isinstance(label, str) and label for label in labels)):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.probing.features import EncodedSplit
 from amos_fairseq.probing.probe import Pieces, Probe, probe_loss
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1, is_semeval, micro_f1, semeval_macro_f1
@@ -150,7 +151,10 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
         schedule.step()
         if update % max(1, settings.updates // EVALUATIONS) == 0 or update == settings.updates:
             logits = predict(probe, batches, "valid")
-            score = (micro_f1_of(logits, data.targets["valid"]), -loss_of(logits, data.targets["valid"]))
+            loss = loss_of(logits, data.targets["valid"])
+            if not math.isfinite(loss):
+                raise UserError(f"the loss of a probe is {loss} after {update} updates: give a lower --lr")
+            score = (micro_f1_of(logits, data.targets["valid"]), -loss)
             if best is None or score > best[0]:
                 best = score, update, {name: tensor.clone() for name, tensor in probe.state_dict().items()}
     probe.load_state_dict(best[2])

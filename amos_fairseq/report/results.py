@@ -1,7 +1,7 @@
 """The results of ``amos glue``, ``amos squad`` and ``amos tag``: one table for all, and scores over the cost of pretraining."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Spread, Table, format_score
 from amos_fairseq.finetuning.tagging.benchmark import PREFIX
 from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
+from amos_fairseq.metrics_file import FILE_NAME
+from amos_fairseq.plotting.curves import run_names
 from amos_fairseq.plotting.report_figures import Series
-from amos_fairseq.report.runs import ReportRun
+from amos_fairseq.report.runs import ReportRun, distinct_folders
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
@@ -37,14 +39,15 @@ class BenchmarkResults:
     notes: list[str]
 
     @property
-    def label(self) -> str:
-        """The run and the updates of its checkpoint, or random weights."""
-        weights = "random weights" if self.from_scratch else f"{self.num_updates:,} updates"
-        return f"{self.checkpoint.parent.name}, {weights}"
+    def weights(self) -> str:
+        """The updates of the checkpoint, or random weights."""
+        return "random weights" if self.from_scratch else f"{self.num_updates:,} updates"
 
 
 def read_benchmarks(folders: Sequence[str], flag: str) -> list[BenchmarkResults]:
     """Read the summaries in output folders of benchmarks; several benchmarks can have written to one folder.
+
+    A folder that is given twice counts once.
 
     Args:
         flag: the option that names the folders, a key of :data:`BENCHMARKS`. Summaries of others are left out.
@@ -53,7 +56,7 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[BenchmarkResults]
         UserError: a folder holds no summary for this option, or a damaged one.
     """
     found = []
-    for folder in map(Path, folders):
+    for folder in distinct_folders(folders):
         files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(".setup.json")]
         summaries = [summary for file in files if (summary := _read_summary(file)) is not None]
         if not summaries:
@@ -103,19 +106,31 @@ def column_name(task: str, score: str) -> str:
 
 
 def benchmark_table(title: str, results: Sequence[BenchmarkResults]) -> Table:
-    """Return one row for each summary, and a column for each task of any of them; equal labels get the folder's name."""
+    """Return one row for each summary, and a column for each task of any of them.
+
+    A row has the name of the run, with as many folders as distinguish it, and that of the results where labels are equal.
+    """
     columns = list(dict.fromkeys(name for result in results for name in result.scores))
-    rows, labels = [], [result.label for result in results]
-    for result in results:
+    folders = list(dict.fromkeys(result.checkpoint.parent for result in results))
+    names = dict(zip(folders, run_names([str(folder / FILE_NAME) for folder in folders]), strict=True))
+    labels = [f"{names[result.checkpoint.parent]}, {result.weights}" for result in results]
+    rows = []
+    for result, label in zip(results, labels, strict=True):
         cells = [result.scores.get(name) for name in columns]
-        label = result.label if labels.count(result.label) == 1 else f"{result.label} ({result.file.parent.name})"
+        if labels.count(label) > 1:
+            label = f"{label} ({result.file.parent.name})"
         rows.append([label, *("-" if cell is None else format_score(cell.median, cell.deviation) for cell in cells)])
     return Table(title, ["", *columns], rows, list(dict.fromkeys(note for result in results for note in result.notes)))
 
 
 def num_seeds(results: Sequence[BenchmarkResults]) -> str:
-    """Return "1 seed", "5 seeds" or "3 to 5 seeds": the number of seeds behind each cell."""
-    counts = sorted({score.count for result in results for score in result.scores.values()}) or [0]
+    """Return the number of seeds behind each cell, in words."""
+    return seeds_in_words(score.count for result in results for score in result.scores.values())
+
+
+def seeds_in_words(counts: Iterable[int]) -> str:
+    """Return "1 seed", "5 seeds" or "3 to 5 seeds"."""
+    counts = sorted(set(counts)) or [0]
     return f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} seed{'s' * (counts[-1] != 1)}"
 
 

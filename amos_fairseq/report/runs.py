@@ -98,13 +98,21 @@ class ReportRun:
         return str(self.cfg.criterion._name) if self.cfg is not None else ""
 
 
+def distinct_folders(folders: Sequence[str]) -> list[Path]:
+    """Return each folder once, under the first of its names."""
+    names: dict[Path, Path] = {}
+    for folder in map(Path, folders):
+        names.setdefault(folder.resolve(), folder)
+    return list(names.values())
+
+
 def read_runs(folders: Sequence[str], options: Options) -> list[ReportRun]:
-    """Read the runs in these SAVE_DIRs and compute what the report shows of their models.
+    """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once.
 
     Raises:
         UserError: a folder holds no run of pretraining, or has damaged files.
     """
-    paths = [Path(folder) for folder in folders]
+    paths = distinct_folders(folders)
     for path in paths:
         if not any((path / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT)):
             raise UserError(
@@ -139,7 +147,7 @@ def _read_run(path: Path, name: str, options: Options) -> ReportRun:
 
 def _inspections(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[Inspection]:
     try:
-        texts = options.sentences or [text_of_corpus(loaded)]
+        texts = options.sentences or [text_of_corpus(loaded, "--sentence")]
     except UserError as error:
         missing["sentences"] = str(error)
         return []

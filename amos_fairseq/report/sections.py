@@ -12,16 +12,16 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
 from amos_fairseq.inspection.results import Inspection, printable
-from amos_fairseq.plotting.curves import PANELS, depth_names, panels_figure, reference_levels
+from amos_fairseq.plotting.curves import PANELS, Panel, depth_names, panels_figure, reference_levels
 from amos_fairseq.plotting.probing import probing_figure
 from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
 from amos_fairseq.plotting.style import depth_colours
 from amos_fairseq.probing.experiment import in_order
-from amos_fairseq.probing.results import Result, read_results, results_table, row_name
+from amos_fairseq.probing.results import Result, read_results, results_table, row_name, scores_by_cell, table_notes
 from amos_fairseq.report.page import Part
 from amos_fairseq.report.recipe import compare_settings, paper_recipe
-from amos_fairseq.report.results import BenchmarkResults, benchmark_table, num_seeds, points_over_cost
-from amos_fairseq.report.runs import ReportRun
+from amos_fairseq.report.results import BenchmarkResults, benchmark_table, num_seeds, points_over_cost, seeds_in_words
+from amos_fairseq.report.runs import ReportRun, distinct_folders
 
 UNKNOWN = "not in the run's files"
 
@@ -73,13 +73,11 @@ def build_report(
         runs, "text", "losses", hint="--text FILE gives a held-out text"))  # fmt: skip
     for anchor, title, source, caption, key in CURVES:
         part = curve_part(anchor, title, source, caption, key, runs)
-        report.add(
-            f"{title} ({source})",
-            part,
-            "no run has logged it; metrics.jsonl is missing, or the objective has no such value",
-        )
-    report.add("Replaced tokens by depth (AMOS Table 9)", samples_part(runs), _why(
-        runs, "sentences", hint="--sentence TEXT gives a text"))  # fmt: skip
+        reason = "no run has logged it; metrics.jsonl is missing, or the objective has no such value"
+        if key == "mixture_" and any(len(depth_names(panel_of(key), [run.curves])) == 1 for run in runs if run.curves):
+            reason = "no run has a generator with several depths"
+        report.add(f"{title} ({source})", part, reason)
+    report.add("Replaced tokens by depth (AMOS Table 9)", samples_part(runs), _why(runs, "sentences"))
     report.parts += probing
     if not probing:
         report.missing.append(
@@ -92,9 +90,13 @@ def build_report(
 
 
 def _why(runs: Sequence[ReportRun], *keys: str, hint: str = "") -> str:
-    """Return why no run has a part: the reasons in ``missing`` under these keys, and of runs without a checkpoint."""
+    """Return why no run has a part: the reasons in ``missing`` under these keys, and of runs without a checkpoint.
+
+    ``hint`` is added where a run has no text, which the first key says.
+    """
     reasons = dict.fromkeys(run.missing[key] for run in runs for key in ("checkpoint", *keys) if key in run.missing)
-    return "; ".join([*reasons, *filter(None, [hint])])
+    hints = [hint] if hint and any(keys[0] in run.missing for run in runs) else []
+    return "; ".join([*reasons, *hints])
 
 
 def cost_part(runs: Sequence[ReportRun]) -> Part:
@@ -233,21 +235,25 @@ CURVES = (
     ("mixture", "Mixture weights", "AMOS Figure 5a",
      "Weight of each generator depth in the mixture (Eq. 3), mean over all masked tokens.", "mixture_"),
     ("recall", "Discriminator accuracy on replaced tokens", "AMOS Figure 5b",
-     "Fraction of the replaced tokens to which the discriminator gives P(replaced) > 1/2. The runs are the curriculum setups: ",
-     "rtd_recall"),
+     "Fraction of the replaced tokens to which the discriminator gives P(replaced) > 1/2.", "rtd_recall"),
 )  # fmt: skip
+
+
+def panel_of(key: str) -> Panel:
+    return next(panel for panel in PANELS if panel.key == key)
 
 
 def curve_part(anchor: str, title: str, source: str, caption: str, key: str, runs: Sequence[ReportRun]) -> Part | None:
     """One panel of ``amos plot`` with all runs."""
-    panel = next(panel for panel in PANELS if panel.key == key)
+    panel = panel_of(key)
     curves = [run.curves for run in runs if run.curves is not None and depth_names(panel, [run.curves])]
     if not curves or (key == "mixture_" and len(depth_names(panel, curves)) < 2):
         return None
     if reference_levels(panel, curves):
         caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
-    if key == "rtd_recall":
-        caption += "; ".join(f"{run.name}, {run.setup or UNKNOWN}" for run in runs if run.curves in curves) + "."
+    setups = [f"{run.name}, {run.setup}" for run in runs if run.curves in curves and run.setup]
+    if key == "rtd_recall" and len(setups) > 1:
+        caption += f" The runs are the curriculum setups: {'; '.join(setups)}."
     return Part(anchor, title, source, caption + TRAINING_AND_VALIDATION, panels_figure([panel], curves, titled=False))
 
 
@@ -291,40 +297,47 @@ def _samples_of_text(inspection: Inspection) -> str:
     return f"{annotated_text(inspection, pieces, colours)}<p class=note>{note}</p>"
 
 
-def probing_parts(folders: Sequence[str]) -> list[Part]:
-    """Return one part for each output of ``amos probe``: the picture and the table of its scores.
+def read_probing(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the contents of ``results.json`` in outputs of ``amos probe``; a folder that is given twice counts once.
 
     Raises:
         UserError: a folder has no results, or damaged ones.
     """
-    parts = []
-    for number, folder in enumerate(folders):
-        part = _probing_part(read_results(folder), f"probing-{number + 1}" if number else "probing")
-        if part is None:
+    contents = []
+    for folder in distinct_folders(folders):
+        contents.append(read_results(folder))
+        if not contents[-1]["results"]:
             raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
-        parts.append(part)
-    return parts
+    return contents
 
 
-def _probing_part(content: dict[str, Any], anchor: str) -> Part | None:
+def probing_parts(contents: Sequence[dict[str, Any]]) -> list[Part]:
+    """Return one part for each output of ``amos probe``: the picture and the table of its scores.
+
+    Args:
+        contents: of :func:`read_probing`.
+    """
+    return [
+        _probing_part(content, f"probing-{number + 1}" if number else "probing", len(contents) > 1)
+        for number, content in enumerate(contents)
+    ]
+
+
+def _probing_part(content: dict[str, Any], anchor: str, named: bool) -> Part:
     results = in_order([Result(**result) for result in content["results"]])
-    if not results:
-        return None
-    run, updates = (
-        Path(str(content["checkpoint"].get("file", ""))).parent.name,
-        content["checkpoint"]["num_updates"],
-    )
+    run, updates = Path(str(content["checkpoint"].get("file", ""))).parent.name, content["checkpoint"]["num_updates"]
     counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
-    seeds = len({result.seed for result in results})
+    seeds = seeds_in_words(len(scores) for cell in scores_by_cell(results).values() for scores in cell.values())
     caption = (
-        f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates, on held-out data. Table: 100 times "
-        f"the mean score over {seeds} seed{'s' * (seeds > 1)}, ± standard deviation. Picture: mean and range "
-        f"over the seeds. Classifier: {content['settings'].get('classifier', UNKNOWN)}. Scored targets: "
-        f"{', '.join(f'{name} {count}' for name, count in counts.items())}."
+        f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates. Table: 100 times the mean over "
+        f"{seeds} of the micro-F1 (or of the score that the task's name gives), ± standard deviation where there are several. "
+        f"Picture: mean and range over the seeds. Classifier: {content['settings'].get('classifier', UNKNOWN)}. "
+        f"Scored targets: {', '.join(f'{name} {count}' for name, count in counts.items())}."
     )
-    table = results_table(results, "", [])
-    source = 'AMOS "Figure 4", Table 8'
-    return Part(anchor, "Edge probing by layer", source, caption, probing_figure(results), [table])
+    return Part(
+        anchor, f"Edge probing by layer: {run}" if named else "Edge probing by layer", 'AMOS "Figure 4", Table 8', caption,
+        probing_figure(results), [results_table(results, "", [])], notes=table_notes(results, content["settings"]),
+    )  # fmt: skip
 
 
 def recipe_part(runs: Sequence[ReportRun]) -> Part | None:

@@ -1,7 +1,9 @@
 """Write the report: the figures as files of their own, then the page."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -12,6 +14,8 @@ from amos_fairseq.report.results import BenchmarkResults
 from amos_fairseq.report.runs import ReportRun
 from amos_fairseq.report.sections import build_report, probing_parts
 
+FIGURE_FILE = re.compile(r"(score_by_cost|loss_by_depth|generator_loss|mixture|recall|probing(_\d+)?)\.(png|svg)")
+
 
 def write_report(
     out: Path,
@@ -19,12 +23,15 @@ def write_report(
     text_name: str,
     glue: Sequence[BenchmarkResults] = (),
     tag: Sequence[BenchmarkResults] = (),
-    probe: Sequence[str] = (),
+    probe: Sequence[dict[str, Any]] = (),
 ) -> tuple[list[str], list[str]]:
     """Write the page ``out`` and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
 
     Args:
         text_name: what the held-out text is called in captions.
+        probe: results of :func:`amos_fairseq.report.sections.read_probing`.
+
+    Figures of an older page that this one does not have are removed.
 
     Returns:
         The paths that were written, and one line for each part that is left out.
@@ -38,10 +45,17 @@ def write_report(
         figures = {part.anchor: part.figure for part in report.parts if part.figure is not None}
         if figures:
             folder.mkdir(parents=True, exist_ok=True)
+        remove_old_figures(folder)
         paths = {anchor: save(figure, folder, anchor.replace("-", "_")) for anchor, figure in figures.items()}
     svgs = {anchor: Path(svg).read_text(encoding="utf-8") for anchor, (_, svg) in paths.items()}
     write_text(out, render_page(*title_and_lead(runs), report.parts, svgs, report.missing))
     return [str(out), *(path for own in paths.values() for path in own)], report.missing
+
+
+def remove_old_figures(folder: Path) -> None:
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if FIGURE_FILE.fullmatch(file.name):
+            file.unlink()
 
 
 def title_and_lead(runs: Sequence[ReportRun]) -> tuple[str, str]:
@@ -49,4 +63,5 @@ def title_and_lead(runs: Sequence[ReportRun]) -> tuple[str, str]:
     names = ", ".join(run.name for run in runs)
     described = [" ".join(filter(None, [run.objective.upper(), run.setup and f"({run.setup})"])) for run in runs]
     updates = ", ".join(f"{run.cost.num_updates:,}" for run in runs)
-    return f"Pretraining of {names}", f"{'; '.join(filter(None, dict.fromkeys(described)))}. Updates: {updates}."
+    objectives = "; ".join(filter(None, dict.fromkeys(described)))
+    return f"Pretraining of {names}", " ".join(filter(None, [objectives and f"{objectives}.", f"Updates: {updates}."]))

@@ -6,6 +6,7 @@ Read all files -> labeled spans -> write to a temporary directory -> rename.
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -137,16 +138,33 @@ class Corpus(NamedTuple):
     convert: Callable[[Path], dict[str, list[Record]]]
 
     def tasks(self) -> dict[str, Splits]:
-        """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file."""
+        """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file.
+
+        Raises:
+            UserError: a split has no target, or training has only one label.
+        """
         tasks: dict[str, Splits] = {}
         for split, path in self.paths.items():
             for task, records in self.convert(path).items():
                 tasks.setdefault(task, {})[split] = records
-        for splits in tasks.values():
+        for task, splits in tasks.items():
             if "valid" not in splits:
-                splits["valid"] = splits["train"][HELD_OUT - 1 :: HELD_OUT]
-                splits["train"] = [record for i, record in enumerate(splits["train"]) if i % HELD_OUT != HELD_OUT - 1]
+                train = splits["train"]
+                kept = [record for i, record in enumerate(train) if i % HELD_OUT != HELD_OUT - 1]
+                tasks[task] = splits = {"train": kept, "valid": train[HELD_OUT - 1 :: HELD_OUT], "test": splits["test"]}
+            self._check(task, splits)
         return tasks
+
+    def _check(self, task: str, splits: Splits) -> None:
+        for split, records in splits.items():
+            if not any(record["targets"] for record in records):
+                path = self.paths.get(split, self.paths["train"])
+                raise UserError(f"{task}: {path} gives no target for the {split} split: give a longer file")
+        labels = {target["label"] for record in splits["train"] for target in record["targets"]}
+        if len(labels) == 1:
+            raise UserError(
+                f"{task}: {self.paths['train']} has only the label {min(labels)}: there is nothing to learn"
+            )
 
 
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
@@ -198,7 +216,7 @@ def prepare(corpora: list[Corpus], out: Path) -> None:
             say(f"{name}: {_described(counts[name])}")
         manifest = json.dumps({"sources": sources, "tasks": counts}, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
-    say(f"done: amos probe --checkpoint RUN --data {out} --out RESULTS")
+    say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
 
 
 def _counts(splits: Splits) -> dict[str, Any]:
@@ -248,7 +266,7 @@ def corpora_of(given: argparse.Namespace) -> list[Corpus]:
         if paths is None:
             continue
         if len(paths) not in (2, 3):
-            raise UserError(f"--{flag} takes TRAIN TEST or TRAIN DEV TEST, got {len(paths)} files")
+            raise UserError(f"--{flag} takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not {len(paths)}")
         for path in paths:
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give it after --{flag}")

@@ -3,6 +3,9 @@
 import json
 import random
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,7 +63,7 @@ def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: 
     assert found == {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
     assert all(0 <= r["score"] <= 1 and r["targets"] == 9 for r in content["results"])
     assert content["format"] == 1
-    assert sorted(path.name for path in out.iterdir()) == [
+    assert sorted(path.name for path in out.glob("[!.]*")) == [
         "probing.png", "probing.svg", "results.csv", "results.json", "table.md",
     ]  # fmt: skip
     table = (out / "table.md").read_text(encoding="utf-8")
@@ -110,7 +113,9 @@ def test_a_mixture_of_layers_and_the_classifier_of_tenney(run: Path, data: Path,
         (["--layers", "4"], "discriminator has no layer 4"),
         (["--layers", "1,x"], "'x' is no layer"),
         (["--tasks", "ner"], "no task 'ner'"),
-        (["--seeds", "0"], "--seeds 0 must be above 0"),
+        (["--seeds", "0"], "--seeds 0 is out of range: give a finite number above 0"),
+        (["--lr", "inf"], "--lr inf is out of range"),
+        (["--lr", "nan"], "--lr nan is out of range"),
         (["--device", "cuda:99"], "device cuda:99 cannot be used"),
     ],
 )
@@ -125,15 +130,51 @@ def test_other_settings_weights_and_data_are_refused(run: Path, data: Path, tmp_
     flags = ["--part", "discriminator", "--tasks", "pos"]
     probe(run, data, out, *flags)
     arguments = ["probe", "--checkpoint", run, "--data", data, "--out", out, *FLAGS, *flags]
-    assert "results of another settings lr 0.5, not 0.1" in error_line(capsys, main, *arguments, "--lr", 0.1)
+    assert "other settings (settings lr: 0.5 there, 0.1 here)" in error_line(capsys, main, *arguments, "--lr", 0.1)
     other = write_run(tmp_path / "other", dropout=0.2)
-    assert "results of another checkpoint" in error_line(capsys, main, *arguments, "--checkpoint", other)
+    assert "other settings (checkpoint: " in error_line(capsys, main, *arguments, "--checkpoint", other)
     changed = tmp_path / "data" / "pos"
     changed.mkdir(parents=True)
     for split in ("train", "valid", "test"):
         text = (data / "pos" / f"{split}.jsonl").read_text(encoding="utf-8")
         (changed / f"{split}.jsonl").write_text(text + "\n", encoding="utf-8")
     assert "results of pos on other files" in error_line(capsys, main, *arguments, "--data", tmp_path / "data")
+
+
+def test_one_command_at_a_time_writes_to_out(run: Path, data: Path, tmp_path: Path, capsys):
+    """Otherwise the second command to end would replace the results of the first."""
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", lock, str(tmp_path / ".amos_probe.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        arguments = ["probe", "--checkpoint", run, "--data", data, "--out", tmp_path, *FLAGS]
+        assert f"another amos probe is writing to {tmp_path}" in error_line(capsys, main, *arguments)
+        other.communicate(b"\n")
+    (tmp_path / "file").touch()
+    arguments[6] = tmp_path / "file" / "out"
+    assert "cannot be written (Not a directory): give another --out" in error_line(capsys, main, *arguments)
+
+
+def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_path: Path, capsys):
+    """Without test.jsonl; and a text beyond the model's length, in another task, is refused before any training."""
+    for split in ("train", "valid"):
+        for task in ("pos", "relations"):
+            (tmp_path / "data" / task).mkdir(parents=True, exist_ok=True)
+            shutil.copy(data / task / f"{split}.jsonl", tmp_path / "data" / task)
+    flags = ["--part", "discriminator", "--layers", "mix"]
+    probe(run, tmp_path / "data", tmp_path / "out", *flags, "--tasks", "pos")
+    note = "pos: no test split; scored on the validation split, like the choice of weights"
+    assert note in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert note in capsys.readouterr().out
+    assert read_results(tmp_path / "out")["settings"]["scored_on"] == {"pos": "valid"}
+
+    target = {"span1": [4999, 5000], "span2": [0, 1], "label": "Other"}
+    text = json.dumps({"text": "the " * 5000, "targets": [target]}) + "\n"
+    (tmp_path / "data" / "relations" / "test.jsonl").write_text(text, encoding="utf-8")
+    arguments = ["probe", "--checkpoint", run, "--data", tmp_path / "data", "--out", tmp_path / "new", *FLAGS, *flags]
+    assert "relations: none of the 1 targets in test is within the tokens" in error_line(capsys, main, *arguments)
+    assert not (tmp_path / "new").exists()
 
 
 def test_files_that_are_not_results_are_refused(tmp_path: Path):
@@ -143,6 +184,7 @@ def test_files_that_are_not_results_are_refused(tmp_path: Path):
     result |= {"metric": "micro_f1", "score": 1, "targets": 9}
     whole = {"format": 1, "settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
     changes = [{"format": 2}, {"settings": []}, {"settings": {"data_sha256": []}}, {"settings": {"not_read": "a"}}]
+    changes += [{"settings": {"scored_on": ["pos"]}}]
     changes += [
         {"checkpoint": {}},
         {"checkpoint": []},
@@ -150,6 +192,7 @@ def test_files_that_are_not_results_are_refused(tmp_path: Path):
         {"results": ["a"]},
         {"results": [{"task": "a"}]},
     ]
+    changes += [{"results": [result | {"score": score}]} for score in (7, -0.1, float("nan"))]
     wrong = {"task": 1, "layer": None, "baseline": "x", "seed": "1", "metric": "x", "score": "1", "targets": 1.5}
     changes += [{"results": [result | {name: value}]} for name, value in wrong.items()]
     for change in ({}, *changes):

@@ -25,6 +25,7 @@ SEMEVAL = (
     '1\t"A <e1>fire</e1>, which <e2>oil tanks</e2>-makers fear."\r\nCause-Effect(e1,e2)\r\nComment: none\r\n\r\n'
     '2\t"The <e2>lid</e2> and the <e1>box</e1>."\nOther\nComment:\n\n'
 )
+ROOTS = "".join(f"{i}\t{word}\t_\t{word}\t_\t_\t0\troot\t_\t_\n" for i, word in ((1, "A"), (2, "B"))) + "\n"
 
 
 def records(path: Path) -> list[dict]:
@@ -92,18 +93,24 @@ def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
         ("--relations", "\n", "has no sentence"),
         ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
         ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
+        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", "chunks: {path} has only the label NP: there is nothing to learn"),
+        ("--treebank", ROOTS, "file.txt gives no target for the train split"),
         ("--treebank", CONLLU.replace("\t4\tcop", "\tx\tcop"), "sentence 1: the head 'x'"),
         ("--treebank", CONLLU.replace("\t4\tcop", "\t9\tcop"), "sentence 1: the head '9'"),
     ],
 )
 def test_bad_files_are_one_line_and_nothing_is_left(tmp_path: Path, capsys, flag: str, content: str, reason: str):
     path = write(tmp_path, "file.txt", content)
-    assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path)
+    assert reason.format(path=path) in error_line(capsys, main, tmp_path / "out", flag, path, path, path)
     assert [left.name for left in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_wrong_flags_are_one_line(tmp_path: Path, capsys):
     assert "nothing to convert" in error_line(capsys, main, tmp_path / "out")
     path = write(tmp_path, "file.txt", CHUNKS)
-    assert "takes TRAIN TEST or TRAIN DEV TEST, got 1" in error_line(capsys, main, tmp_path / "out", "--chunks", path)
+    assert "takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not 1" in error_line(
+        capsys, main, tmp_path / "out", "--chunks", path
+    )
     assert "no such file" in error_line(capsys, main, tmp_path / "out", "--chunks", path, tmp_path / "x")
+    short = error_line(capsys, main, tmp_path / "out", "--chunks", path, path)
+    assert "gives no target for the valid split: give a longer file" in short

@@ -1,5 +1,8 @@
 """Tables of probing results, by hand."""
 
+from itertools import product
+
+from amos_fairseq.plotting.probing import column_styles
 from amos_fairseq.probing.results import Result, column_name, columns_of, results_table
 
 
@@ -24,3 +27,11 @@ def test_a_few_layers_are_columns_and_many_are_rows():
     assert many.columns == ["layer", "pos"]
     assert many.rows[0] == ["discriminator 1", "10.0"]
     assert len(many.rows) == 9
+
+
+def test_each_column_of_the_figure_has_its_own_look():
+    """Two separate generators with the same layers, the discriminator, and their random weights."""
+    layers = [*product(("generator_1", "generator_2"), (0, 1, "mix")), ("discriminator", 2)]
+    columns = [(*layer, baseline) for baseline in (None, "random") for layer in layers]
+    looks = [(str(s["color"]), s["marker"], s["fillstyle"]) for s in column_styles(columns)]
+    assert len(set(looks)) == len(columns) == 14

@@ -31,9 +31,10 @@ def test_content(tmp_path: Path):
         ("{", "not JSON"),
         ("[1]", 'string "text"'),
         ('{"text": "a"}', 'list "targets"'),
-        (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is not within the 3 words"),
+        (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is empty or not within the 3 words"),
         (GOOD.replace("[2, 3]", "[2, 2]"), r"the span \[2, 2\]"),
         (GOOD.replace("[2, 3]", "[2.0, 3]"), r"the span \[2.0, 3\]"),
+        ('{"text": "\\ud800", "targets": []}', "half of a surrogate pair"),
         (GOOD.replace('"nsubj"', "3"), "the label is a string or a list of strings, got 3"),
         (GOOD.replace('"label"', '"labels"'), 'needs "span1" and "label"'),
     ],
@@ -51,6 +52,9 @@ def test_other_bad_files(tmp_path: Path):
         write(tmp_path / "mixed", GOOD, ONE_SPAN, name=f"{split}.jsonl")
     with pytest.raises(UserError, match="some targets have a span2"):
         read_task(tmp_path, "mixed")
+    write(tmp_path / "a\nb", GOOD)
+    with pytest.raises(UserError, match=r"the folder 'a\\nb' has a name that cannot be printed"):
+        task_names(tmp_path)
 
 
 def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):

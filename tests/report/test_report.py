@@ -185,7 +185,8 @@ def test_runs_with_one_depth_share_a_panel_and_the_corpus_is_not_needed(tmp_path
     assert "here the one discriminator of a run" not in page.text
     printed = capsys.readouterr().out
     assert "Replaced tokens by depth (AMOS Table 9)" in printed
-    assert "--sentence TEXT gives a text" in printed
+    assert "give a text with --sentence" in printed
+    assert "Mixture weights (AMOS Figure 5a): no run has logged it" in printed
 
 
 def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
@@ -197,6 +198,43 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
         "Runs and their cost", "Generator loss by depth", "Discriminator accuracy on replaced tokens", "Left out"
     ]  # fmt: skip
     assert f"{run} has no checkpoint_last.pt" in capsys.readouterr().out
+    assert "Pretraining of runUpdates: 20." in page.text, "the heading, then the line below it"
+    assert "curriculum" not in page.text
+
+
+def test_old_figures_are_removed_and_a_run_counts_once(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run)
+    figures = tmp_path / "page_figures"
+    report(tmp_path, run, "--probe", write_probing(tmp_path / "probe", run))
+    (figures / "own.png").touch()
+    assert (figures / "probing.svg").is_file()
+    page = report(tmp_path, run, run, tmp_path / "run" / "." / "../run")
+    assert sorted({file.stem for file in figures.iterdir()}) == ["generator_loss", "own", "recall"]
+    assert "Pretraining of runUpdates: 20." in page.text
+
+
+def test_two_outputs_of_amos_probe_have_their_names(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_metrics(tmp_path / name)
+    folders = [write_probing(tmp_path / f"probe_{name}", tmp_path / name) for name in ("one", "two")]
+    page = report(tmp_path, tmp_path / "one", tmp_path / "two", "--probe", *folders, folders[0])
+    assert page.titles[-3:] == ["Edge probing by layer: one", "Edge probing by layer: two", "Left out"]
+    assert "over 2 seeds of the micro-F1" in page.text
+
+
+def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run)
+    whole = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(whole + '{"split": "tr')
+    report(tmp_path, run)
+    assert "is cut short and left out" in capsys.readouterr().out
+    (run / "metrics.jsonl").write_text(whole + "[1]\n")
+    assert "not a record of metrics" in error_line(capsys, main, "report", run, "--out", tmp_path / "other.html")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +243,13 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
         (["RUN", "absent"], "absent holds neither metrics.jsonl nor checkpoint_last.pt: give the SAVE_DIR"),
         (["RUN", "--glue", "RUN"], "holds no results: give the --out"),
         (["RUN", "--probe", "RUN"], "results.json is missing: give the directory that amos probe wrote"),
-        (["RUN", "--out", "absent/page.html"], "absent does not exist: create it"),
+        (["RUN", "--out", "absent/page.html"], "absent does not exist: give another --out"),
         (["RUN", "--out", "RUN"], "is a folder: give the name of the page"),
         (["RUN", "--text", "absent"], "the text cannot be read (No such file"),
+        (["RUN", "--text", "/dev/null"], "--text /dev/null is empty"),
+        (["RUN", "--sentence", " "], "--sentence ' ' is empty"),
+        (["RUN", "--sentence", "a \udcff"], "is empty, or not UTF-8"),
+        (["RUN", "--out", "RUN/metrics.jsonl/page.html"], "metrics.jsonl is not a folder: give another --out"),
         (["RUN", "--masked-tokens", "0"], "--masked-tokens 0 measures nothing"),
         (["RUN", "--seed", "-1"], "--seed -1 is out of range"),
         (["RUN", "--device", "abacus"], "device abacus cannot be used"),
@@ -218,7 +260,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, c
     run = tmp_path / "run"
     run.mkdir()
     write_metrics(run)
-    assert message in error_line(capsys, main, "report", *(str(run) if word == "RUN" else word for word in arguments))
+    assert message in error_line(capsys, main, "report", *(word.replace("RUN", str(run)) for word in arguments))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

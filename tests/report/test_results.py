@@ -51,6 +51,12 @@ def test_results_of_tagging(tmp_path):
     assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
 
 
+def test_rows_of_runs_with_equal_folder_names_differ(tmp_path):
+    folders = [write_summary(tmp_path / name / "glue", 10, tmp_path / name / "run", RTE=5.0) for name in "ab"]
+    rows = benchmark_table("", read_benchmarks([*folders, folders[0] + "/"], "--glue")).rows
+    assert [row[0] for row in rows] == ["a/run, 10 updates", "b/run, 10 updates"]
+
+
 def test_each_option_shows_its_own_benchmarks(tmp_path):
     """amos glue and amos tag can have the same OUT."""
     both = write_tagging(tmp_path / "both", 10, tmp_path / "run")

@@ -162,7 +162,7 @@ def test_from_scratch_uses_random_weights_and_a_note(start, data, tmp_path, fake
     assert all("--finetune-from-model" not in command for command in fake_training.commands)
     assert outcome.table.rows[0][0] == "amos (random weights)"
     assert any("none of its weights" in note for note in outcome.table.notes)
-    with pytest.raises(UserError, match="another from_scratch True, not False"):
+    with pytest.raises(UserError, match="from_scratch: True there, False here"):
         run_glue(session(start, tmp_path), data, ["CoLA"], None, None, False, False)
 
 
