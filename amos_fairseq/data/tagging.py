@@ -42,7 +42,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
         # The column is part of the names of folders, which must be inside OUT.
-        if is_complete and COLUMN_NAME.fullmatch(manifest["column"]) and all(map(is_label, manifest["labels"])):
+        if is_complete and COLUMN_NAME.fullmatch(manifest["column"]) and are_labels(manifest["labels"]):
             return manifest
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
@@ -51,9 +51,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
 
 
-def is_label(label: Any) -> bool:
-    """Return whether this is a label that fits on a line of ``labels.txt``."""
-    return isinstance(label, str) and label != "" and not re.search(r"[\r\n]", label)
+def are_labels(labels: Any) -> bool:
+    """Return whether this is a list of different labels that fit on the lines of ``labels.txt``."""
+    return (
+        isinstance(labels, list)
+        and len(labels) == len(set(labels)) > 0
+        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n]", label) for label in labels)
+    )
 
 
 def write_labels(directory: Path, labels: Sequence[str]) -> None:
@@ -97,6 +101,7 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         directory: that of the files.
         split: train or valid.
         dictionary: of the special tokens.
+        num_labels: of the manifest.
         max_tokens: of a sentence with ``<s>`` and ``</s>``.
         seed: of the training order.
         training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
@@ -111,7 +116,8 @@ class TaggedSentences(EpochOrder, FairseqDataset):
     """
 
     def __init__(
-        self, directory: Path, split: str, dictionary: Dictionary, max_tokens: int, seed: int = 0, training: bool = False
+        self, directory: Path, split: str, dictionary: Dictionary, num_labels: int, max_tokens: int, seed: int = 0,
+        training: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         if max_tokens <= NUM_SPECIAL:
@@ -123,8 +129,10 @@ class TaggedSentences(EpochOrder, FairseqDataset):
             open_lines(f"{self.source}.{name}", _HINT) for name in ARRAYS
         )
         num_words = self._labels.sizes.astype(np.int64)
-        if len(self._tokens) != len(num_words) or not all(
-            np.array_equal(num_words, ranges.sizes) for ranges in (self._starts, self._ends)
+        if (
+            len(self._tokens) != len(num_words)
+            or not all(np.array_equal(num_words, ranges.sizes) for ranges in (self._starts, self._ends))
+            or any(len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels)
         ):
             raise UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
         self._room = max_tokens - NUM_SPECIAL

@@ -14,7 +14,6 @@ COLUMN_NAME = re.compile(r"[\w.:+-]*\w[\w.:+-]*")  # such as upos: part of the n
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
-_WORD_ID = re.compile(r"[1-9][0-9]*")
 _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 
 
@@ -48,7 +47,8 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentenc
             if not line.strip(" \t"):
                 yield None
             elif not line.startswith(_DOCUMENT_START):
-                cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+                tabs = [cell.strip(" ") for cell in line.split("\t")]
+                cells = tabs if len(tabs) > 1 else _BLANKS.split(line.strip(" "))
                 width = width or len(cells)
                 if len(cells) != width:
                     expected = "as in the first line" if names is None else f"word, {', '.join(names)}"
@@ -87,7 +87,7 @@ def read_conllu(path: Path) -> list[Sentence]:
                     raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
                 if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
                     continue
-                if not _WORD_ID.fullmatch(cells[0]) or int(cells[0]) != expected:
+                if cells[0] != str(expected):
                     raise UserError(f"{path}, line {number}: word id {cells[0]}, expected {expected}")
                 expected += 1
                 yield cells[1:]
@@ -103,7 +103,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
     for number, line in InputFile(path).lines():
-        yield number, line.decode("utf-8").rstrip("\r\n")
+        text = line.decode("utf-8").rstrip("\r\n")
+        if "\r" in text:
+            raise UserError(
+                f"{path}, line {number}: a carriage return inside of the line: convert the file to Unix line ends"
+            )
+        yield number, text
 
 
 def _sentences(path: Path, rows: Iterator[list[str] | None]) -> Iterator[list[list[str]]]:

@@ -77,6 +77,7 @@ class SequenceTaggingTask(CorpusTask):
             Path(self.cfg.data),
             split,
             self.dictionary,
+            len(self.labels),
             self.cfg.tokens_per_sentence,
             seed=self.cfg.seed,
             training=split == self.cfg.train_subset,

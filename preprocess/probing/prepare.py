@@ -15,7 +15,7 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
-from amos_fairseq.finetuning.tagging.scores import mark_spans
+from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
 from amos_fairseq.preprocess.common.command import ending_in_one_line, say
 from amos_fairseq.preprocess.common.reading import InputFile
 
@@ -58,10 +58,8 @@ def dependency_targets(sentence: Sentence) -> list[Record]:
 
 
 def chunk_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each chunk, by the rules of ``amos tag`` (conlleval, in the implementation of seqeval)."""
-    from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
-
-    return [_target((first, last + 1), kind) for kind, first, last in get_entities(chunk_tags(sentence))]
+    """Return one target for each chunk, by the rules of ``amos tag`` (conlleval)."""
+    return [_target((first, last + 1), kind) for kind, first, last in spans_of(chunk_tags(sentence))]
 
 
 def chunk_tags(sentence: Sentence) -> list[str]:

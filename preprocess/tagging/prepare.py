@@ -5,6 +5,7 @@ Read both files -> encode, find the pieces of each word, write to a temporary di
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -175,6 +176,10 @@ def main(arguments: list[str] | None = None) -> None:
         for path in (given.train, given.dev):
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
+        if os.pathsep in str(given.out.absolute()):
+            raise UserError(
+                f"OUT {given.out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it"
+            )
         for name in given.columns or ():
             if not COLUMN_NAME.fullmatch(name) or given.columns.count(name) > 1:
                 raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")

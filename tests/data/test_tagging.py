@@ -20,6 +20,7 @@ from amos_fairseq.data.tagging import (
 from amos_fairseq.errors import UserError
 
 # Pieces of each word of three sentences, and labels.
+NUM_LABELS = 3
 SENTENCES = [([2, 1, 3], [0, 1, 2]), ([1], [1]), ([6, 1], [2, 0])]
 
 
@@ -42,7 +43,7 @@ def write_files(directory, num_behind: int = 0):
 
 
 def load(directory, max_tokens: int, **settings) -> TaggedSentences:
-    return TaggedSentences(directory, "train", Dictionary(), max_tokens, **settings)
+    return TaggedSentences(directory, "train", Dictionary(), NUM_LABELS, max_tokens, **settings)
 
 
 # Tokens -> the words that remain, counted by hand: pieces and two special tokens.
@@ -137,6 +138,8 @@ def test_files_of_other_sentences_are_refused(tmp_path):
     builder.finalize(str(tmp_path / "train.label.idx"))
     with pytest.raises(UserError, match="the files do not belong together"):
         load(tmp_path, 9)
+    with pytest.raises(UserError, match="the files do not belong together"):
+        TaggedSentences(write_files(tmp_path), "train", Dictionary(), NUM_LABELS - 1, 9)
 
 
 def test_missing_and_foreign_files_are_refused(directory, tmp_path):
@@ -157,7 +160,8 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
 
 def test_a_manifest_names_no_folder_outside(tmp_path):
     good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
-    for change in ({}, {"column": "../x"}, {"column": ".."}, {"column": 3}, {"labels": ["A\nB"]}, {"labels": None}):
+    for change in ({}, {"column": "../x"}, {"column": ".."}, {"column": 3}, {"labels": ["A\nB"]}, {"labels": None},
+                   {"labels": []}, {"labels": {"A": 1}}, {"labels": ["A", "A"]}):  # fmt: skip
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         if change:
             with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):

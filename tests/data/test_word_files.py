@@ -50,6 +50,7 @@ def test_columns(suffix, tmp_path):
     ("text", "names", "expected"),
     [
         ("New York\tB-LOC\r\nis\tO\r\n", None, {"label": ["B-LOC", "O"]}),
+        ("New York \t B-LOC \nis\tO\n", None, {"label": ["B-LOC", "O"]}),
         ("Anna  NNP   O\n", None, {"pos": ["NNP"], "chunk": ["O"]}),
         ("Anna NC I-PER\n", ("pos", "ner"), {"pos": ["NC"], "ner": ["I-PER"]}),
         ("a b c d e\n", None, {"2": ["b"], "3": ["c"], "4": ["d"], "5": ["e"]}),
@@ -76,6 +77,7 @@ def test_conllu(tmp_path):
         ("a X\nb X Y\n", "line 2: 3 columns, expected 2"),
         ("a\tX\nb\t\n", "line 2: column 2 is empty"),
         ("a\nb\n", "one column"),
+        ("a X\rb X\n", "line 1: a carriage return inside of the line"),
         ("\n-DOCSTART- O\n\n", "no sentence"),
     ],
 )
@@ -89,6 +91,8 @@ def test_refused_columns(text, line, tmp_path):
     ("text", "line"),
     [
         (CONLLU.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
+        (CONLLU.replace("3\tn't", "03\tn't"), "line 7: word id 03, expected 3"),
+        (CONLLU.replace("3\tn't", "9" * 5000 + "\tn't"), "line 7: word id 9"),
         (CONLLU.replace("\tVBP\t", " VBP "), "line 5: not the ten columns"),
         (CONLLU.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4"),
         ("# text = nothing\n", "no sentence"),

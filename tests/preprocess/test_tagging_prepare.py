@@ -83,6 +83,7 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
 
     assert "other settings" in refused(source, source, tokenizer, data, "--column", "pos")
     assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
+    assert "fairseq separates folders at ':'" in refused(source, source, tokenizer, tmp_path / "a:b")
     assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
     conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
     for names in ("../../x,y", "pos,", "pos,pos"):

@@ -1,6 +1,7 @@
 """Sequence tagging for the shared runner: the task ``sequence_tagging`` trains; this file predicts and scores."""
 
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ class Tagging:
 
     def __init__(self, data: Path, checkpoint: PretrainedCheckpoint, validates: bool) -> None:
         self.data, self.validates, self.max_positions = data.resolve(), validates, checkpoint.max_positions
+        if os.pathsep in str(self.data):
+            raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")
         manifest = read_manifest(self.data)
         checkpoint.check_tokenizer(self.data / "tokenizer")
         self.labels, self.has_spans = manifest["labels"], manifest["has_spans"]
@@ -65,7 +68,10 @@ class Tagging:
         return "f1" if self.has_spans else "accuracy"
 
     def _sentences(self, split: str) -> TaggedSentences:
-        return TaggedSentences(self.data, split, self.dictionary, self.max_positions, training=split == "train")
+        training = split == "train"
+        return TaggedSentences(
+            self.data, split, self.dictionary, len(self.labels), self.max_positions, training=training
+        )
 
     def _notes(self, train: TaggedSentences) -> Iterator[str]:
         column = self.task.removeprefix(PREFIX)

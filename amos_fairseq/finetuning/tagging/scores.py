@@ -7,6 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 # O, or the place in a span and the span's type: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES.
 _SPAN_LABEL = re.compile(r"O|[BIES]-.+")
 OUTSIDE = "O"
+_HYPHEN = "\0"  # in place of those of a type
+
+
+def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`.
+
+    The first hyphen of a label separates the type. Some versions of seqeval separate at the last one (0.0.10, which pip
+    installs where later versions cannot be built), so that B-A-X and B-C-X would have one type: they get types without hyphens.
+    """
+    from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
+
+    simple = [label[:2] + label[2:].replace("-", _HYPHEN) for label in labels]
+    return [(kind.replace(_HYPHEN, "-"), first, last) for kind, first, last in get_entities(simple)]
 
 
 def mark_spans(labels: Iterable[str]) -> bool:
@@ -21,7 +34,7 @@ def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Cou
     Args:
         predicted: of the first words; the others, which the model did not read, are wrong. They are outside of all spans.
         has_spans: count spans too. A span is right if its type and both its ends are. Spans begin and end by the rules of the
-            official conlleval, in the implementation of `seqeval`: also where the labels are not well-formed.
+            official conlleval (:func:`spans_of`): also where the labels are not well-formed.
 
     Returns:
         ``words`` and ``right_words``; with ``has_spans`` also ``spans``, ``found_spans`` and ``right_spans``.
@@ -29,10 +42,8 @@ def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Cou
     right = sum(one == other for one, other in zip(gold, predicted, strict=False))
     counts = Counter(words=len(gold), right_words=right)
     if has_spans:
-        from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
-
         complete = [*predicted, *[OUTSIDE] * (len(gold) - len(predicted))]
-        spans, found = set(get_entities(list(gold))), set(get_entities(complete))
+        spans, found = set(spans_of(gold)), set(spans_of(complete))
         counts.update(spans=len(spans), found_spans=len(found), right_spans=len(spans & found))
     return counts
 

@@ -60,3 +60,9 @@ def test_words_of_other_sentences_are_refused_before_the_training(tmp_path):
     (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
     with pytest.raises(UserError, match=r"valid\.words\.jsonl does not belong to the labels: prepare the data again"):
         Tagging(data, checkpoint, validates=False)
+
+
+def test_a_folder_that_fairseq_would_separate_is_refused_before_the_training(tmp_path):
+    checkpoint = SimpleNamespace(max_positions=64, check_tokenizer=lambda directory: None)
+    with pytest.raises(UserError, match="a:b: fairseq separates folders at ':': give a path without it"):
+        Tagging(tmp_path / "a:b", checkpoint, validates=False)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from amos_fairseq.finetuning.tagging.scores import count, mark_spans, scores
+from amos_fairseq.finetuning.tagging.scores import count, mark_spans, scores, spans_of
 
 # gold, predicted. CoNLL-2000 is IOB2 (B- begins every span), CoNLL-2003 in the original IOB1 (B- only between neighbours).
 SENTENCES = [
@@ -20,9 +20,11 @@ SENTENCES = [
     ("I-NP", "I-NP"),  # 1, 1, 1
     ("O O", "O O"),
     ("B-A-B I-A-B", "B-A-B I-A"),  # 1, 2, 0: only the first hyphen separates
+    ("B-A-X", "B-C-X"),  # 1, 1, 0: and the whole type counts
+    ("B-A-X I-C-X", "B-A-X I-A-X"),  # 2, 1, 0
 ]
-SPANS, FOUND, RIGHT = 16, 15, 7
-WORDS, RIGHT_WORDS = 27, 17
+SPANS, FOUND, RIGHT = 19, 17, 7
+WORDS, RIGHT_WORDS = 30, 18
 
 
 def conlleval(sentences) -> dict[str, float]:
@@ -70,6 +72,10 @@ def test_every_awkward_case_by_hand():
     assert found["recall"] == pytest.approx(100 * recall)
     assert found["f1"] == pytest.approx(100 * 2 * precision * recall / (precision + recall))
     assert found["accuracy"] == pytest.approx(100 * RIGHT_WORDS / WORDS)
+
+
+def test_types_keep_their_hyphens():
+    assert spans_of(["B-A-X-", "I-A-X-", "O", "S--"]) == [("A-X-", 0, 1), ("-", 3, 3)]
 
 
 @pytest.mark.parametrize("places", ["BI", "I", "BIES"])
