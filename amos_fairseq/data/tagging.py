@@ -112,7 +112,7 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         cut_sentences: number of sentences that lose words.
 
     Raises:
-        UserError: a file is missing or damaged, the files do not belong together, or ``max_tokens`` leaves no room for a word.
+        UserError: a file is missing or damaged, the files do not belong together, or no word fits into ``max_tokens``.
     """
 
     def __init__(
@@ -142,6 +142,10 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self.cut_sentences = int((num_words > self._kept).sum())
         self.num_words = int(num_words.sum())
         self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(kept))
+        if not len(self._rows):
+            raise UserError(
+                f"{self.source}.*: the first word of each sentence is longer than {self._room} pieces: split the words"
+            )
         self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
 
     def _num_pieces(self, row: int) -> int:

@@ -95,6 +95,8 @@ def prepare(
         manifest = json.dumps(description | kind | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     _report(kind, facts)
+    if mark_spans(labels_of["train"]) and not kind["has_spans"]:
+        say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
     if new := sorted(labels_of["valid"] - labels_of["train"]):
         say(f"{len(new)} labels of {dev} are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
     say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")

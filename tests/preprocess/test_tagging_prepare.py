@@ -69,6 +69,11 @@ def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
     assert read_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
     prepare.main([str(source), str(source), str(data / "tokenizer"), str(tmp_path / "other")])
     assert "cannot be learned" not in capsys.readouterr().err
+    other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])
+    prepare.main([str(source), str(other), str(data / "tokenizer"), str(tmp_path / "classes")])
+    assert (
+        f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in capsys.readouterr().err
+    )
 
 
 def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
