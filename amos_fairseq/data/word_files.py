@@ -28,8 +28,8 @@ class Sentence:
 def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
     """Read a column file: one word a line, its labels behind it, a blank line after each sentence.
 
-    Columns are separated by a tab if the line has one, else by spaces. Lines that start with ``-DOCSTART-`` are skipped. The
-    file may be compressed (.gz, .xz, .zst).
+    Columns are separated by a tab if the line has one, else by spaces. Lines that start with ``-DOCSTART-`` also end a
+    sentence. The file may be compressed (.gz, .xz, .zst).
 
     Args:
         names: of the columns after the word; by default those of :data:`COLUMN_NAMES`, and for other numbers of columns
@@ -44,9 +44,9 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentenc
     def rows() -> Iterator[list[str] | None]:
         nonlocal width
         for number, line in _lines(path):
-            if not line.strip(" \t"):
+            if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
                 yield None
-            elif not line.startswith(_DOCUMENT_START):
+            else:
                 tabs = [cell.strip(" ") for cell in line.split("\t")]
                 cells = tabs if len(tabs) > 1 else _BLANKS.split(line.strip(" "))
                 width = width or len(cells)
@@ -82,13 +82,13 @@ def read_conllu(path: Path) -> list[Sentence]:
                 expected = 1
                 yield None
             elif not line.startswith("#"):
-                cells = line.split("\t")
+                cells = [cell.strip(" ") for cell in line.split("\t")]
                 if len(cells) != 1 + len(CONLLU_NAMES) or not all(cells):
                     raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
                 if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
                     continue
                 if cells[0] != str(expected):
-                    raise UserError(f"{path}, line {number}: word id {cells[0]}, expected {expected}")
+                    raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
                 expected += 1
                 yield cells[1:]
 

@@ -98,7 +98,7 @@ def prepare(
     if mark_spans(labels_of["train"]) and not kind["has_spans"]:
         say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
     if new := sorted(labels_of["valid"] - labels_of["train"]):
-        say(f"{len(new)} labels of {dev} are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
+        say(f"labels of {dev} that are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
     say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
 
 

@@ -14,8 +14,6 @@ U.N. NNP I-NP I-ORG
 #1\u00a0000 CD I-NP O
 
 -DOCSTART- -X- O O
-\t
-
 Peter NNP I-NP I-PER"""
 CONLLU = """# newdoc id = a
 # text = I don't
@@ -25,7 +23,7 @@ CONLLU = """# newdoc id = a
 2.1\tsay\tsay\tVERB\tVB\t_\t_\t_\t2:x\t_
 3\tn't\tnot\tPART\tRB\t_\t2\tadvmod\t_\t_
 
-1\ta b\ta b\tX\t_\t_\t0\troot\t_\t_
+1\ta b\ta b\tX \t_\t_\t0\troot\t_\t_
 
 """
 
@@ -65,6 +63,7 @@ def test_conllu(tmp_path):
     first, second = read_conllu(write(tmp_path / "dev.conllu.xz", CONLLU))
     assert first.words == first.columns["form"] == ["I", "do", "n't"]
     assert second.words == ["a b"]
+    assert second.columns["upos"] == ["X"]
     assert list(first.columns) == ["form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc"]
     assert first.columns["upos"] == ["PRON", "AUX", "PART"]
     assert first.columns["head"] == ["2", "0", "2"]

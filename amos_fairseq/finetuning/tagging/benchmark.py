@@ -28,7 +28,7 @@ PREFIX = "tagging-"
 TOKENS_PER_BATCH = 8192
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
-CUT = "_"  # in predictions: a word that the model did not read
+CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 
 
 class Tagging:
@@ -101,7 +101,7 @@ class Tagging:
 
         The prediction runs in float32 and without dropout, whatever the precision of the training. A line of predictions.txt
         is a word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that
-        is cut has the prediction O, or ``_`` where labels are classes of words.
+        is cut has the prediction O, or ``<cut>`` where labels are classes of words.
         """
         predicted = predict(load_checkpoint(checkpoint).model, self.dev, device, stop)
         counts: Counter[str] = Counter()
