@@ -66,8 +66,8 @@ _LIMITS = {
     QUESTION_ANSWERING: "It marks the likeliest span, also if the text has no answer: that is decided by a threshold of the "
     "null score, which is chosen on development data and is not in this folder.",
     TOKEN_CLASSIFICATION: 'Only labels of the first pieces of words were trained: use `aggregation_strategy="first"`. Spaces '
-    "separate the words of the training data, also from punctuation. Where the pipeline divides a word (at punctuation with a "
-    "WordPiece tokenizer, or at an unknown piece), the first label is that of the word.",
+    "separate the words of the training data, also from punctuation. The label of a word is that of the group which covers its "
+    "first character: the pipeline divides words at unknown pieces and, with a WordPiece tokenizer, at punctuation.",
 }
 _NO_PIPELINE = (
     ' `pipeline("token-classification")` must not be used: it builds another class, whose classifier is not in this folder and '
