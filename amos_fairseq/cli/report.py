@@ -76,9 +76,8 @@ def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
     for sentence in arguments.sentence or ():
-        # Bytes of the command line that are not UTF-8 become lone surrogates.
-        if not sentence.strip() or any("\ud800" <= character <= "\udfff" for character in sentence):
-            raise UserError(f"--sentence {sentence!r} is empty, or not UTF-8: give words")
+        if not sentence.strip():
+            raise UserError(f"--sentence {sentence!r} is empty: give at least one word")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: give the name of the page, such as {out / 'report.html'}")
     if not (folder := out.absolute().parent).is_dir():

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.common.reading import InputFile
+from amos_fairseq.tokenization.tokenizer import is_unicode
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
@@ -129,7 +130,7 @@ def _example(content: Any) -> Example:
         raise ValueError('expected an object with a string "text"')
     if not isinstance(content.get("targets"), list):
         raise ValueError('expected a list "targets"')
-    if any("\ud800" <= character <= "\udfff" for character in content["text"]):
+    if not is_unicode(content["text"]):
         raise ValueError('"text" is not Unicode: it has half of a surrogate pair')
     words = content["text"].split()
     return Example(words, [_target(target, len(words)) for target in content["targets"]])

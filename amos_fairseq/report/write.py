@@ -27,11 +27,11 @@ def write_report(
 ) -> tuple[list[str], list[str]]:
     """Write the page ``out`` and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
 
+    Figures of an older page that this one does not have are removed.
+
     Args:
         text_name: what the held-out text is called in captions.
         probe: results of :func:`amos_fairseq.report.sections.read_probing`.
-
-    Figures of an older page that this one does not have are removed.
 
     Returns:
         The paths that were written, and one line for each part that is left out.

@@ -1,5 +1,6 @@
 """A ``tokenizer.json`` of the `tokenizers` library: a vocabulary that ``prepare.sh`` learned, or one of Hugging Face."""
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from amos_fairseq.tokenization.tokenizer import (
     AlignedPiece,
     Tokenizer,
     embedding_symbols,
+    is_unicode,
     read_model_file,
     tidy_spans,
     unspell_piece,
@@ -104,15 +106,17 @@ class FastTokenizer(Tokenizer):
         return _parse(_without_special_roles(self.model, self.special_tokens.values()))
 
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
-        if self._words is not None:
-            words = [line.split(" ") for line in lines]
-            self._words.add(itertools.chain.from_iterable(words))
-            return [list(itertools.chain.from_iterable(map(self._words.__getitem__, line))) for line in words]
-        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        with _explaining_refused_text(lines):
+            if self._words is not None:
+                words = [line.split(" ") for line in lines]
+                self._words.add(itertools.chain.from_iterable(words))
+                return [list(itertools.chain.from_iterable(map(self._words.__getitem__, line))) for line in words]
+            encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
 
     def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
-        encoding = self._tokenizer.encode(line, add_special_tokens=False)
+        with _explaining_refused_text([line]):
+            encoding = self._tokenizer.encode(line, add_special_tokens=False)
         return tidy_spans(line, self._aligned_symbols(line, encoding))
 
     def decode(self, pieces: list[str]) -> str:
@@ -150,6 +154,17 @@ class FastTokenizer(Tokenizer):
         for position, character in enumerate(surface, start):
             for index in self._tokenizer.encode(character, add_special_tokens=False).ids:
                 yield self._symbol_of_id.get(index, UNK), position, position + 1
+
+
+@contextlib.contextmanager
+def _explaining_refused_text(lines: list[str]) -> Iterator[None]:
+    """Raise :class:`UserError` where the library refuses a string that is not Unicode, with a TypeError about its type."""
+    try:
+        yield
+    except TypeError as error:
+        if all(isinstance(line, str) for line in lines) and not all(map(is_unicode, lines)):
+            raise UserError("the text is not Unicode, such as bytes that are not UTF-8: convert it") from error
+        raise
 
 
 class _Words(dict[str, tuple[str, ...]]):

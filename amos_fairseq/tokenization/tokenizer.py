@@ -200,6 +200,14 @@ def read_model_file(path: Path) -> bytes:
     return content
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can represent a string: whether no lone surrogate is in it.
+
+    Python reads bytes of the command line that are not UTF-8 as lone surrogates, and JSON can spell them.
+    """
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:
     """Convert the spans of a tokenizer library to the convention of :meth:`Tokenizer.encode_with_offsets`.
 

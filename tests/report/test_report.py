@@ -248,7 +248,6 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
         (["RUN", "--text", "absent"], "the text cannot be read (No such file"),
         (["RUN", "--text", "/dev/null"], "--text /dev/null is empty"),
         (["RUN", "--sentence", " "], "--sentence ' ' is empty"),
-        (["RUN", "--sentence", "a \udcff"], "is empty, or not UTF-8"),
         (["RUN", "--out", "RUN/metrics.jsonl/page.html"], "metrics.jsonl is not a folder: give another --out"),
         (["RUN", "--masked-tokens", "0"], "--masked-tokens 0 measures nothing"),
         (["RUN", "--seed", "-1"], "--seed -1 is out of range"),

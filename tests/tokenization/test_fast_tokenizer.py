@@ -155,3 +155,13 @@ def test_added_tokens_remain_whole(sample, tmp_path):
     exported.encode_special_tokens = True
     assert [tokenizer.hugging_face_ids[piece] for piece in pieces] == exported.encode(text).ids[1:-1]
     assert [text[start:end] for _, start, end in tokenizer.encode_with_offsets(text)][1:3] == ["[E1]", "covid nineteen"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "sentencepiece-cased", "fastbpe-uncased"])
+def test_text_that_is_not_unicode_is_one_line(kind, tmp_path):
+    """A lone surrogate, as Python reads a byte of the command line that is not UTF-8; the library raises a TypeError."""
+    tokenizer = small_tokenizer_of_kind(tmp_path, kind)
+    for call in (tokenizer.encode, tokenizer.encode_with_offsets, lambda text: tokenizer.encode_lines(["a", text])):
+        with pytest.raises(UserError, match="the text is not Unicode"):
+            call("the \udcff fox")
+        assert call("the fox")
