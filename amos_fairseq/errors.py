@@ -15,6 +15,9 @@ INTERRUPTED = 128 + signal.SIGINT
 # Exit code of a run that was ended because its loss diverges: the same command would diverge again.
 DIVERGED = 76
 
+# Exit code of a run that was ended because its discriminator has collapsed: the same command would continue as it is.
+COLLAPSED = 77
+
 
 class UserError(Exception):
     """A mistake of the user. The message says in one line what is wrong, where, and how to fix it."""
@@ -26,6 +29,12 @@ class DivergedError(UserError):
     """The loss diverges."""
 
     exit_code = DIVERGED
+
+
+class CollapsedError(UserError):
+    """The discriminator gives all tokens the same probability."""
+
+    exit_code = COLLAPSED
 
 
 @contextlib.contextmanager

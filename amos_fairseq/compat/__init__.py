@@ -31,6 +31,7 @@ from torch.utils.data._utils import signal_handling
 from amos_fairseq.compat import (
     apex,
     checkpoints,
+    collapse,
     compilation,
     distribution,
     divergence,
@@ -112,6 +113,11 @@ PATCHES = {
         Patch(Trainer, "state_dict", divergence.save_recent_updates),
         Patch(checkpoint_utils, "load_checkpoint", divergence.load_recent_updates),
         Patch(checkpoint_utils, "save_checkpoint", divergence.save_unless_suspicious),
+    ),
+    "A discriminator that gives all tokens the same probability is trained on, in silence": (
+        Patch(Trainer, "train_step", collapse.watch_discriminator),
+        Patch(Trainer, "state_dict", collapse.save_count),
+        Patch(checkpoint_utils, "load_checkpoint", collapse.load_count),
     ),
     "A batch that does not fit into memory is skipped, forever": (
         Patch(Trainer, "train_step", failing_updates.stop_when_out_of_memory),

@@ -6,12 +6,18 @@ from fairseq import metrics
 from fairseq.criterions import register_criterion
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
+from amos_fairseq.criterions.detection import (
+    DetectionWithMlmLossConfig,
+    detection_loss,
+    detection_sums,
+    encoder_mlm_sums,
+    spread_sums,
+)
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean
 from amos_fairseq.functional.mixture import mixture_entropy
 
 
-@register_criterion("amos", dataclass=DetectionLossConfig)
+@register_criterion("amos", dataclass=DetectionWithMlmLossConfig)
 class AmosCriterion(PretrainingCriterion):
     """L_GEN + lambda L_DISC (AMOS Eq. 1, 2 and 4).
 
@@ -35,9 +41,12 @@ class AmosCriterion(PretrainingCriterion):
     are exact (the weight of a block that is not full is its own number of tokens).
     """
 
-    def __init__(self, task, discriminator_loss_weight: float):
+    COUNTED_BY = {"main_loss": "_predicted", "main_acc": "_predicted"}
+
+    def __init__(self, task, discriminator_loss_weight: float, encoder_mlm_weight: float = 0.0):
         super().__init__(task)
         self.discriminator_loss_weight = discriminator_loss_weight
+        self.encoder_mlm_weight = encoder_mlm_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
@@ -51,6 +60,10 @@ class AmosCriterion(PretrainingCriterion):
         rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
         loss = mlm_losses.sum() + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
 
+        prediction = {} if output.predictions is None else encoder_mlm_sums(output.predictions)
+        if prediction:
+            loss = loss + self.encoder_mlm_weight * prediction["main_loss"]
+
         logging_output = {
             "loss": loss.detach(),
             "rtd_loss": rtd_loss.detach(),
@@ -58,6 +71,8 @@ class AmosCriterion(PretrainingCriterion):
             **mixture_sums(model.depth_names, output, mlm_losses.detach(), is_masked),
             **truncated_mass_sums(output.truncated_mass),
             **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
+            **{key: value.detach() for key, value in prediction.items()},
+            **({} if self.training else spread_sums(output.rtd_states, is_real)),
         }
         return loss, sample["num_masked"], logging_output
 

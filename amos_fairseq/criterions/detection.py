@@ -1,15 +1,32 @@
 """Detection of replaced tokens: the loss, sums over a batch, and the rates in the log. The positive class is "replaced"."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq import metrics
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging.meters import MetersDict
+from omegaconf import II
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from amos_fairseq.functional.replaced_token_detection import auc_from_histograms, logit_histogram
+from amos_fairseq.functional.replaced_token_detection import (
+    StateSpread,
+    auc_from_histograms,
+    logit_histogram,
+    state_spread,
+    state_sums,
+)
+from amos_fairseq.modules.heads import TokenPredictions
+
+SUMMED = (
+    "_scored",
+    "_predicted_positive",
+    "_replaced",
+    "_true_positives",
+    "_squared_deviations",
+)
 
 
 @dataclass
@@ -19,6 +36,22 @@ class DetectionLossConfig(FairseqDataclass):
     discriminator_loss_weight: float = field(
         default=50.0, metadata={"range": "0 or more", "help": "lambda, the weight of the detection loss"}
     )
+
+
+@dataclass
+class DetectionWithMlmLossConfig(DetectionLossConfig):
+    """The same where the main network can also predict the originals; the weight is the model's, which has the head."""
+
+    encoder_mlm_weight: float = II("model.encoder_mlm_weight")
+
+
+def encoder_mlm_sums(predictions: TokenPredictions) -> dict[str, Tensor]:
+    """Sum loss (nats) and accuracy of the main network's predictions of original tokens, and count them."""
+    return {
+        "main_loss": (predictions.nll * predictions.weights).sum(),
+        "main_acc": (predictions.correct * predictions.weights).sum(),
+        "_predicted": predictions.weights.sum(),
+    }
 
 
 def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:
@@ -45,23 +78,42 @@ def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[st
     """
     predicted_positive = (logits > 0) & is_real
     replaced = replaced & is_real
+    count = is_real.sum()
+    mean = (logits.double() * is_real).sum() / count.clamp(min=1)
     return {
-        "_scored": is_real.sum(),
+        "_scored": count,
         "_predicted_positive": predicted_positive.sum(),
         "_replaced": replaced.sum(),
         "_true_positives": (predicted_positive & replaced).sum(),
+        "_squared_deviations": ((logits - mean).square() * is_real).sum(),
         "_replaced_logits": logit_histogram(logits, replaced),
         "_original_logits": logit_histogram(logits, is_real & ~replaced),
     }
 
 
+def spread_sums(states: Tensor, is_real: Tensor) -> dict[str, Tensor]:
+    """Compute the sums from which :func:`log_spread` logs how far the states below the detection head differ.
+
+    For validation: the outer products cost as much as a linear layer in float64.
+
+    Args:
+        states: [B,T,D].
+        is_real: [B,T] bool.
+    """
+    total, products = state_sums(states, is_real)
+    return {"_states": is_real.sum(), "_state_total": total, "_state_products": products}
+
+
 def log_detection(totals: dict[str, Any], num_masked: float) -> None:
-    """Log ``replaced``, ``rtd_acc``, ``rtd_recall``, ``rtd_precision`` and ``rtd_auc`` from summed ``totals``.
+    """Log the detection loss, ``replaced``, ``rtd_acc``, ``rtd_recall``, ``rtd_precision``, ``rtd_auc`` and what shows whether
+    the detector is alive (:func:`loss_above_prior`, :func:`logit_std`), from summed ``totals``.
 
     The sums are logged under names that fairseq hides, so rates over many updates are rates of sums. If the label is not
     "differs from the original", ``_changed`` counts the tokens that differ.
     """
-    for key in ("_scored", "_predicted_positive", "_replaced", "_true_positives"):
+    num_scored = float(totals["_scored"])
+    metrics.log_scalar("rtd_loss", float(totals["rtd_loss"]) / num_scored if num_scored else 0.0, num_scored, round=4)
+    for key in SUMMED:
         metrics.log_scalar_sum(key, float(totals[key]))
     metrics.log_scalar_sum("_changed", float(totals.get("_changed", totals["_replaced"])))
     metrics.log_scalar_sum("_masked", num_masked)
@@ -73,6 +125,47 @@ def log_detection(totals: dict[str, Any], num_masked: float) -> None:
     metrics.log_derived("rtd_recall", lambda meters: ratio(meters, "_true_positives", "_replaced"))
     metrics.log_derived("rtd_precision", lambda meters: ratio(meters, "_true_positives", "_predicted_positive"))
     metrics.log_derived("rtd_auc", area_under_curve)
+    metrics.log_derived("rtd_loss_above_prior", loss_above_prior)
+    metrics.log_derived("rtd_logit_std", logit_std)
+    if "_states" in totals:
+        log_spread(totals)
+
+
+def log_spread(totals: dict[str, Any]) -> None:
+    """Log ``rtd_state_variance``, ``rtd_first_component`` and ``rtd_participation_ratio`` of :func:`state_spread`."""
+    metrics.log_scalar_sum("_states", float(totals["_states"]))
+    for key in ("_state_total", "_state_products"):
+        metrics.log_scalar_sum(key, totals[key].cpu())
+    metrics.log_derived("rtd_state_variance", lambda meters: spread(meters).variance)
+    metrics.log_derived("rtd_first_component", lambda meters: spread(meters).first_component)
+    metrics.log_derived("rtd_participation_ratio", lambda meters: spread(meters).participation_ratio)
+
+
+def spread(meters: MetersDict) -> StateSpread:
+    """Return :func:`state_spread` of the summed states, to four digits."""
+    found = state_spread(meters["_states"].sum, meters["_state_total"].sum, meters["_state_products"].sum)
+    return StateSpread(*(float(f"{value:.4g}") for value in found))
+
+
+def loss_above_prior(meters: MetersDict) -> float:
+    """Return the detection loss minus the loss of a detector that knows only the fraction p of replaced tokens, in nats.
+
+    That loss is the entropy -p log p - (1 - p) log(1 - p). Below 0: the detector distinguishes tokens.
+    """
+    scored, replaced = meters["_scored"].sum, meters["_replaced"].sum
+    share = replaced / scored if scored else 0.0
+    entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
+    return round(meters["rtd_loss"].avg - entropy, 4)
+
+
+def logit_std(meters: MetersDict) -> float:
+    """Return the standard deviation of the logits around the mean of their batch.
+
+    It leaves out how that mean moves from update to update, which would hide a detector that gives all tokens of a batch one
+    probability.
+    """
+    count = meters["_scored"].sum
+    return float(f"{math.sqrt(meters['_squared_deviations'].sum / count):.4g}") if count else 0.0
 
 
 def ratio(meters: MetersDict, part: str, whole: str) -> float:

@@ -7,7 +7,14 @@ from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_losses, detection_sums
+from amos_fairseq.criterions.detection import (
+    DetectionWithMlmLossConfig,
+    detection_loss,
+    detection_losses,
+    detection_sums,
+    encoder_mlm_sums,
+    spread_sums,
+)
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
@@ -16,7 +23,7 @@ from amos_fairseq.models.electra import ElectraOutput
 
 
 @dataclass
-class ElectraCriterionConfig(DetectionLossConfig):
+class ElectraCriterionConfig(DetectionWithMlmLossConfig):
     detection_positions: ChoiceEnum(["all", "masked", "random"]) = field(
         default="all",
         metadata={
@@ -77,11 +84,13 @@ class ElectraCriterion(PretrainingCriterion):
         discriminator_loss_weight: float,
         detection_positions: str = "all",
         main_loss_weight: float = 1.0,
+        encoder_mlm_weight: float = 0.0,
     ):
         super().__init__(task)
         self.discriminator_loss_weight = discriminator_loss_weight
         self.detection_positions = detection_positions
         self.main_loss_weight = main_loss_weight
+        self.encoder_mlm_weight = encoder_mlm_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log.
@@ -129,16 +138,22 @@ class ElectraCriterion(PretrainingCriterion):
 
     def main_loss(self, output: ElectraOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
         """Compute |M| lambda L_DISC, or the weighted |M| L_MAIN, and its sums to log."""
-        if output.predictions is not None:
+        if output.rtd_logits is None:
             return self.prediction_loss(output, sample)
         is_real = sample["net_input"]["tokens"].ne(self.padding_idx)  # [B,T]
         is_scored = self.choose_positions(sample["net_input"], is_real)
         rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_scored)
         log = {"rtd_loss": rtd_loss.detach(), "_changed": (output.replaced & is_real).sum()}
         log |= detection_sums(output.rtd_logits.detach(), output.replaced, is_scored)
+        log |= {} if self.training else spread_sums(output.rtd_states, is_real)
         # A sum over as many tokens as are masked is already on the scale of sums over masked positions.
         share = self.task.masked_share if self.detection_positions == "all" else 1.0
-        return self.discriminator_loss_weight * share * rtd_loss, log
+        loss = self.discriminator_loss_weight * share * rtd_loss
+        if output.predictions is not None:
+            sums = encoder_mlm_sums(output.predictions)
+            loss = loss + self.encoder_mlm_weight * sums["main_loss"]
+            log |= {key: value.detach() for key, value in sums.items()}
+        return loss, log
 
     def choose_positions(self, net_input: dict[str, Tensor], is_real: Tensor) -> Tensor:
         """Return the tokens that the detection loss averages over: [B,T] bool, all or as many per sequence as are masked."""
@@ -156,14 +171,10 @@ class ElectraCriterion(PretrainingCriterion):
                 "detection: leave one of them out"
             )
         predictions = output.predictions
-        main_loss = (predictions.nll * predictions.weights).sum()
+        sums = encoder_mlm_sums(predictions)
+        main_loss = sums["main_loss"]
         replaced = output.replaced & sample["net_input"]["tokens"].ne(self.padding_idx)
-        log = {
-            "main_loss": main_loss.detach(),
-            "main_acc": (predictions.correct * predictions.weights).sum(),
-            "_predicted": predictions.weights.sum(),
-            "replaced": replaced.sum(),
-        }
+        log = {key: value.detach() for key, value in sums.items()} | {"replaced": replaced.sum()}
         if predictions.copy_probs is None:  # a sum over masked positions, whose number is sample_size
             return self.main_loss_weight * main_loss, log
         log["copy_prob"] = (predictions.copy_probs * predictions.weights).sum()

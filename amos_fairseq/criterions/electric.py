@@ -7,7 +7,7 @@ from fairseq.criterions import register_criterion
 from omegaconf import II
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums
+from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums, spread_sums
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, log_sums
 
 
@@ -66,6 +66,7 @@ class ElectricCriterion(PretrainingCriterion):
                 "rtd_loss": rtd_loss.detach(),
                 **detection_sums(output.rtd_logits.detach(), output.is_noise, output.is_scored),
                 "_changed": output.replaced.sum(),
+                **({} if self.training else spread_sums(output.rtd_states, output.is_scored)),
             }
 
         (depth,) = model.depth_names

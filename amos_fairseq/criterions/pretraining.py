@@ -58,8 +58,6 @@ def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str
         count = float(totals[counter])
         metrics.log_scalar(key, mean(totals[key], count), count, round=4)
     if "rtd_loss" in totals:
-        num_scored = float(totals["_scored"])
-        metrics.log_scalar("rtd_loss", mean(totals["rtd_loss"], num_scored), num_scored, round=4)
         log_detection(totals, num_masked)
 
 

@@ -8,7 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import detection_loss, detection_sums
+from amos_fairseq.criterions.detection import detection_loss, detection_sums, spread_sums
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 
@@ -74,6 +74,7 @@ class TeamsCriterion(PretrainingCriterion):
             loss = loss + self.rtd_loss_weight * self.task.masked_share * rtd_loss
             sums["rtd_loss"] = rtd_loss.detach()
             sums |= detection_sums(output.rtd_logits.detach(), output.replaced, is_real)
+            sums |= {} if self.training else spread_sums(output.rtd_states, is_real)
         if self.mws_loss_weight:
             mws_loss = selection_loss(output.mws_logits, is_masked)
             loss = loss + self.mws_loss_weight * mws_loss

@@ -14,10 +14,15 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
-from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, register_sizes, transformer_config
+from amos_fairseq.models.configuration import (
+    DetectorWithMlmConfig,
+    PaddedVocabulary,
+    register_sizes,
+    transformer_config,
+)
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.heads import DetectionHead, MlmHead
+from amos_fairseq.modules.heads import DetectionHead, MlmHead, TokenPredictions
 from amos_fairseq.modules.mixture import (
     STRATEGIES,
     Adversary,
@@ -31,7 +36,7 @@ from amos_fairseq.modules.mixture import (
 
 
 @dataclass
-class AmosConfig(EncoderConfig):
+class AmosConfig(DetectorWithMlmConfig):
     """AMOS-base (section 4 and Appendix B); the ablations of "Figure 3", Tables 6 and 7 are settings of the same model."""
 
     relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
@@ -83,8 +88,10 @@ class AmosOutput(NamedTuple):
     corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
+    rtd_states: Tensor  # [B,T,D], the input of the detection head
     # [some positions] float32, the mass of Gumbel-Softmax outside the entries that carry its gradient; None: there is none.
     truncated_mass: Tensor | None = None
+    predictions: TokenPredictions | None = None  # of the discriminator, with --encoder-mlm-weight
 
 
 @register_model("amos", dataclass=AmosConfig)
@@ -113,6 +120,7 @@ class AmosModel(PretrainingModel):
         )
         self.discriminator = TransformerEncoder(transformer_config(cfg))
         self.detection_head = DetectionHead(width)
+        self.token_prediction = self.make_token_prediction() if cfg.encoder_mlm_weight else None
         self.initialize()
 
     @property
@@ -154,8 +162,20 @@ class AmosModel(PretrainingModel):
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
             rtd_logits=self.detection_head(states),
+            rtd_states=states,
             truncated_mass=prediction.truncated_mass,
+            predictions=self.predict(states, corrupted, originals, masked_positions, masked_weights),
         )
+
+    def predict(
+        self, states: Tensor, corrupted: Tensor, originals: Tensor, masked_positions: Tensor, masked_weights: Tensor
+    ) -> TokenPredictions | None:
+        """Predict the originals [B,M] at masked positions from the discriminator's states; None without a head for it."""
+        if self.token_prediction is None:
+            return None
+        inputs = corrupted.gather(1, masked_positions)
+        states = gather_positions(states, masked_positions)
+        return self.token_prediction(states, self.embed_tokens.weight, inputs, originals, masked_weights)
 
     def generate(
         self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None

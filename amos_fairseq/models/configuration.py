@@ -111,6 +111,32 @@ class EncoderConfig(FairseqDataclass):
     )
 
 
+@dataclass
+class DetectorConfig(EncoderConfig):
+    """An encoder that is pretrained by detecting replaced tokens."""
+
+    detection_bias_at_prior: bool = field(
+        default=False,
+        metadata={
+            "help": "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
+        },
+    )
+
+
+@dataclass
+class DetectorWithMlmConfig(DetectorConfig):
+    """The same, where the main network can also predict the original tokens."""
+
+    encoder_mlm_weight: float = field(
+        default=0.0,
+        metadata={
+            "range": "0 or more",
+            "help": "also train the main network to predict the originals at the masked positions of the text with replaced "
+            "tokens, with this weight (0: no; neither ELECTRA nor AMOS has it)",
+        },
+    )
+
+
 def embedding_width(cfg: EncoderConfig) -> int:
     """Return E, the width of the token embeddings."""
     return cfg.embedding_dim or cfg.encoder_embed_dim

@@ -21,7 +21,7 @@ from amos_fairseq.functional.positions import gather_positions, replace_position
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
-    EncoderConfig,
+    DetectorWithMlmConfig,
     PaddedVocabulary,
     embedding_width,
     generator_config,
@@ -32,13 +32,13 @@ from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
 from amos_fairseq.models.pretraining import SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TokenNoise
-from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPrediction, TokenPredictions
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPredictions
 
 EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 
 
 @dataclass
-class ElectraConfig(EncoderConfig):
+class ElectraConfig(DetectorWithMlmConfig):
     """ELECTRA-base (thesis Table 5.1); every variant is a setting of the same model."""
 
     pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
@@ -108,10 +108,11 @@ class ElectraOutput(NamedTuple):
     corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
     replaced: Tensor  # [B,T] bool, differs from the original
     rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
-    predictions: TokenPredictions | None = None  # of a main network that predicts the originals instead of detecting
+    predictions: TokenPredictions | None = None  # of a main network that predicts the originals
     learns_by_likelihood: bool = True  # False: mlm_nll is for the log alone
     sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
     baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator
+    rtd_states: Tensor | None = None  # [B,T,D], the input of the detection head
 
 
 class GeneratorOutput(NamedTuple):
@@ -169,17 +170,11 @@ class ElectraModel(SingleMlmModel):
 
     def _add_main_head(self) -> None:
         cfg = self.cfg
+        self.detection_head = self.token_prediction = None
         if cfg.main_objective == "detection":
             self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
-        else:
-            self.token_prediction = TokenPrediction(
-                cfg.encoder_embed_dim,
-                embedding_width(cfg),
-                self.vocabulary.padded_size,
-                cfg.layer_norm_eps,
-                copies=cfg.main_objective == "all_tokens_mlm",
-                kernels=str(cfg.kernels),
-            )
+        if cfg.main_objective != "detection" or cfg.encoder_mlm_weight:
+            self.token_prediction = self.make_token_prediction(copies=cfg.main_objective == "all_tokens_mlm")
 
     @property
     def encoder(self) -> TransformerEncoder:
@@ -219,18 +214,21 @@ class ElectraModel(SingleMlmModel):
         generated = self.predict_and_sample(features, originals)
         corrupted = replace_positions(tokens, masked_positions, generated.sampled, masked_weights)
         states = self.discriminator(self.embed_tokens(corrupted), padding_mask)[-1]
-        detects = self.cfg.main_objective == "detection"
+        predictions = None
+        if self.token_prediction is not None:
+            predictions = self.predict(states, corrupted, tokens, masked_positions, masked_weights)
         return ElectraOutput(
             mlm_nll=generated.nll,
             mlm_correct=generated.correct,
             sampled_tokens=generated.sampled,
             corrupted_tokens=corrupted,
             replaced=corrupted.ne(tokens),
-            rtd_logits=self.detection_head(states) if detects else None,
-            predictions=None if detects else self.predict(states, corrupted, tokens, masked_positions, masked_weights),
+            rtd_logits=None if self.detection_head is None else self.detection_head(states),
+            predictions=predictions,
             learns_by_likelihood=self.learns_by_likelihood,
             sampled_log_probs=generated.sampled_log_probs,
             baseline_logits=generated.baseline_logits,
+            rtd_states=None if self.detection_head is None else states,
         )
 
     def predict_and_sample(self, features: Tensor | None, originals: Tensor) -> GeneratorOutput:
@@ -397,6 +395,12 @@ def check_settings(cfg: ElectraConfig) -> None:
     if cfg.adversarial and cfg.share_weights == "all":
         raise ValueError(
             "--adversarial with --share-weights all would train the discriminator to fail: share embeddings or none"
+        )
+    if cfg.main_objective != "detection" and cfg.detection_bias_at_prior:
+        raise ValueError(f"--detection-bias-at-prior needs --main-objective detection, not {cfg.main_objective}")
+    if cfg.main_objective != "detection" and cfg.encoder_mlm_weight:
+        raise ValueError(
+            f"--encoder-mlm-weight is for detection, and --main-objective {cfg.main_objective} predicts already"
         )
     if cfg.main_objective != "detection" and (cfg.adversarial or cfg.frozen_generator):
         flag = "--adversarial" if cfg.adversarial else "--frozen-generator"

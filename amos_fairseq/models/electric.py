@@ -74,7 +74,7 @@ class ElectricConfig(EncoderConfig):
 
 
 class ElectricOutput(NamedTuple):
-    """Input of the criterion and the log; the last five fields are None in the cloze model alone."""
+    """Input of the criterion and the log; the last six fields are None in the cloze model alone."""
 
     mlm_nll: Tensor  # [B,M], or [B,T] if all tokens train the generator; float32, -log q(original), nats
     mlm_correct: Tensor  # of the same shape, bool, the most probable token is the original
@@ -85,6 +85,7 @@ class ElectricOutput(NamedTuple):
     # [B,T] bool, the label: was sampled, even if that is the original; with ``electra_labels`` the same as ``replaced``.
     is_noise: Tensor | None = None
     rtd_logits: Tensor | None = None  # [B,T] float32, positive for "noise"
+    rtd_states: Tensor | None = None  # [B,T,D], the input of the head of the energies
 
 
 @register_model("electric", dataclass=ElectricConfig)
@@ -147,7 +148,8 @@ class ElectricModel(PretrainingModel):
             return ElectricOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens), is_scored)
         nll, correct, sampled = self.predict_and_sample(hidden, tokens, masked_positions)
         noised = replace_positions(tokens, masked_positions, sampled, masked_weights)
-        logits = self.detection_head(self.discriminator(self.embed_tokens(noised), padding_mask)[-1])
+        states = self.discriminator(self.embed_tokens(noised), padding_mask)[-1]
+        logits = self.detection_head(states)
         if self.variant == "electric":
             logits = noise_logits(logits, self.noise_log_probs(hidden, noised), self.cfg.mask_prob)
         replaced, is_sampled = noised.ne(tokens), mark_positions(masked_positions, masked_weights, tokens.size(1))
@@ -160,6 +162,7 @@ class ElectricModel(PretrainingModel):
             replaced=replaced,
             is_noise=replaced if self.variant == "electra_labels" else is_sampled,
             rtd_logits=logits,
+            rtd_states=states,
         )
 
     def generate(self, tokens: Tensor, padding_mask: Tensor | None) -> Tensor:

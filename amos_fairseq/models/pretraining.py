@@ -18,7 +18,7 @@ from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_
 from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, embedding_width
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.heads import MlmHead
+from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.modules.initialization import initialize, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
 
@@ -69,13 +69,29 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         model_class = cls if isinstance(task, PretrainingTask) else cls.fine_tuned_model
         try:
-            return model_class(cfg, vocabulary)
+            model = model_class(cfg, vocabulary)
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
+        if model_class is cls and getattr(cfg, "detection_bias_at_prior", False):
+            # At the start nearly every sample differs from the masked token, so about as many tokens are replaced as masked.
+            model.detection_head.start_at_prior(task.masked_share)
+        return model
 
     def make_mlm_head(self, width: int) -> MlmHead:
         """Return an MLM head for states of this width; its output layer is tied to the token embeddings."""
         return MlmHead(width, embedding_width(self.cfg), self.vocabulary.padded_size, self.cfg.layer_norm_eps)
+
+    def make_token_prediction(self, copies: bool = False) -> TokenPrediction:
+        """Return a head with which the main network predicts originals; its output layer is tied to the token embeddings."""
+        cfg = self.cfg
+        return TokenPrediction(
+            cfg.encoder_embed_dim,
+            embedding_width(cfg),
+            self.vocabulary.padded_size,
+            cfg.layer_norm_eps,
+            copies=copies,
+            kernels=str(cfg.kernels),
+        )
 
     def initialize(self) -> None:
         """Set the initial values of all parameters, and mark those without weight decay."""

@@ -17,7 +17,7 @@ from amos_fairseq.functional.positions import gather_positions, replace_position
 from amos_fairseq.functional.samplers import ReplacementAndNegativeSampler, ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
 from amos_fairseq.models.configuration import (
-    EncoderConfig,
+    DetectorConfig,
     PaddedVocabulary,
     embedding_width,
     register_sizes,
@@ -40,7 +40,7 @@ LAYERS, RTD_LAYER = "discriminator.layers.", "rtd_layer."
 
 
 @dataclass
-class TeamsConfig(EncoderConfig):
+class TeamsConfig(DetectorConfig):
     """TEAMS-base (section 4.1, Table 5); the ablations of Tables 2 to 4 and Figures 4 and 5 are settings of the same model."""
 
     generator_layers: int = field(
@@ -156,6 +156,7 @@ class TeamsOutput(NamedTuple):
     rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
     candidates: Tensor | None  # [B,M,1+K] int64, the original first
     mws_logits: Tensor | None  # [B,M,1+K] float32, of each candidate
+    rtd_states: Tensor | None  # [B,T,D], the input of the detection head
 
 
 @register_model("teams", dataclass=TeamsConfig)
@@ -226,6 +227,7 @@ class TeamsModel(SingleMlmModel):
             rtd_logits=self.detection_head(rtd_states) if "rtd" in self.tasks else None,
             candidates=candidates,
             mws_logits=self.select(mws_states, candidates) if "mws" in self.tasks else None,
+            rtd_states=rtd_states if "rtd" in self.tasks else None,
         )
 
     def predict_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -319,6 +321,8 @@ def _check_tasks(cfg: TeamsConfig) -> None:
             "--mws-loss-weight 0 --rtd-loss-weight 0 leaves the discriminator without a task: give one of them a weight, or "
             "train a masked language model (--arch mlm_base --criterion mlm)"
         )
+    if cfg.detection_bias_at_prior and "rtd" not in present:
+        raise ValueError("--detection-bias-at-prior has no meaning with --rtd-loss-weight 0: leave it out")
     if cfg.representation not in present:
         raise ValueError(
             f"--representation {cfg.representation} names the branch that --{cfg.representation}-loss-weight 0 leaves out: "

@@ -1,5 +1,6 @@
 """Prediction heads on top of an encoder."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -98,6 +99,10 @@ class DetectionHead(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.output = nn.Linear(width, 1)
+
+    def start_at_prior(self, share: float) -> None:
+        """Set the bias to log(p / (1 - p)), so that an untrained head predicts the fraction ``share`` p of replaced tokens."""
+        nn.init.constant_(self.output.bias, math.log(share / (1 - share)))
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [...] float32."""

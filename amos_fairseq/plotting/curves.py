@@ -75,8 +75,18 @@ PANELS = (
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     *SCHEDULE_PANELS,
 )  # fmt: skip
+# Whether a discriminator distinguishes tokens (docs/collapse.md).
+DETECTOR_PANELS = (
+    Panel("detection_gain", "Detection loss against the prior", "loss - entropy of the replaced fraction (nats)",
+          "rtd_loss_above_prior", reference=(0.0, "knows the fraction alone")),
+    Panel("logit_std", "Detection logits", "standard deviation within a batch", "rtd_logit_std", (0, None)),
+    Panel("state_variance", "States below the detection head", "variance / mean square", "rtd_state_variance", (0, 1)),
+    Panel("first_component", "Their first principal component", "share of the variance", "rtd_first_component", (0, 1)),
+    Panel("participation_ratio", "Directions that they use", "participation ratio", "rtd_participation_ratio", (0, None)),
+)  # fmt: skip
 # Values that only some objectives log: shown where a run has them, and not reported as missing.
 OBJECTIVE_PANELS = (
+    *DETECTOR_PANELS,
     Panel("selection_loss", "Multi-word selection: loss", "cross-entropy (nats per masked token)", "mws_loss", (0, None)),
     Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", (0, 1)),
     Panel("main_loss", "Main network: MLM loss", "cross-entropy (nats per predicted token)", "main_loss", (0, None)),

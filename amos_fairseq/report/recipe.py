@@ -13,8 +13,8 @@ SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_sched
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
 # Settings that change where and how fast a run trains, or that belong to fine-tuning, but not what is trained.
 WITHOUT_EFFECT = {
-    "_name", "data", "tokenizer_directory", "divergence_factor", "save_interval_minutes", "kernels", "compile",
-    "activation_checkpointing", "update_freq", "pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay",
+    "_name", "data", "tokenizer_directory", "divergence_factor", "collapse_updates", "save_interval_minutes", "kernels",
+    "compile", "activation_checkpointing", "update_freq", "pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay",
     "total_num_update", "max_positions",
 }  # fmt: skip
 

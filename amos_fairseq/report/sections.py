@@ -10,9 +10,19 @@ import numpy as np
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Table
+from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
 from amos_fairseq.inspection.results import Inspection, printable
-from amos_fairseq.plotting.curves import PANELS, Panel, depth_names, panels_figure, reference_levels
+from amos_fairseq.plotting.curves import (
+    DETECTOR_PANELS,
+    PANELS,
+    Curve,
+    Panel,
+    Run,
+    depth_names,
+    panels_figure,
+    reference_levels,
+)
 from amos_fairseq.plotting.probing import probing_figure
 from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
 from amos_fairseq.plotting.style import depth_colours
@@ -77,6 +87,11 @@ def build_report(
         if key == "mixture_" and any(len(depth_names(panel_of(key), [run.curves])) == 1 for run in runs if run.curves):
             reason = "no run has a generator with several depths"
         report.add(f"{title} ({source})", part, reason)
+    report.add(
+        "State of the discriminator",
+        discriminator_part(runs),
+        "no run has logged what a discriminator does with tokens",
+    )
     report.add("Replaced tokens by depth (AMOS Table 9)", samples_part(runs), _why(runs, "sentences"))
     report.parts += probing
     if not probing:
@@ -255,6 +270,42 @@ def curve_part(anchor: str, title: str, source: str, caption: str, key: str, run
     if key == "rtd_recall" and len(setups) > 1:
         caption += f" The runs are the curriculum setups: {'; '.join(setups)}."
     return Part(anchor, title, source, caption + TRAINING_AND_VALIDATION, panels_figure([panel], curves, titled=False))
+
+
+def discriminator_part(runs: Sequence[ReportRun]) -> Part | None:
+    """Whether detection distinguishes tokens: its curves, and a line for each run in which it ended without doing so."""
+    found = [run.curves for run in runs if run.curves is not None]
+    panels = [panel for panel in DETECTOR_PANELS if depth_names(panel, found)]
+    if not panels:
+        return None
+    notes = []
+    for run in runs:
+        since = collapsed_since(run.curves) if run.curves is not None else None
+        if since is not None:
+            notes.append(
+                f"{run.name}: detection has given all tokens the same probability since update {since:,} (standard deviation "
+                f"of the logits below {EQUAL_LOGITS}). This discriminator has collapsed; docs/collapse.md says what to do."
+            )
+    return Part(
+        "discriminator", "State of the discriminator", "",
+        "The detection loss minus that of a detector that knows only the fraction of replaced tokens; the standard deviation "
+        "of the logits within a batch; and, of the states below the detection head on held-out text, the variance divided by "
+        "the mean square, the share of the first principal component in the variance, and the participation ratio."
+        + TRAINING_AND_VALIDATION,
+        panels_figure(panels, found, titled=True), notes=notes,
+    )  # fmt: skip
+
+
+def collapsed_since(curves: Run) -> int | None:
+    """Return the first of the last logged updates of training in which all logits were equal; None if the last one was not."""
+    logged = curves.curves.get("train", {}).get("rtd_logit_std", Curve())
+    since = None
+    for update, value in zip(logged.updates, logged.values, strict=True):
+        if not value < EQUAL_LOGITS:
+            since = None
+        elif since is None:
+            since = update
+    return since
 
 
 def samples_part(runs: Sequence[ReportRun]) -> Part | None:

@@ -14,7 +14,9 @@ from amos_fairseq.report.results import BenchmarkResults
 from amos_fairseq.report.runs import ReportRun
 from amos_fairseq.report.sections import build_report, probing_parts
 
-FIGURE_FILE = re.compile(r"(score_by_cost|loss_by_depth|generator_loss|mixture|recall|probing(_\d+)?)\.(png|svg)")
+FIGURE_FILE = re.compile(
+    r"(score_by_cost|loss_by_depth|generator_loss|mixture|recall|discriminator|probing(_\d+)?)\.(png|svg)"
+)
 
 
 def write_report(

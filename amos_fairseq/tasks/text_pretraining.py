@@ -86,6 +86,14 @@ class TextPretrainingConfig(FairseqDataclass):
             "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
         },
     )
+    collapse_updates: int = field(
+        default=1000,
+        metadata={
+            "range": "0 or more",
+            "help": "warn when detection has given all tokens the same probability for this many updates in a row, and end "
+            "the run after as many more (0: never; ours)",
+        },
+    )
     save_interval_minutes: float = field(
         default=30.0,
         metadata={

@@ -27,15 +27,15 @@ def modules_of(function: Any) -> Iterator[str]:
     ("owner", "name", "expected"),
     [
         (Trainer, "__init__", ["compilation", "distribution", "patching", "signals"]),
-        (Trainer, "train_step", ["run_lifecycle", "failing_updates", "divergence", "failing_updates"]),
+        (Trainer, "train_step", ["run_lifecycle", "failing_updates", "collapse", "divergence", "failing_updates"]),
         (Trainer, "clip_grad_norm", ["host_reads", "failing_updates"]),
         (Trainer, "_check_grad_norms", ["host_reads", "distribution"]),
-        (Trainer, "state_dict", ["divergence", "run_lifecycle"]),
+        (Trainer, "state_dict", ["collapse", "divergence", "run_lifecycle"]),
         # SAVE_DIR is locked before it is repaired.
         (
             checkpoint_utils,
             "load_checkpoint",
-            ["divergence", "run_lifecycle", "checkpoints", "metrics_log", "run_lifecycle"],
+            ["collapse", "divergence", "run_lifecycle", "checkpoints", "metrics_log", "run_lifecycle"],
         ),
         (checkpoint_utils, "save_checkpoint", ["signals", "divergence"]),
         (distributed_utils, "call_main", ["distribution", "signals"]),

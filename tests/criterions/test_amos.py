@@ -15,7 +15,8 @@ from amos_fairseq.models.amos import AmosOutput
 
 DEPTHS = ("1", "2", "4")
 KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth in DEPTHS} | {
-    "loss", "mixture_entropy", "replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"
+    "loss", "mixture_entropy", "replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision",
+    "rtd_loss_above_prior", "rtd_logit_std",
 }  # fmt: skip
 
 
@@ -38,6 +39,7 @@ class GivenOutput(torch.nn.Module):
             corrupted_tokens=torch.zeros(B, T, dtype=torch.int64),
             replaced=replaced,
             rtd_logits=torch.randn(B, T, generator=generator) * 2 + replaced,
+            rtd_states=torch.randn(B, T, 8, generator=generator) + 1,
         )
 
     def forward(self, has_padding: bool, **net_input) -> AmosOutput:
@@ -106,6 +108,7 @@ def test_sums_over_batches_are_the_sum_of_the_whole():
     assert sum(part[1] for part in parts) == sample_size
     one, several = logged(log), logged(*(part[2] for part in parts))
     assert one.keys() == several.keys()
+    assert one.pop("rtd_logit_std") != several["rtd_logit_std"]  # around the mean of a batch, so its parts have others
     assert {key: several[key] for key in one} == pytest.approx(one, rel=1e-5)
 
 

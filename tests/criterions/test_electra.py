@@ -23,7 +23,7 @@ from amos_fairseq.modules.heads import TokenPredictions
 
 PADDED = (12, 7, 12, 10)
 FULL = (12, 12, 12)
-RTD = {"rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
+RTD = {"rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision", "rtd_loss_above_prior", "rtd_logit_std"}
 MLM = {"mlm_loss_2", "mlm_acc_2"}
 
 

@@ -128,6 +128,7 @@ def logged(*logging_outputs: dict) -> dict[str, float]:
 
 CLOZE_KEYS = {"loss", "mlm_loss_2", "mlm_acc_2"}
 DETECTION_KEYS = {"replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
+DETECTION_KEYS |= {"rtd_loss_above_prior", "rtd_logit_std"}
 
 
 @pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)
@@ -174,6 +175,7 @@ def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
     assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-5)
     assert sum(part[1] for part in parts) == sample_size
     one, several = logged(log), logged(*(part[2] for part in parts))
+    assert one.pop("rtd_logit_std") != several.pop("rtd_logit_std")  # around the mean of a batch
     assert several == pytest.approx(one, rel=1e-3, abs=1e-4)
 
 

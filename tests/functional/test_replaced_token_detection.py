@@ -2,14 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fairseq.logging import metrics
-from scipy.stats import norm
-from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
+from scipy.stats import entropy, norm
+from sklearn.decomposition import PCA
+from sklearn.metrics import accuracy_score, log_loss, precision_score, recall_score, roc_auc_score
 
-from amos_fairseq.criterions.detection import detection_sums, log_detection
-from amos_fairseq.functional.replaced_token_detection import auc_from_histograms, logit_histogram
+from amos_fairseq.criterions.detection import detection_loss, detection_sums, log_detection
+from amos_fairseq.functional.replaced_token_detection import (
+    auc_from_histograms,
+    logit_histogram,
+    state_spread,
+    state_sums,
+)
 
 
 def auc(logits: torch.Tensor, replaced: torch.Tensor) -> float:
@@ -81,17 +88,18 @@ def test_histogram_counts_weights():
 def test_logged_rates_match_scikit_learn_over_all_batches():
     """Three batches with padding, summed as the criterion sums logging outputs."""
     generator = torch.Generator().manual_seed(2)
-    all_logits, all_replaced, totals, num_masked = [], [], {}, 0
+    all_logits, all_replaced, deviations, totals, num_masked = [], [], [], {}, 0
     for batch in range(3):
         is_real = torch.rand(4, 50, generator=generator) < 0.8
         replaced = (torch.rand(4, 50, generator=generator) < 0.3) & is_real
         logits = torch.randn(4, 50, generator=generator) * (batch + 1) + replaced
         logits[~is_real] = 20.0 * (-1) ** batch  # any value at padding
-        sums = detection_sums(logits, replaced, is_real) | {"ntokens": int(is_real.sum())}
+        sums = detection_sums(logits, replaced, is_real) | {"rtd_loss": detection_loss(logits, replaced, is_real)}
         totals = {key: totals.get(key, 0) + value for key, value in sums.items()}
         all_logits.append(logits[is_real])
         all_replaced.append(replaced[is_real])
         num_masked += 70
+        deviations.append((logits[is_real] - logits[is_real].mean()).numpy())
     logits, replaced = torch.cat(all_logits), torch.cat(all_replaced)
     with metrics.aggregate(new_root=True) as aggregated:
         log_detection(totals, num_masked)
@@ -101,13 +109,61 @@ def test_logged_rates_match_scikit_learn_over_all_batches():
     assert got["rtd_recall"] == pytest.approx(recall_score(replaced, logits > 0), abs=1e-4)
     assert got["rtd_precision"] == pytest.approx(precision_score(replaced, logits > 0), abs=1e-4)
     assert got["rtd_auc"] == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)
+    # Around the mean of each batch; the three means differ by up to 0.5 here.
+    assert got["rtd_logit_std"] == pytest.approx(np.concatenate(deviations).std(), rel=1e-3)
+    loss = log_loss(replaced, logits.sigmoid().double(), labels=[False, True])
+    assert got["rtd_loss"] == pytest.approx(loss, abs=1e-4)
+    assert got["rtd_loss_above_prior"] == pytest.approx(loss - entropy(np.bincount(replaced)), abs=2e-4)
 
 
 def test_rates_without_a_denominator():
     nobody = torch.zeros(2, 5, dtype=torch.bool)
-    totals = detection_sums(torch.full((2, 5), -1.0), nobody, ~nobody) | {"ntokens": 10}
+    logits = torch.full((2, 5), -1.0)
+    totals = detection_sums(logits, nobody, ~nobody) | {"rtd_loss": detection_loss(logits, nobody, ~nobody)}
     with metrics.aggregate(new_root=True) as aggregated:
         log_detection(totals, 3)
     got = aggregated.get_smoothed_values()
     assert math.isnan(got.pop("rtd_auc"))
-    assert got == {"replaced": 0.0, "rtd_acc": 1.0, "rtd_recall": 0.0, "rtd_precision": 0.0}
+    loss = round(math.log1p(math.exp(-1)), 4)  # -log(1 - sigmoid(-1)); the entropy of the labels is 0
+    assert got == {
+        "rtd_loss": loss,
+        "replaced": 0.0,
+        "rtd_acc": 1.0,
+        "rtd_recall": 0.0,
+        "rtd_precision": 0.0,
+        "rtd_loss_above_prior": loss,
+        "rtd_logit_std": 0.0,
+    }
+
+
+def test_spread_of_states_is_that_of_scikit_learn():
+    """Two batches with padding; the states lie around a mean that is longer than they differ, in three directions."""
+    generator = torch.Generator().manual_seed(4)
+    directions = torch.randn(3, 16, generator=generator) * torch.tensor([3.0, 1.0, 0.3])[:, None]
+    total, products, real = torch.zeros(16).double(), torch.zeros(16, 16).double(), []
+    for _ in range(2):
+        states = 5 + torch.randn(4, 50, 3, generator=generator) @ directions
+        is_real = torch.rand(4, 50, generator=generator) < 0.7
+        states[~is_real] = 1e3
+        real.append(states[is_real].double().numpy())
+        sums = state_sums(states, is_real)
+        total, products = total + sums[0], products + sums[1]
+    states = np.concatenate(real)
+    shares = PCA().fit(states).explained_variance_ratio_
+    spread = state_spread(len(states), total, products)
+    assert spread.first_component == pytest.approx(shares[0], rel=1e-6)
+    assert spread.participation_ratio == pytest.approx(1 / (shares**2).sum(), rel=1e-6)
+    assert spread.variance == pytest.approx(states.var(0).sum() / (states**2).sum(1).mean(), rel=1e-6)
+
+
+def test_spread_of_equal_states():
+    """Rounding must not look like a variance: bfloat16 states with a square of 512 each."""
+    states = torch.full((8, 64, 512), 1.0, dtype=torch.bfloat16) * torch.linspace(-1.7, 1.7, 512).bfloat16()
+    spread = state_spread(512, *state_sums(states, torch.ones(8, 64, dtype=torch.bool)))
+    assert spread.variance == 0
+    assert math.isnan(spread.first_component)
+    assert math.isnan(spread.participation_ratio)
+    assert all(math.isnan(value) for value in state_spread(0, torch.zeros(4), torch.zeros(4, 4)))
+    # A difference of one part in a thousand is one.
+    states[0, 0] *= 1.01
+    assert 0 < state_spread(512, *state_sums(states, torch.ones(8, 64, dtype=torch.bool))).variance < 1e-6

@@ -144,8 +144,10 @@ def small_teams(seed: int = 0, task: SimpleNamespace | None = None, **settings: 
     return build_randomized(TeamsModel, TeamsConfig(**(TEAMS_SETTINGS | settings)), task or small_task(), seed)
 
 
-def amos_criterion(discriminator_loss_weight: float = 50.0, **task: Any) -> AmosCriterion:
-    return AmosCriterion(small_task(**task), discriminator_loss_weight)
+def amos_criterion(
+    discriminator_loss_weight: float = 50.0, encoder_mlm_weight: float = 0.0, **task: Any
+) -> AmosCriterion:
+    return AmosCriterion(small_task(**task), discriminator_loss_weight, encoder_mlm_weight)
 
 
 def electra_criterion(discriminator_loss_weight: float = 50.0, **settings: Any) -> ElectraCriterion:

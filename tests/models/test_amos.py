@@ -34,9 +34,12 @@ def test_shapes_dtypes_and_replaced_tokens():
         "corrupted_tokens": ((4, 12), torch.int64),
         "replaced": ((4, 12), torch.bool),
         "rtd_logits": ((4, 12), torch.float32),
+        "rtd_states": ((4, 12, AMOS_SETTINGS["encoder_embed_dim"]), torch.float32),
         "truncated_mass": ((4,), torch.float32),
     }
-    assert {name: (tuple(v.shape), v.dtype) for name, v in output._asdict().items()} == shapes
+    assert output.predictions is None
+    given = {name: value for name, value in output._asdict().items() if value is not None}
+    assert {name: (tuple(v.shape), v.dtype) for name, v in given.items()} == shapes
     corrupted = net_input["tokens"].clone()
     for row, slot in net_input["masked_weights"].nonzero().tolist():
         corrupted[row, net_input["masked_positions"][row, slot]] = output.sampled_tokens[row, slot]

@@ -1,0 +1,169 @@
+"""Settings of the main network that keep a detector alive: the bias of its head, and a masked-token loss beside detection."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from fairseq import metrics
+from sklearn.decomposition import PCA
+from small_models import (
+    AMOS_SETTINGS,
+    ELECTRA_SETTINGS,
+    MASKED_SHARE,
+    TEAMS_SETTINGS,
+    amos_criterion,
+    electra_criterion,
+    electric_criterion,
+    fine_tuning_task,
+    small_amos,
+    small_batch,
+    small_electra,
+    small_electric,
+    small_task,
+    small_teams,
+    teams_criterion,
+)
+from torch.nn.functional import cross_entropy
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+
+DETECTORS = {
+    "amos": (AmosModel, AmosConfig, AMOS_SETTINGS),
+    "electra": (ElectraModel, ElectraConfig, ELECTRA_SETTINGS),
+    "teams": (TeamsModel, TeamsConfig, TEAMS_SETTINGS),
+}
+SMALL = {"amos": (small_amos, amos_criterion), "electra": (small_electra, electra_criterion)}
+SPREAD = {"rtd_state_variance", "rtd_first_component", "rtd_participation_ratio"}
+
+
+def build(name: str, **settings: Any) -> torch.nn.Module:
+    model_class, config_class, common = DETECTORS[name]
+    torch.manual_seed(0)
+    return model_class.build_model(config_class(**(common | settings)), small_task())
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_an_untrained_head_at_the_prior_predicts_the_masked_share(name: str) -> None:
+    """Only the bias of the output differs from a model without the setting."""
+    model, usual = build(name, detection_bias_at_prior=True), build(name)
+    predicted = model.detection_head.output.bias.sigmoid().item()
+    assert predicted == pytest.approx(MASKED_SHARE, rel=1e-6)
+    assert usual.detection_head.output.bias.item() == 0
+    different = [key for key, value in model.state_dict().items() if not value.equal(usual.state_dict()[key])]
+    assert different == ["detection_head.output.bias"]
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_fine_tuning_needs_no_prior(name: str) -> None:
+    model_class, config_class, common = DETECTORS[name]
+    config = config_class(**(common | {"detection_bias_at_prior": True}))
+    assert not isinstance(model_class.build_model(config, fine_tuning_task()), model_class)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "electra",
+            {"main_objective": "replace_mlm", "detection_bias_at_prior": True},
+            "--detection-bias-at-prior needs",
+        ),
+        ("electra", {"main_objective": "replace_mlm", "encoder_mlm_weight": 1.0}, "predicts already"),
+        ("teams", {"rtd_loss_weight": 0.0, "detection_bias_at_prior": True}, "--rtd-loss-weight 0"),
+        ("amos", {"encoder_mlm_weight": -1.0}, "--encoder-mlm-weight -1.0 must be 0 or more"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(name: str, settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(name, **settings)
+
+
+@pytest.mark.parametrize("lengths", [(12, 12), (12, 7, 12)])
+@pytest.mark.parametrize("name", SMALL)
+def test_masked_token_loss_of_the_main_network(name: str, lengths: tuple[int, ...]) -> None:
+    """The loss grows by the weight times the cross-entropy at masked positions, from states and embeddings step by step."""
+    make, criterion = SMALL[name]
+    model, batch = make(encoder_mlm_weight=0.5).eval(), small_batch(lengths)
+    inputs = batch["net_input"]
+    torch.manual_seed(3)
+    output = model(**inputs)
+    states, head = model.extract_features(output.corrupted_tokens), model.token_prediction.mlm_head
+    expected, correct = 0.0, 0
+    for row, slot in inputs["masked_weights"].nonzero().tolist():
+        position = inputs["masked_positions"][row, slot]
+        logits = model.embed_tokens.weight @ head(states[row, position]) + head.bias
+        original = inputs["tokens"][row, position]
+        expected += cross_entropy(logits, original).item()
+        correct += int(logits.argmax() == original)
+    losses = {}
+    for weight in (0.5, 2.0):
+        torch.manual_seed(3)
+        losses[weight], _, log = criterion(encoder_mlm_weight=weight)(model, batch)
+        assert log["main_loss"].item() == pytest.approx(expected, rel=1e-4)
+        assert (log["main_acc"], log["_predicted"]) == (correct, batch["num_masked"])
+    # float32 sums of losses of about 1,000.
+    assert (losses[2.0] - losses[0.5]).item() == pytest.approx(1.5 * expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_gradient_trains_its_head_the_main_network_and_the_embeddings(name: str) -> None:
+    make, criterion = SMALL[name]
+    model, batch = make(encoder_mlm_weight=1.0), small_batch()
+    criterion(0.0, encoder_mlm_weight=1.0)(model, batch)[0].backward()
+    trained = {
+        key for key, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
+    }
+    assert {
+        "token_prediction.mlm_head.bias",
+        "token_prediction.mlm_head.dense.weight",
+        "embed_tokens.weight",
+    } <= trained
+    assert any(key.startswith("discriminator.layers.0.") for key in trained)
+    assert not any(key.startswith("detection_head.") for key in trained)
+
+
+def validated(model: torch.nn.Module, criterion: torch.nn.Module, *batches: dict) -> dict[str, float]:
+    """What a validation on these batches logs."""
+    model.eval()
+    criterion.eval()
+    with torch.no_grad(), metrics.aggregate(new_root=True) as aggregated:
+        type(criterion).reduce_metrics([criterion(model, batch)[2] for batch in batches])
+    return dict(aggregated.get_smoothed_values())
+
+
+def test_validation_logs_the_spread_of_the_states_below_the_head() -> None:
+    """Against scikit-learn, over two batches with padding."""
+    model, batches = small_electra(), [small_batch((12, 7), seed=1), small_batch((12, 12, 5), seed=2)]
+    seen = []
+    model.detection_head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
+    got = validated(model, electra_criterion(), *batches)
+    real = [states[batch["net_input"]["tokens"].ne(1)] for states, batch in zip(seen, batches, strict=True)]
+    states = torch.cat(real).double().numpy()
+    shares = PCA().fit(states).explained_variance_ratio_
+    assert got["rtd_first_component"] == pytest.approx(shares[0], rel=1e-3)
+    assert got["rtd_participation_ratio"] == pytest.approx(1 / (shares**2).sum(), rel=1e-3)
+    assert got["rtd_state_variance"] == pytest.approx(states.var(0).sum() / (states**2).sum(1).mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "criterion"),
+    [
+        (small_amos(), amos_criterion()),
+        (small_electra(), electra_criterion()),
+        (small_electra(main_objective="replace_mlm"), electra_criterion()),
+        (small_teams(), teams_criterion(small_teams())),
+        (small_electric(), electric_criterion(small_electric())),
+        (small_electric("two_tower"), electric_criterion(small_electric("two_tower"))),
+    ],
+    ids=["amos", "electra", "replace_mlm", "teams", "electric", "two_tower"],
+)
+def test_spread_is_logged_at_validation_by_every_detector(model: torch.nn.Module, criterion: torch.nn.Module) -> None:
+    batch = small_batch()
+    got = validated(model, criterion, batch)
+    assert SPREAD & got.keys() == (SPREAD if "rtd_loss" in got else set())
+    assert all(math.isfinite(got[key]) for key in SPREAD & got.keys())
+    assert not any(key.startswith("_state") for key in criterion.train()(model, batch)[2])
