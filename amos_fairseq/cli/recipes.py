@@ -21,9 +21,9 @@ from amos_fairseq.recipe_files import PACKAGE, RECIPES, find_recipe, packaged_re
 # 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.45 MFLOP in the quickstart.
 A100_RATE = 0.4 * 312e12
 CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
-SIZES = ("tiny", "small", "base", "large")
-# Dictionary entries: 400 pieces and the special tokens suit the tiny recipes.
-TINY_VOCABULARY = 405
+SIZES = ("tiny", "mini", "small", "base", "large")
+# Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
+VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}
 COUNTED = PACKAGE / "flops" / "recipe_costs.json"
 
 DESCRIPTION = f"""\
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--vocabulary-size", type=int, metavar="N",
         help="number of dictionary entries, special tokens included "
-        f"(default: {DEFAULT_VOCABULARY}; {TINY_VOCABULARY} for the tiny recipes)",
+        f"(default: {DEFAULT_VOCABULARY}; {VOCABULARY_OF_WIDTH[64]} for the tiny recipes, {VOCABULARY_OF_WIDTH[128]} for mini)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
@@ -87,7 +87,7 @@ def count_all() -> None:
 
 
 def by_size(name: str) -> tuple[int, str]:
-    """Sort tiny, small, base, large."""
+    """Sort tiny, mini, small, base, large."""
     objective, _, size = name.partition("_")
     return SIZES.index(size.removesuffix("_pp")), objective
 
@@ -113,7 +113,7 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
 
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
     if vocabulary_size is None:
-        vocabulary_size = TINY_VOCABULARY if cfg.model.encoder_embed_dim <= NARROW else DEFAULT_VOCABULARY
+        vocabulary_size = VOCABULARY_OF_WIDTH.get(cfg.model.encoder_embed_dim, DEFAULT_VOCABULARY)
     cost = training_flops(cfg, vocabulary_size, reference=True)
     return {
         "recipe": title,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.models.configuration import (
+    MINI,
     DetectorWithMlmConfig,
     PaddedVocabulary,
     register_sizes,
@@ -265,4 +266,8 @@ def parse_depths(text: str, separate: bool) -> list[int]:
     return depths
 
 
-register_sizes("amos", tiny={"generator_depths": "1,2", "linear_init_std": 0.1})
+register_sizes(
+    "amos",
+    tiny={"generator_depths": "1,2", "linear_init_std": 0.1},
+    mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.2, **MINI},
+)

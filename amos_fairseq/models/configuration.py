@@ -19,8 +19,8 @@ from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS
 from amos_fairseq.special_tokens import special_ids
 
-# base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny: ours, the smallest that visibly learns on two
-# cores.
+# base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
+# learns on two cores, and one for hours on a laptop.
 SIZES = {
     size: {
         "encoder_layers": layers,
@@ -30,11 +30,14 @@ SIZES = {
     }
     for size, layers, width, heads in (
         ("tiny", 2, 64, 2),
+        ("mini", 6, 128, 4),
         ("small", 12, 256, 4),
         ("base", 12, 768, 12),
         ("large", 24, 1024, 16),
     )
 }
+# What the mini models of all objectives have besides their sizes; a source for each value is in their YAMLs.
+MINI = {"linear_init_std": 0.07, "relative_position_scheme": "t5"}
 # Matrix products are faster on whole tiles.
 VOCABULARY_MULTIPLE = 64
 
@@ -119,6 +122,14 @@ class DetectorConfig(EncoderConfig):
         default=False,
         metadata={
             "help": "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
+        },
+    )
+    discriminator_lr_scale: float = field(
+        default=1.0,
+        metadata={
+            "range": "above 0 and at most 1",
+            "help": "learning rate of the discriminator's layers and head, as a fraction of that of the rest (0.2 "
+            "in the mini recipes)",
         },
     )
 

@@ -21,6 +21,7 @@ from amos_fairseq.functional.positions import gather_positions, replace_position
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
+    MINI,
     DetectorWithMlmConfig,
     PaddedVocabulary,
     embedding_width,
@@ -436,6 +437,7 @@ def _check_without_network(cfg: ElectraConfig) -> None:
 register_sizes(
     "electra",
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
+    mini={"generator_size": 0.25, "discriminator_lr_scale": 0.2, **MINI},
     small={"embedding_dim": 128, "generator_size": 0.25},
     base={"generator_size": 1 / 3},
     large={"generator_size": 0.25},

@@ -22,6 +22,7 @@ from amos_fairseq.functional.replaced_token_detection import log_prob_of_origina
 from amos_fairseq.functional.samplers import ReplacementSampler
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
+    MINI,
     EncoderConfig,
     PaddedVocabulary,
     generator_config,
@@ -259,6 +260,7 @@ def check_variant(cfg: ElectricConfig) -> None:
 register_sizes(
     "electric",
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
+    mini={"generator_size": 0.25, **MINI},
     small={"embedding_dim": 128, "generator_size": 0.25},
     base={"generator_size": 1 / 3},
     large={"generator_size": 0.25},

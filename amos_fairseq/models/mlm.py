@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fairseq.models import register_model
 from torch import Tensor
 
-from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, register_sizes, transformer_config
+from amos_fairseq.models.configuration import MINI, EncoderConfig, PaddedVocabulary, register_sizes, transformer_config
 from amos_fairseq.models.pretraining import SingleMlmModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 
@@ -53,4 +53,4 @@ class MlmModel(SingleMlmModel):
 
 
 # Embedding 128 in small: thesis Table 5.1, and section 5.4.1 for BERT-Small.
-register_sizes("mlm", tiny={"linear_init_std": 0.1}, small={"embedding_dim": 128})
+register_sizes("mlm", tiny={"linear_init_std": 0.1}, mini=MINI, small={"embedding_dim": 128})

@@ -19,7 +19,7 @@ from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, e
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
-from amos_fairseq.modules.initialization import initialize, mark_undecayed
+from amos_fairseq.modules.initialization import initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
 
 
@@ -97,6 +97,19 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """Set the initial values of all parameters, and mark those without weight decay."""
         initialize(self, self.cfg.init_std, self.cfg.linear_init_std)
         mark_undecayed(self, also=("relative_position",))
+        lr_scale = getattr(self.cfg, "discriminator_lr_scale", 1.0)
+        if lr_scale != 1:
+            mark_lr_scale(self.discriminator_parameters(), lr_scale)
+
+    def discriminator_parameters(self) -> list[nn.Parameter]:
+        """Return what the discriminator alone uses above its embeddings: layers, relative positions and detection head."""
+        parts = [self.discriminator.layers, self.discriminator.relative_position, self.detection_head]
+        # A second branch of TEAMS, beside or on top of the layers.
+        parts += [getattr(self, name, None) for name in ("rtd_layer", "rtd_ffn", "mws_ffn")]
+        generators = [getattr(self, name, None) for name in ("generator", "generators")]
+        shared = {id(parameter) for part in generators if part is not None for parameter in part.parameters()}
+        own = (parameter for part in parts if part is not None for parameter in part.parameters())
+        return [parameter for parameter in own if id(parameter) not in shared]
 
     def set_token_counts(self, counts: Tensor) -> None:
         """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""

@@ -17,6 +17,7 @@ from amos_fairseq.functional.positions import gather_positions, replace_position
 from amos_fairseq.functional.samplers import ReplacementAndNegativeSampler, ReplacementSampler
 from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
 from amos_fairseq.models.configuration import (
+    MINI,
     DetectorConfig,
     PaddedVocabulary,
     embedding_width,
@@ -360,4 +361,9 @@ def _check_layers(cfg: TeamsConfig) -> None:
 
 
 # Embedding 128 in small: section 4.1 and Table 5. tiny: as many layers as AMOS-tiny's generator, since half of one is none.
-register_sizes("teams", tiny={"generator_layers": 2, "linear_init_std": 0.1}, small={"embedding_dim": 128})
+register_sizes(
+    "teams",
+    tiny={"generator_layers": 2, "linear_init_std": 0.1},
+    mini={"discriminator_lr_scale": 0.2, **MINI},
+    small={"embedding_dim": 128},
+)

@@ -1,5 +1,6 @@
 """Initial values of parameters, and their groups for the optimizer."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import nn
@@ -15,10 +16,12 @@ class ParameterGroup(NamedTuple):
         is_decayed: whether weight decay applies.
         depth: 0 for the heads, 1 for the layer below them, and so on down to the embeddings; None if the model does not
             assign depths.
+        lr_scale: share of the learning rate.
     """
 
     is_decayed: bool = True
     depth: int | None = None
+    lr_scale: float = 1.0
 
 
 def parameter_group(parameter: nn.Parameter) -> ParameterGroup:
@@ -48,6 +51,12 @@ def mark_undecayed(model: nn.Module, also: tuple[str, ...] = ()) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or any(part in name for part in also):
             parameter.param_group = parameter_group(parameter)._replace(is_decayed=False)
+
+
+def mark_lr_scale(parameters: Iterable[nn.Parameter], lr_scale: float) -> None:
+    """Give parameters a share of the learning rate."""
+    for parameter in parameters:
+        parameter.param_group = parameter_group(parameter)._replace(lr_scale=lr_scale)
 
 
 def mark_layer_depths(model: nn.Module) -> None:

@@ -206,9 +206,9 @@ def parameter_groups(
         {
             "params": by_mark[mark],
             "weight_decay": weight_decay if mark.is_decayed else 0.0,
-            "lr_scale": layer_wise_lr_decay**mark.depth,
+            "lr_scale": mark.lr_scale * layer_wise_lr_decay**mark.depth,
         }
-        for mark in sorted(by_mark, key=lambda mark: (mark.depth, not mark.is_decayed))
+        for mark in sorted(by_mark, key=lambda mark: (mark.depth, -mark.lr_scale, not mark.is_decayed))
     ]
 
 

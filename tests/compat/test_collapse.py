@@ -75,6 +75,8 @@ def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) 
     assert "update 6: detection has given all tokens the same probability for 6 updates" in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
     assert num_updates(tmp_path) == 4
-    assert all(record["rtd_logit_std"] < 0.01 for record in read_records(tmp_path / "metrics.jsonl"))
+    logged = [record["rtd_logit_std"] for record in read_records(tmp_path)]
+    assert len(logged) >= 4
+    assert max(logged) < 0.01
     off = run_training(tmp_path, *dead, "--max-update", "14", "--collapse-updates", "0")
     assert "same probability" not in off.stdout + off.stderr

@@ -30,6 +30,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 DETECTORS = {
     "amos": (AmosModel, AmosConfig, AMOS_SETTINGS),
@@ -55,6 +56,34 @@ def test_an_untrained_head_at_the_prior_predicts_the_masked_share(name: str) -> 
     assert usual.detection_head.output.bias.item() == 0
     different = [key for key, value in model.state_dict().items() if not value.equal(usual.state_dict()[key])]
     assert different == ["detection_head.output.bias"]
+
+
+SLOWER = {
+    "amos": ("discriminator.layers.", "discriminator.relative_position.", "detection_head."),
+    "electra": ("discriminator.layers.", "detection_head."),
+    # The generator's two layers share one with the discriminator, and its relative positions.
+    "teams": (
+        "discriminator.layers.1.",
+        "discriminator.layers.2.",
+        "discriminator.layers.3.",
+        "detection_head.",
+        "rtd_layer.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_only_what_the_discriminator_alone_uses_has_a_lower_rate(name: str) -> None:
+    positions = {} if name == "electra" else {"relative_position_scheme": "t5"}
+    model = build(name, discriminator_lr_scale=0.25, **positions)
+    optimizer = GroupedAdam(GroupedAdamConfig(lr=[0.02], weight_decay=0.01), list(model.parameters()))
+    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    slower = {key for key, parameter in model.named_parameters() if rates[id(parameter)] == pytest.approx(0.005)}
+    assert slower == {key for key, _ in model.named_parameters() if key.startswith(SLOWER[name])}
+    assert {rates[id(parameter)] for key, parameter in model.named_parameters() if key not in slower} == {0.02}
+    assert optimizer.get_lr() == 0.02
+    optimizer.set_lr(0.04)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.04, 0.01}
 
 
 @pytest.mark.parametrize("name", DETECTORS)
