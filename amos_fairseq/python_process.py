@@ -41,6 +41,24 @@ def leave_out_current_folder() -> None:
         util._args_from_interpreter_flags = lambda: ["-I", *(f"-W{each}" for each in sys.warnoptions)]
 
 
+def prepare_streams() -> None:
+    """Open the standard streams that the shell has closed (``>&-``), and let every character be printed.
+
+    A closed one becomes /dev/null: the next file that is opened would get its number and, with it, what is printed. Where the
+    locale or ``PYTHONIOENCODING`` lacks a character, a terminal shows a question mark. What goes to a file or to another
+    program is UTF-8, as every file of this package.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the end
+    sys.stdout.reconfigure(errors="replace", encoding=None if sys.stdout.isatty() else "utf-8")
+
+
 def end_with_parent() -> None:
     """End this process when the other end of its standard input is closed: the kernel does that even after SIGKILL.
 
@@ -72,6 +90,7 @@ def main() -> None:
     if sys.argv[1] == WITH_PARENT:
         del sys.argv[1]
         end_with_parent()
+    prepare_streams()
     module = sys.argv.pop(1)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -111,6 +111,24 @@ def test_a_started_process_imports_from_the_users_path_only(how: str, folder: Pa
         run([sys.executable, "-m", "ask", "a b", how], folder, own)
 
 
+@pytest.mark.parametrize("variables", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize("starts", ["command", "process"])
+def test_every_character_can_be_printed(starts: str, variables: dict[str, str], tmp_path: Path) -> None:
+    """Tables contain a plus-minus sign. A surrogate stands for a byte of a path that is not UTF-8."""
+    prepare = "import amos_start; amos_start.start()" if starts == "command" else ""
+    (tmp_path / "table.py").write_text(f"{prepare}\nprint('88.9 \\xb1 0.1 \\udcff')\n")
+    command = [sys.executable, str(tmp_path / "table.py")] if starts == "command" else python_command("table")
+    variables = environment(variables | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])})
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run(command, env=variables, stdout=file, check=True)
+    assert (tmp_path / "file").read_bytes() == "88.9 ± 0.1 ?\n".encode()
+    reader, terminal = os.openpty()
+    subprocess.run(command, env=variables, stdout=terminal, check=True)
+    assert os.read(reader, 100) == b"88.9 ? 0.1 ?\r\n"
+    os.close(reader)
+    os.close(terminal)
+
+
 def test_one_function_starts_python() -> None:
     """Where no source of the package, of the preparation and of the examples passes ``-m`` to Python."""
     sources = [path for folder in ("amos_fairseq", "preprocess", "examples") for path in (ROOT / folder).rglob("*.py")]
