@@ -17,7 +17,10 @@ def start() -> None:
     global registers_later
     registers_later = True
     from amos_fairseq.process_settings import keep_freed_memory, silence_text_to_speech, wait_passively
+    from amos_fairseq.python_process import leave_out_current_folder, prepare_streams
 
+    leave_out_current_folder()
+    prepare_streams()
     wait_passively()
     keep_freed_memory()
     silence_text_to_speech()

@@ -28,6 +28,8 @@ help_of() {
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$1"
 }
 
+# Below, python -I does not import modules of the current folder.
+
 # Prints "major.minor" of a Python, or nothing where it does not run (a shim of an absent version exists but fails).
 python_version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
@@ -75,16 +77,16 @@ check_build_tools() {
             compiler=""
         done
         [ -n "$compiler" ] || fail "no C++ compiler found (c++, g++, clang++ or \$CXX): install one, for example the package g++ or build-essential"
-        header="$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")')"
+        header="$("$python" -I -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")')"
         [ -f "$header" ] || fail "Python's headers are missing ($header): install the package python$version-dev"
     fi
-    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    "$python" -I -c 'import ensurepip, venv' 2>/dev/null ||
         fail "this Python cannot create environments (no venv or ensurepip): install the package python$version-venv"
 }
 
 # Prints the inputs of an up-to-date environment: setup.py's hash, and the checkout, because an environment cannot be moved.
 current_stamp() {
-    "$ENVIRONMENT/bin/python" - "$CHECKOUT" <<'PYTHON' 2>/dev/null || true
+    "$ENVIRONMENT/bin/python" -I - "$CHECKOUT" <<'PYTHON' 2>/dev/null || true
 import hashlib, pathlib, sys
 checkout = pathlib.Path(sys.argv[1])
 print("setup.py", hashlib.sha256((checkout / "setup.py").read_bytes()).hexdigest(), "checkout", checkout)
@@ -102,11 +104,12 @@ environment_is_ready() {
 
 # The environment uses a torch that the machine's Python already has (for example in a vendor's container).
 sees_usable_torch() {
-    "$1" - <<'PYTHON' 2>/dev/null
+    (cd "$CHECKOUT" && "$1" - <<'PYTHON' 2>/dev/null
 import importlib.metadata, sys
 version = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
 sys.exit(not (sys.prefix == sys.base_prefix and (2, 6) <= version < (2, 14)))
 PYTHON
+    )
 }
 
 # Prints the active Python, or the one that creates or completes .venv: its own, unless $PYTHON is another version.
@@ -134,15 +137,15 @@ make_environment() {
         if [ -f "$ENVIRONMENT_STAMP" ] && [ "$(sed -n '1s/.* checkout //p' "$ENVIRONMENT_STAMP")" != "$CHECKOUT" ]; then
             echo "  the checkout was moved: creating .venv again"
             options+=(--clear)
-        elif "$ENVIRONMENT/bin/python" -m pip --version >/dev/null 2>&1; then
+        elif "$ENVIRONMENT/bin/python" -I -m pip --version >/dev/null 2>&1; then
             return
         fi
     fi
     # An environment's Python is a link to the one that created it, and cannot create itself.
-    python="$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')"
+    python="$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')"
     ! sees_usable_torch "$python" || options+=(--system-site-packages)
     echo "  creating .venv with $("$python" --version)"
-    "$python" -m venv ${options[@]+"${options[@]}"} "$ENVIRONMENT" || fail "python -m venv failed in $ENVIRONMENT (see above)"
+    "$python" -I -m venv ${options[@]+"${options[@]}"} "$ENVIRONMENT" || fail "python -m venv failed in $ENVIRONMENT (see above)"
 }
 
 # The log gets pip's complete output; the terminal shows the lines that indicate progress.
@@ -170,9 +173,9 @@ install_everything() {
     install --no-build-isolation --editable "$target"
     echo "  3/3 testing the imports"
     # fairseq requires torchaudio for speech. PyPI's does not load with a CPU build of torch, and transformers 5 imports it.
-    "$ENVIRONMENT/bin/python" -c 'import torchaudio' >>"$INSTALL_LOG" 2>&1 ||
-        "$ENVIRONMENT/bin/python" -m pip uninstall --yes torchaudio >>"$INSTALL_LOG" 2>&1
-    "$ENVIRONMENT/bin/python" -c '
+    "$ENVIRONMENT/bin/python" -I -c 'import torchaudio' >>"$INSTALL_LOG" 2>&1 ||
+        "$ENVIRONMENT/bin/python" -I -m pip uninstall --yes torchaudio >>"$INSTALL_LOG" 2>&1
+    "$ENVIRONMENT/bin/python" -I -c '
 import amos_fairseq  # hides a broken torchaudio of the machine, which pip cannot remove from .venv
 import fairseq, matplotlib, sentencepiece, tensorboard, tokenizers, torch
 from transformers import AutoModel' >>"$INSTALL_LOG" 2>&1 ||

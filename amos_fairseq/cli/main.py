@@ -23,7 +23,8 @@ from amos_fairseq.cli import (
     train,
     verify,
 )
-from amos_fairseq.errors import INTERRUPTED, report_user_errors
+from amos_fairseq.errors import INTERRUPTED, UserError, report_user_errors
+from amos_fairseq.files import NO_ROOM
 from amos_fairseq.versions import describe_versions
 
 SUBCOMMANDS = (
@@ -58,13 +59,28 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         parsed.run(parsed)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # `amos inspect ... | head` closes the output early; without this the interpreter complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `amos inspect ... | head` closes the output early
+        discard_output()
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        discard_output()  # rich exits with 1 when it prints to a closed pipe
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        place = error.filename or "the output"
+        if error.filename is None:  # perhaps of the standard output
+            discard_output()
+        raise UserError(f"{place} cannot be written ({error.strerror}): make room, then start again") from error
     except KeyboardInterrupt:
         print(f"amos {parsed.subcommand}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def discard_output() -> None:
+    """Drop what is not printed yet; otherwise the interpreter complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.python_process import python_command
 from amos_fairseq.recipe_files import PACKAGE, find_recipe, quoted, search_path
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
@@ -45,8 +46,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     overrides = search_path(config_dir)
     if not any(setting.startswith("common.user_dir=") for setting in arguments.settings):
         overrides.append(f"common.user_dir={quoted(str(PACKAGE))}")
-    command = ["-m", "fairseq_cli.hydra_train", "--config-dir", str(config_dir), "--config-name", name]
+    command = [*python_command("fairseq_cli.hydra_train"), "--config-dir", str(config_dir), "--config-name", name]
     quiet = ",".join(f"ignore::UserWarning:{name}" for name in WARNED_BY_HYDRA)
     variables = {"PYTHONWARNINGS": quiet} | os.environ  # a user's own value is kept
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, *command, *overrides, *arguments.settings], variables)
+    os.execve(sys.executable, [*command, *overrides, *arguments.settings], variables)

@@ -135,10 +135,15 @@ def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = T
         is_written: whether the run writes ``checkpoint_last.pt``; with ``--no-last-checkpoints`` the file is outdated.
 
     Returns:
-        An error message if the file is damaged and there is no replacement; None otherwise.
+        An error message if the file is damaged and there is no replacement, or if it is a link to nothing; None otherwise.
     """
     last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
     exists = os.path.exists(last)
+    if os.path.islink(last) and not exists:  # to start from scratch, or from an older checkpoint, would lose the run
+        return (
+            f"{last} is a link to {os.readlink(last)}, which does not exist: mount the disk that has it, or remove the link "
+            "to continue from the other checkpoints there, or to start from scratch"
+        )
     usable = is_written and exists and is_complete(last)
     newest = newer_than_last(last, save_dir, suffix) if usable else newest_complete_checkpoint(save_dir, suffix)
     if newest is None:

@@ -36,6 +36,7 @@ from amos_fairseq.compat.side_effects import quiet_console
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
+from amos_fairseq.python_process import leave_out_current_folder
 from amos_fairseq.setting_checks import check_configuration
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[.
         num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
         choose_precision(cfg, has_gpu=num_gpus > 0)
         arrange_ranks(cfg, os.environ, num_gpus)
+    leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
     if cfg.distributed_training.distributed_rank == 0:
         announce(cfg)
         if num_gpus == 0 and torch.get_num_threads() > 1 and not any(name in os.environ for name in OPENMP_VARIABLES):

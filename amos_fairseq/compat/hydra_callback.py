@@ -14,6 +14,7 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 """
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 import amos_fairseq
+from amos_fairseq.compat.run_lifecycle import not_writable
 from amos_fairseq.errors import UserError, report_user_errors
 
 PACKAGE = Path(__file__).parents[1]
@@ -48,16 +50,34 @@ class ImportPlugin(Callback):
             with report_user_errors():  # Hydra would wrap the message in three lines of its own
                 _accept_user_dir(user_dir)
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Let only the settings that differ between the jobs of a sweep name their folders (``hydra.sweep.subdir``).
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check that the folder of the run can be written, before Hydra writes there."""
+        with report_user_errors():
+            _check_writable(config.hydra.run.dir)
 
-        A sweep over the learning rate that is continued with a larger ``max_update`` then finds the folders of its jobs.
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check that the folder of the sweep can be written, and choose the names of the folders of its jobs.
+
+        Only the settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate
+        that is continued with a larger ``max_update`` finds the folders of its jobs.
         """
+        with report_user_errors():
+            _check_writable(config.hydra.sweep.dir)
         overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
         with read_write(config), open_dict(config):
             # Hydra composes the configuration of each job from these.
             config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
+
+
+def _check_writable(folder: str) -> None:
+    """Raise :class:`UserError` where Hydra could not create its files. The run locks its SAVE_DIR later, on its first rank."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise not_writable(folder, error) from error
 
 
 def separate_save_dir(cfg: Any) -> None:

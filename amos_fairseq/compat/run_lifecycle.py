@@ -113,9 +113,7 @@ def claim_save_dir(save_dir: str) -> None:
             return
         file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closing it would release the lock
     except OSError as error:
-        raise UserError(
-            f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir"
-        ) from error
+        raise not_writable(save_dir, error) from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -132,6 +130,13 @@ def claim_save_dir(save_dir: str) -> None:
     with contextlib.suppress(OSError):  # a full disk: only the name of the holder is missing
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+
+def not_writable(save_dir: str, error: OSError) -> UserError:
+    return UserError(
+        f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir "
+        "(checkpoint.save_dir)"
+    )
 
 
 def claim_before_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:

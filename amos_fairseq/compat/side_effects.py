@@ -80,6 +80,8 @@ def quiet_console(cfg: Any) -> None:
             for handler in cfg.job_logging_cfg.handlers.values():
                 if handler["class"] == "logging.StreamHandler":
                     handler.filters = ["console"]
+                elif handler["class"] == "logging.FileHandler":
+                    handler.encoding = "utf-8"
     consoles = [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]
     for console in consoles:
         if not console_filters() and (console.stream.isatty() or len(consoles) < len(logging.root.handlers)):

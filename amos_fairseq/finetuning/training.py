@@ -1,10 +1,11 @@
 """One fine-tuning as a process of stock ``fairseq-train``: its command, environment, progress, exit and checkpoints."""
 
+import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,16 @@ import torch
 
 import amos_fairseq
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.files import read_header, whole_file
+from amos_fairseq.files import read_header, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
 from amos_fairseq.metrics_file import updates_so_far
+from amos_fairseq.python_process import python_command
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
+PROCESS_FILE = "train.process"  # name and host of the process that trains
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SECONDS_TO_SAVE = 300.0
@@ -37,7 +40,7 @@ def training_command(
     run: Run, benchmark: Benchmark, pretrained: PretrainedCheckpoint, device: str, precision: str
 ) -> list[str]:
     """Return the complete command. Running it again continues from the run's own ``checkpoint_last.pt``."""
-    command = [sys.executable, "-m", "fairseq_cli.train", *benchmark.train_flags(run.task.name)]
+    command = [*python_command("fairseq_cli.train", with_parent=True), *benchmark.train_flags(run.task.name)]
     command += ["--user-dir", str(PACKAGE), *pretrained.model_flags()]
     command += run.hyperparameters.train_flags(run.task.num_examples)
     if run.finetune_from is not None:
@@ -82,15 +85,20 @@ def train(
         _lock(log, directory)
         begin = log.tell()  # earlier output belongs to an earlier part of the run
         # In a new session, Ctrl-C in a terminal does not reach the child; this process stops it in order.
+        # The pipe ends with this process, and then the child does (python_process.py).
         process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, env=variables, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )
         try:
+            with contextlib.suppress(OSError):  # a full disk: only the message to a second process is shorter
+                write_text(directory / PROCESS_FILE, f"process {process.pid} on {socket.gethostname()}\n")
             code = _wait(process, directory, stop, report)
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            process.stdin.close()
+            (directory / PROCESS_FILE).unlink(missing_ok=True)
     if code == 0:
         return
     if stop.is_set():
@@ -101,10 +109,16 @@ def train(
 def _lock(log: BinaryIO, directory: Path) -> None:
     """Lock the log while a training writes to it. The training process inherits the lock and holds it even if this
     process is killed. Raise :class:`RunFailed` if such a process is still running."""
+    holder = directory / PROCESS_FILE
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise RunFailed(f"another process is training in {directory}: wait until it exits, or stop it") from error
+        try:
+            name = holder.read_bytes()[:200].decode(errors="replace").strip()
+        except OSError:
+            name = "another process"  # which has not written it yet
+        raise RunFailed(f"{name} is training in {directory}: wait until it exits, or stop it") from error
+    holder.unlink(missing_ok=True)  # of a process that was killed
 
 
 def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Callable[[int], None]) -> int:

@@ -118,12 +118,15 @@ class CardSettings:
 
 
 def check_card_settings(settings: CardSettings) -> None:
-    """Raise :class:`UserError` for a value that would break the card's header."""
+    """Raise :class:`UserError` for a value that would break the card's header, or that a web page would show as HTML."""
     values = [("--data-license", settings.data_license), ("--language", settings.language)]
     values += [("--base-model", settings.base_model), *(("--dataset", name) for name in settings.datasets)]
     for flag, value in values:
-        if value is not None and (not value.strip() or "\n" in value):
-            raise UserError(f"{flag} {value!r} is not a name: give an identifier such as cc-by-4.0, or en")
+        if value is not None and not re.fullmatch(r"(?=.*\w)[\w ./,:+-]+", value):
+            raise UserError(
+                f"{flag} {value!r} is not a name: give an identifier such as cc-by-4.0, en or google/bert, without other "
+                "characters than letters, digits, spaces and . , : / + - _"
+            )
 
 
 class Target(NamedTuple):

@@ -28,12 +28,12 @@ trap '[ "${#BUSY[@]}" -eq 0 ] || kill "${BUSY[@]}"; rm -rf "$OUT"' EXIT
 measure() {
     local name="$1" speed memory
     shift
-    env "$@" python -c '
+    env "$@" python -I -c '
 import resource, subprocess, sys
 code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
 sys.exit(code)' \
-        python -m amos_start bench "$RECIPE" --device cpu --set "dataset.batch_size=${SEQUENCES:-16}" --out "$OUT/$name" \
+        amos bench "$RECIPE" --device cpu --set "dataset.batch_size=${SEQUENCES:-16}" --out "$OUT/$name" \
         ${FLAGS[@]+"${FLAGS[@]}"} >"$OUT/memory"
     memory="$(cat "$OUT/memory")"
     speed="$(grep -h '^| `ours`' "$OUT/$name"/*.md | cut -d '|' -f 3,4)"

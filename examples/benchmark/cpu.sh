@@ -25,8 +25,8 @@ shift || true
 prepare_environment
 
 for precision in float32 bf16; do
-    python -m amos_start bench "electra_$SIZE" --device cpu --precision "$precision" --out "$OUT" --pieces \
+    amos bench "electra_$SIZE" --device cpu --precision "$precision" --out "$OUT" --pieces \
         --set "dataset.batch_size=$SEQUENCES" --peer hf hf_naive reference "$@"
-    python -m amos_start bench "amos_$SIZE" --device cpu --precision "$precision" --out "$OUT" --pieces \
+    amos bench "amos_$SIZE" --device cpu --precision "$precision" --out "$OUT" --pieces \
         --set "dataset.batch_size=$SEQUENCES" --peer hf reference "$@"
 done

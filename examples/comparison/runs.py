@@ -23,6 +23,7 @@ from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.runs import Result, read_results
 from amos_fairseq.finetuning.training import PACKAGE, environment, train, training_seconds
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.python_process import python_command
 
 # Where a progress bar cannot be rewritten, it is printed rarely.
 SECONDS_BETWEEN_LINES = 30.0
@@ -210,8 +211,8 @@ def hydra_command(entry: Entry, settings: dict[str, Any], save_dir: Path, device
         # The settings are those of one process, however many GPUs the machine has.
         "distributed_training.distributed_world_size": 1,
     }
-    command = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.hydra_train", "--config-dir", str(RECIPES)]
-    return [*command, "--config-name", entry.config, *hydra_overrides(settings | own)]
+    command = python_command("fairseq_cli.hydra_train", "-W", "ignore", with_parent=True)
+    return [*command, "--config-dir", str(RECIPES), "--config-name", entry.config, *hydra_overrides(settings | own)]
 
 
 def measure_seconds_per_update(
@@ -282,7 +283,7 @@ class FineTuning:
             "--tasks": ",".join(self.tasks),
             "--seeds": self.num_seeds,
         }
-        command = [sys.executable, "-W", "ignore", "-m", "amos_start", "glue"]
+        command = [*python_command("amos_start", "-W", "ignore", with_parent=True), "glue"]
         command += [*(str(part) for pair in values.items() for part in pair), *self.flags]
         total = len(self.tasks) * self.num_seeds
         runner.run(self.label, command, self.directory, dict(os.environ), total, lambda _: len(self.results))

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "pretraining" / "config"
+CHECKOUT = Path(__file__).resolve().parents[2]
+CONFIG_DIRECTORY = CHECKOUT / "examples" / "pretraining" / "config"
+# Runs fairseq's script without importing modules of the current folder, as `-m` would.
+PROGRAM = [str(CHECKOUT / "amos_fairseq" / "python_process.py"), "fairseq_cli.hydra_train"]
 PORT = 29500
 
 
@@ -65,14 +68,14 @@ def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> l
     if launcher == "torchrun":
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", args.job]
         start = ["torchrun", "--nnodes", str(args.nodes), "--nproc-per-node", str(args.gpus_per_node), *rendezvous]
-        return [*start, "-m", "fairseq_cli.hydra_train", *hydra, *args.overrides]
+        return [*start, *PROGRAM, *hydra, *args.overrides]
     start = ["srun", "--nodes", str(args.nodes), "--ntasks", str(batch.num_gpus)]
     start += ["--ntasks-per-node", str(args.gpus_per_node)]
     # Since Slurm 22.05 srun does not read the job's --cpus-per-task: without it every rank would get one core.
     start += ["--cpus-per-task", str(args.cpus_per_task)]
     start.append("--wait=120")  # ends ranks that hang because another one died, not those that are exiting
     hydra.append(f"distributed_training.distributed_port={PORT}")
-    return [*start, "python", "-m", "fairseq_cli.hydra_train", *hydra, *args.overrides]
+    return [*start, "python", *PROGRAM, *hydra, *args.overrides]
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:

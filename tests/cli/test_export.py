@@ -284,6 +284,8 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
         (["buckets"], "MPNet has 32 buckets and a maximum distance of 128, this encoder 16 and 128"),
         (["amos", "--tokenizer", "other"], "other is not the tokenizer that"),
         (["amos", "--data-license", " "], "--data-license ' ' is not a name"),
+        (["amos", "--base-model", "<b>a</b>"], "--base-model '<b>a</b>' is not a name"),
+        (["amos", "--dataset", "[a](b)"], "--dataset '[a](b)' is not a name"),
     ],
 )
 def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch, capsys, arguments, message):

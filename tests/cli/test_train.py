@@ -9,6 +9,7 @@ from failures import error_line
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from amos_fairseq.cli.main import main
+from amos_fairseq.python_process import python_command
 from amos_fairseq.recipe_files import PACKAGE, RECIPES, quoted
 
 
@@ -43,7 +44,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
     (tmp_path / "mine.yaml").write_text("task: {}")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "longer.yaml").write_text("defaults: [/amos_base]")
-    script = [sys.executable, sys.executable, "-m", "fairseq_cli.hydra_train"]
+    script = [sys.executable, *python_command("fairseq_cli.hydra_train")]
     plugin = f"common.user_dir='{PACKAGE}'"
     own = [f"hydra.searchpath=['file://{RECIPES}']", plugin]
     main(["train", "amos_base", "task.data=D", "--multirun"])

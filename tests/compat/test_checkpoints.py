@@ -263,6 +263,21 @@ def test_damage_without_a_complete_checkpoint_is_an_error(tmp_path: Path) -> Non
     assert content(tmp_path) == {"checkpoint_last.pt": b"PK\x03\x04"}
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir: Path, tmp_path: Path) -> None:
+    """Neither an older checkpoint nor an empty folder: both would be another run under the same name."""
+    folder = save_dir if others else tmp_path / "empty"
+    folder.mkdir(exist_ok=True)
+    last = folder / "checkpoint_last.pt"
+    last.unlink(missing_ok=True)
+    last.symlink_to("/not/mounted/checkpoint_last.pt")
+    problem = repair_last_checkpoint(str(folder))
+    assert problem.startswith(
+        f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount the disk"
+    )
+    assert last.is_symlink()
+
+
 @pytest.mark.parametrize("is_foreign", [True, False], ids=["foreign class", "full disk"])
 def test_errors_of_the_reading_rank_reach_all_ranks(
     save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool

@@ -5,6 +5,7 @@ from pathlib import Path
 import fairseq.utils
 import pytest
 from failures import error_line
+from omegaconf import OmegaConf
 
 import amos_fairseq
 from amos_fairseq.compat.hydra_callback import ImportPlugin
@@ -40,6 +41,18 @@ def test_a_package_beside_fairseq_is_found_from_any_directory(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     ImportPlugin(user_dir="amos_fairseq")
     fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+@pytest.mark.parametrize("mode", ["run", "sweep"])
+def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    config = OmegaConf.create({"hydra": {mode: {"dir": str(tmp_path / "file" / "run")}}})
+    callback = ImportPlugin()
+    start = callback.on_run_start if mode == "run" else callback.on_multirun_start
+    line = error_line(capsys, lambda _: start(config))
+    assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
 
 
 def test_another_copy_and_a_missing_one_are_refused(

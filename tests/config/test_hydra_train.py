@@ -104,3 +104,7 @@ def test_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path)
     assert "amos_fairseq: error: WORLD_SIZE=4 is in the environment" in refused.stderr
     assert "Traceback" not in refused.stdout + refused.stderr
     assert not list(checkout.glob("checkpoints/**/*.pt"))
+    refused = hydra_train(checkout, f"task.data={binarized_corpus}", "checkpoint.save_dir=/proc/run")
+    assert refused.returncode == 1
+    assert "amos_fairseq: error: /proc/run cannot be written" in refused.stderr
+    assert "Traceback" not in refused.stdout + refused.stderr

@@ -80,6 +80,45 @@ def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# A command that only prints, as its argument says.
+PRINTING = """
+import sys
+import amos_start
+amos_start.start()
+from amos_fairseq.cli import main, recipes
+def show(arguments):
+    from rich.console import Console
+    for _ in range(100):  # more than a pipe holds
+        {"rich": Console().print, "python": print}[arguments.recipes[0]]("x" * 1000)
+        sys.stdout.flush()
+recipes.run = show
+sys.argv[0] = "amos"
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("library", ["python", "rich"])
+@pytest.mark.parametrize(
+    ("where", "code", "line"),
+    [
+        (">/dev/full", 1, "amos_fairseq: error: the output cannot be written (No space left on device): make room"),
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("| head -n 1", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written(library, where, code, line, tmp_path):
+    (tmp_path / "printing.py").write_text(PRINTING)
+    shell = f'"{sys.executable}" printing.py recipes {library} {where}'
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == code
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == bool(line)
+
+
 @pytest.mark.slow
 def test_closed_pipe_ends_quietly(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")

@@ -110,7 +110,7 @@ def test_missing_compiler_is_refused_before_anything_is_made(checkout: Path, too
 
 def test_python_without_venv_is_refused(checkout: Path, tools: Path):
     write_program(tools / "c++", "exit 0")
-    write_program(tools / "python3", f'case "$2" in *ensurepip*) exit 1 ;; esac; exec "{sys.executable}" "$@"')
+    write_program(tools / "python3", f'case "$*" in *ensurepip*) exit 1 ;; esac; exec "{sys.executable}" "$@"')
     result = run_bash(checkout, "bash examples/environment.sh", tools)
     version = "{}.{}".format(*sys.version_info)
     assert_one_error_line(result, "cannot create environments", f"python{version}-venv")

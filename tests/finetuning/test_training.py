@@ -2,10 +2,16 @@
 
 import json
 import os
+import signal
+import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
+from forked_command import fork_server
+from tiny_runs import ROOT
 
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.training import RunFailed, environment, train
@@ -57,17 +63,49 @@ def test_stopping_sends_sigterm_and_waits(tmp_path):
     assert (tmp_path / "train.log").read_text() == "ready\nsaved\n"
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_second_training_in_one_directory_is_refused(tmp_path):
     """As when the command was killed and repeated while its training still runs."""
     first = threading.Thread(target=run, args=(python("import time; print(1, flush=True); time.sleep(1)"), tmp_path))
     first.start()
-    while not (tmp_path / "train.log").exists() or not (tmp_path / "train.log").read_text():
-        pass
-    with pytest.raises(RunFailed, match="another process is training in"):
+    while not (tmp_path / "train.process").exists() or not (tmp_path / "train.log").read_text():
+        time.sleep(0.01)
+    with pytest.raises(RunFailed, match=rf"^process \d+ on {socket.gethostname()} is training in {tmp_path}: wait "):
         run(python("print(2)"), tmp_path)
     first.join()
     run(python("print(3)"), tmp_path)
     assert (tmp_path / "train.log").read_text() == "1\n3\n"
+    assert not (tmp_path / "train.process").exists()
+
+
+def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
+    """SIGKILL leaves the parent no time to stop its child."""
+    (tmp_path / "child.py").write_text(
+        "import os, signal, sys, time\n"
+        "def save(*_): print('saved', flush=True); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save); print('ready', repr(sys.stdin.read()), flush=True); time.sleep(60)"
+    )
+    (tmp_path / "parent.py").write_text(
+        "import os, pathlib, threading\n"
+        "from amos_fairseq.finetuning.training import python_command, train\n"
+        "train(python_command('child', with_parent=True), pathlib.Path(), dict(os.environ), threading.Event(), print)"
+    )
+    log, variables = tmp_path / "train.log", {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    parent = fork_server().start("parent", [], tmp_path, tmp_path / "out", tmp_path / "err", variables)
+    wait_until(lambda: log.exists() and "ready" in log.read_text())
+    os.kill(parent.pid, signal.SIGKILL)
+    wait_until(lambda: "saved" in log.read_text())
+    assert log.read_text().splitlines() == [
+        "ready ''",
+        "amos_fairseq: the command that started this process has ended: stopping",
+        "saved",
+    ]
 
 
 def test_run_has_its_own_gpu_and_no_launcher(monkeypatch):

@@ -25,7 +25,8 @@ from tiny_runs import ROOT, environment
 IMPORTED = ("fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config", "torch._dynamo", "matplotlib.pyplot")
 # Libraries read these variables while they are imported: a command with other values needs a new process.
 READ_AT_IMPORT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "PYTHONHASHSEED", "TRITON_INTERPRET", "CXX")
-# What the interpreter forks for: a module of these packages, or a script in examples/. Anything else is a new process.
+# What the interpreter forks for: a module of these packages, python_process.py of the package, or a script in examples/.
+# Anything else is a new process.
 FORKED_PACKAGES = ("amos_fairseq", "amos_start", "fairseq_cli", "submitit", "torch")
 COMMANDS = {
     "amos": "amos_start",
@@ -227,7 +228,10 @@ def _parsed(arguments: Sequence[str]) -> dict[str, Any] | None:
         del rest[: 1 if rest[0] == "-u" else 2]
     if rest[:1] == ["-m"] and rest[1].split(".")[0] in FORKED_PACKAGES:
         return {"module": rest[1], "arguments": rest[2:], "quiet": quiet}
-    if rest and os.path.abspath(rest[0]).startswith(f"{ROOT}{os.sep}examples{os.sep}"):
+    script = os.path.abspath(rest[0]) if rest else ""
+    if script.startswith(f"{ROOT}{os.sep}examples{os.sep}") or script == str(
+        ROOT / "amos_fairseq" / "python_process.py"
+    ):
         return {"script": rest[0], "arguments": rest[1:], "quiet": quiet}
     return None
 

@@ -12,7 +12,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [ "${AMOS_ENVIRONMENT:-}" = active ] || EXTRA=test
 begin "${BASH_SOURCE[0]}" "$@"
-python -c 'import pytest, xdist' 2>>"$LOG" || fail "this environment has no pytest or no pytest-xdist: install both"
+(cd "$CHECKOUT" && python -c 'import pytest, xdist') 2>>"$LOG" || fail "this environment has no pytest or no pytest-xdist: install both"
 
 # After an interrupt pytest still prints the failures. Several processes compile kernels.
 TESTS=(env -C "$CHECKOUT" timeout -s INT -k 20 240 python -m pytest tests/gpu -q -rf -p no:cacheprovider --tb=short --color=no)

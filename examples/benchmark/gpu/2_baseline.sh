@@ -21,7 +21,7 @@ fi
 contest() {
     local file="$1" recipe="$2" sequences="$3" status=0
     shift 3
-    python -m amos_start bench "$recipe" --device "$DEVICE" --precision "$PRECISION" --steps "$STEPS" \
+    amos bench "$recipe" --device "$DEVICE" --precision "$PRECISION" --steps "$STEPS" \
         --warmup "$WARMUP" --vocabulary-size "$VOCABULARY" --out "$SCRATCH/bench" "$@" --set "dataset.batch_size=$sequences" \
         >"$SCRATCH/bench.md" || status=$?
     # Lower its headings below the one of the step; remove the last line, which names temporary files.

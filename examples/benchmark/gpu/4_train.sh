@@ -47,13 +47,13 @@ for_each_objective() {
 }
 pretrain() {
     # shellcheck disable=SC2086
-    python -m fairseq_cli.hydra_train --config-dir "$CONFIG" --config-name "$1_$SIZE" "task.data=$DATA" \
+    fairseq-hydra-train --config-dir "$CONFIG" --config-name "$1_$SIZE" "task.data=$DATA" \
         "checkpoint.save_dir=$SCRATCH/$1" "optimization.max_update=$UPDATES" "optimization.stop_time_hours=$(awk "BEGIN { print $MINUTES / 60 }")" \
         common.log_interval=50 "common.user_dir=$CHECKOUT/amos_fairseq" distributed_training.distributed_world_size=1 $TRAINING $SETTINGS
 }
 fine_tune() {
     # shellcheck disable=SC2086
-    python -m amos_start glue --checkpoint "$SCRATCH/$1" --data "$GLUE" --out "$SCRATCH/glue_$1" --tasks "$TASKS" --seeds 1 $GLUE_FLAGS
+    amos glue --checkpoint "$SCRATCH/$1" --data "$GLUE" --out "$SCRATCH/glue_$1" --tasks "$TASKS" --seeds 1 $GLUE_FLAGS
     cp "$SCRATCH/glue_$1/glue.json" "$OUT/glue_$1.json"
 }
 curves() {
@@ -61,7 +61,7 @@ curves() {
     for objective in mlm electra amos; do
         [ ! -f "$SCRATCH/$objective/metrics.jsonl" ] || runs+=("$SCRATCH/$objective")
     done
-    python -m amos_start plot "${runs[@]}" --out "$SCRATCH/plots" >&2
+    amos plot "${runs[@]}" --out "$SCRATCH/plots" >&2
     cp "$SCRATCH/plots/overview.png" "$OUT/curves.png"
     printf 'The last lines of each training and validation log; curves.png shows all of them.\n\n```\n'
     for objective in "${runs[@]}"; do

@@ -35,7 +35,7 @@ begin() {
     STARTED=0
     [ "${AMOS_ENVIRONMENT:-}" = active ] || STARTED=$SECONDS
     if [ "$DEVICE" = cuda ]; then
-        python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 9)' || {
+        (cd "$CHECKOUT" && python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 9)') || {
             [ $? -eq 9 ] || fail "PyTorch cannot be imported (see above)"
             fail "PyTorch finds no CUDA device: run this on a machine with a GPU, or rehearse it with --device cpu"
         }

@@ -21,6 +21,7 @@ from amos_fairseq.bench.synthetic_text import random_batch
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.python_process import python_command
 
 # Sequences of an update: enough to run every kernel, and small compared with the memory of any GPU.
 SEQUENCES = 8
@@ -115,7 +116,7 @@ def synthetic_corpus(work: Path) -> Path:
     lines = [" ".join(generator.choices(words, k=40)) + "\n" for _ in range(400)]
     (work / "train").write_text("".join(lines), encoding="utf-8")
     (work / "valid").write_text("".join(lines[:20]), encoding="utf-8")
-    run([sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--destdir", str(work / "data"), "--trainpref",
+    run([*python_command("fairseq_cli.preprocess"), "--only-source", "--destdir", str(work / "data"), "--trainpref",
          str(work / "train"), "--validpref", str(work / "valid")])  # fmt: skip
     return work / "data"
 
@@ -130,7 +131,7 @@ def train(save_dir: Path, data: Path, device: torch.device, precision: str) -> N
         "common.user_dir": Path(amos_fairseq.__file__).parent, "dataset.disable_validation": "true",
         "distributed_training.distributed_world_size": 1,
     }  # fmt: skip
-    run([sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(RECIPES), "--config-name", "amos_tiny",
+    run([*python_command("fairseq_cli.hydra_train"), "--config-dir", str(RECIPES), "--config-name", "amos_tiny",
          *(f"{key}={value}" for key, value in settings.items())])  # fmt: skip
 
 

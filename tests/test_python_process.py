@@ -1,0 +1,140 @@
+"""No module of the current folder is imported, by any command or by a process that one starts."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.cli.main import SUBCOMMANDS
+from amos_fairseq.python_process import python_command
+
+# Of the standard library, of what the package needs, and the package itself.
+PLANTED = ("json", "queue", "pickle", "multiprocessing", "yaml", "numpy", "torch", "fairseq", "hydra", "amos_fairseq")
+# As the console script, for all commands in one process: the imports take seconds. Processes are not started, but printed.
+CONSOLE_SCRIPT = """\
+import os, sys
+import amos_start
+class Started(BaseException): pass
+def start(program, command, variables):
+    print("started", command[1:3], variables["PYTHONSAFEPATH"])
+    raise Started
+os.execve = start
+for arguments in {commands!r}:
+    sys.argv = ["amos", *arguments]
+    try:
+        amos_start.main()
+    except Started:
+        pass
+    except SystemExit as ended:
+        assert ended.code == 1, arguments
+print(*(name for name in {planted!r} if name in sys.modules))
+"""
+# Each refuses its arguments after the imports.
+COMMANDS = {
+    "prepare": ["text.txt", "--out", "out", "--vocab-size", "1"],
+    "recipes": ["amos_tiny", "--vocabulary-size", "1"],
+    "train": ["amos_tiny", "task.data=DATA"],
+    "inspect": ["start.pt", "--text", "a"],
+    "plot": ["absent"],
+    "report": ["start.pt"],
+    "import": ["absent", "out.pt"],
+    "export": ["start.pt", "out"],
+    "glue": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
+    "squad": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
+    "tag": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
+    "probe": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
+    "score": ["start.pt", "text.txt"],
+    "flops": ["start.pt"],
+    "bench": ["absent", "--device", "cpu"],
+    "verify": ["absent"],
+}
+ASK = """\
+import importlib, multiprocessing, sys
+def tell(who):
+    {imports}
+    print(who, sys.argv[1:], flush=True)
+if __name__ == "__main__":
+    if "spawn" in sys.argv:
+        import amos_start
+        amos_start.start()
+        child = multiprocessing.get_context("spawn").Process(target=tell, args=("child",))
+        child.start()
+        child.join()
+    tell("parent")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A current folder with modules that leave a file when they are imported."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n")
+    return folder
+
+
+def run(command: list[str], folder: Path, *path: Path) -> str:
+    variables = environment({"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))})
+    result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert not (folder.parent / "executed").exists()
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_no_command_imports_modules_of_the_current_folder(folder: Path, tmp_path: Path) -> None:
+    assert {module.__name__.rpartition(".")[2].rstrip("_") for module in SUBCOMMANDS} == set(COMMANDS)
+    for name in ("start.pt", "text.txt"):
+        (folder / name).write_text("not a checkpoint\n")
+    script = tmp_path / "amos"
+    commands = [[name, *arguments] for name, arguments in COMMANDS.items()]
+    script.write_text(CONSOLE_SCRIPT.format(commands=commands, planted=PLANTED))
+    started, imported = run([sys.executable, str(script)], folder).splitlines()[-2:]
+    assert imported.split() == list(PLANTED), "the commands have imported them, from elsewhere"
+    assert started == f"started {python_command('fairseq_cli.hydra_train')[1:]} 1"
+
+
+@pytest.mark.parametrize("how", ["", "spawn"])
+def test_a_started_process_imports_from_the_users_path_only(how: str, folder: Path, tmp_path: Path) -> None:
+    """Also the processes of multiprocessing that it starts. With ``-m``, the modules of the folder are imported."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "ask.py").write_text(ASK.format(imports="import json, queue, pickle, multiprocessing, yaml"))
+    printed = run([*python_command("ask"), "a b", how], folder, own)
+    assert printed.splitlines() == [f"{who} {['a b', how]}" for who in (["child", "parent"] if how else ["parent"])]
+    with pytest.raises(AssertionError):
+        run([sys.executable, "-m", "ask", "a b", how], folder, own)
+
+
+@pytest.mark.parametrize("variables", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize("starts", ["command", "process"])
+def test_every_character_can_be_printed(starts: str, variables: dict[str, str], tmp_path: Path) -> None:
+    """Tables contain a plus-minus sign. A surrogate stands for a byte of a path that is not UTF-8."""
+    prepare = "import amos_start; amos_start.start()" if starts == "command" else ""
+    (tmp_path / "table.py").write_text(f"{prepare}\nprint('88.9 \\xb1 0.1 \\udcff')\n")
+    command = [sys.executable, str(tmp_path / "table.py")] if starts == "command" else python_command("table")
+    variables = environment(variables | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])})
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run(command, env=variables, stdout=file, check=True)
+    assert (tmp_path / "file").read_bytes() == "88.9 ± 0.1 ?\n".encode()
+    reader, terminal = os.openpty()
+    subprocess.run(command, env=variables, stdout=terminal, check=True)
+    assert os.read(reader, 100) == b"88.9 ? 0.1 ?\r\n"
+    os.close(reader)
+    os.close(terminal)
+
+
+def test_one_function_starts_python() -> None:
+    """Where no source of the package, of the preparation and of the examples passes ``-m`` to Python."""
+    sources = [path for folder in ("amos_fairseq", "preprocess", "examples") for path in (ROOT / folder).rglob("*.py")]
+    with_option = [
+        str(path.relative_to(ROOT))
+        for path in sources
+        if any(isinstance(node, ast.Constant) and node.value == "-m" for node in ast.walk(ast.parse(path.read_bytes())))
+    ]
+    assert with_option == []
