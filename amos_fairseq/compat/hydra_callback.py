@@ -14,6 +14,7 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 import amos_fairseq
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import refuse_link
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -48,16 +50,31 @@ class ImportPlugin(Callback):
             with report_user_errors():  # Hydra would wrap the message in three lines of its own
                 _accept_user_dir(user_dir)
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Let only the settings that differ between the jobs of a sweep name their folders (``hydra.sweep.subdir``).
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Refuse links where Hydra is going to write."""
+        _refuse_links([str(OmegaConf.select(config, "hydra.run.dir"))], config)
 
-        A sweep over the learning rate that is continued with a larger ``max_update`` then finds the folders of its jobs.
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Refuse links as for a single run. Let only the settings that differ between the jobs of a sweep name their folders.
+
+        (``hydra.sweep.subdir``.) A sweep over the learning rate that is continued with a larger ``max_update`` then finds
+        the folders of its jobs.
         """
+        _refuse_links((folder for folder, _, _ in os.walk(str(OmegaConf.select(config, "hydra.sweep.dir")))), config)
         overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
         with read_write(config), open_dict(config):
             # Hydra composes the configuration of each job from these.
             config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
+
+
+def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
+    """End the process in one line if Hydra's log, or its copies of the settings, is a link in one of these folders."""
+    names = (f"{config.hydra.job.name}.log", "multirun.yaml", ".hydra")
+    with report_user_errors():  # Hydra turns exceptions of a callback into warnings
+        for folder in folders:
+            for path in (*(Path(folder, name) for name in names), *Path(folder, ".hydra").glob("*.yaml")):
+                refuse_link(path)
 
 
 def separate_save_dir(cfg: Any) -> None:

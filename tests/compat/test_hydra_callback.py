@@ -5,6 +5,7 @@ from pathlib import Path
 import fairseq.utils
 import pytest
 from failures import error_line
+from omegaconf import OmegaConf
 
 import amos_fairseq
 from amos_fairseq.compat.hydra_callback import ImportPlugin
@@ -40,6 +41,19 @@ def test_a_package_beside_fairseq_is_found_from_any_directory(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     ImportPlugin(user_dir="amos_fairseq")
     fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+@pytest.mark.parametrize("name", ["hydra_train.log", ".hydra", ".hydra/config.yaml"])
+def test_links_where_hydra_writes_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """In SAVE_DIR and in the folder of a job of a sweep, before Hydra opens the files."""
+    link = tmp_path / "sweep" / "job" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    settings = {"job": {"name": "hydra_train"}, "run": {"dir": str(tmp_path / "sweep" / "job")}}
+    config = OmegaConf.create({"hydra": settings | {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    for start in (ImportPlugin().on_run_start, ImportPlugin().on_multirun_start):
+        assert f"{name} is a link" in error_line(capsys, lambda _, start=start: start(config))
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_another_copy_and_a_missing_one_are_refused(

@@ -157,6 +157,7 @@ VALUES = (
     "{a:1}",
     "???",
 )
+TINY_RECIPE = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--config-name", "amos_tiny"]
 SMALL_RUN = (
     "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
     "model.encoder_ffn_embed_dim=64", "dataset.batch_size=16", "dataset.num_workers=0", "optimization.max_update=2",
@@ -171,8 +172,7 @@ def settings(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     for name, value in (pairs * (tries // len(pairs) + 1))[:tries]:
         save_dir = place.folder / "settings"
         overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={save_dir}", f"{name}={value}"]
-        config = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--config-name", "amos_tiny"]
-        code, text = run_command("fairseq_cli.hydra_train", [*config, *overrides], ROOT)
+        code, text = run_command("fairseq_cli.hydra_train", [*TINY_RECIPE, *overrides], ROOT)
         yield Attack("setting", f"{name}={value}", command_harm(code, text, save_dir if save_dir.exists() else None))
         shutil.rmtree(save_dir, ignore_errors=True)
 
@@ -196,18 +196,23 @@ def damage(path: Path, draw: random.Random) -> str:
     return how
 
 
+def copy_of_interrupted_run(place: Place, run: Path) -> None:
+    """Copy the undisturbed run as it was at its first checkpoint that is still there."""
+    shutil.copytree(place.references["float32"], run)
+    (run / "checkpoint_last.pt").unlink()
+    middle = sorted(run.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))[0]
+    shutil.copy(middle, run / "checkpoint_last.pt")
+    for path in {*run.glob("checkpoint_*.pt")} - {middle, run / "checkpoint_last.pt"}:
+        path.unlink()
+
+
 def damaged_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     """Damage a file of a run or of its corpus, then continue the run: it ends as the undisturbed one, or is refused."""
     draw = random.Random(seed)
     for number in range(tries):
         folder = place.folder / "damaged"
-        shutil.copytree(place.references["float32"], folder / "run")
+        copy_of_interrupted_run(place, folder / "run")
         shutil.copytree(place.corpus, folder / "corpus")
-        (folder / "run" / "checkpoint_last.pt").unlink()
-        middle = sorted((folder / "run").glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))[0]
-        shutil.copy(middle, folder / "run" / "checkpoint_last.pt")
-        for path in {*(folder / "run").glob("checkpoint_*.pt")} - {middle, folder / "run" / "checkpoint_last.pt"}:
-            path.unlink()
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
         weights = [10 if path.suffix in (".pt", ".bin", ".idx") else 3 for path in paths]
         (path,) = draw.choices(paths, weights)
@@ -221,6 +226,33 @@ def damaged_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             except AssertionError:
                 harm = "accepted, with another result"
         yield Attack("damaged file", f"{path.relative_to(folder)}, {how}, seed {seed}, number {number}", harm)
+        shutil.rmtree(folder)
+
+
+def links(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Put a link to a file elsewhere into SAVE_DIR, then continue the run; the file elsewhere does not change."""
+    draw = random.Random(seed)
+    names = [".lock", "metrics.jsonl", "checkpoint_last.pt", "checkpoint_best.pt", "tokenizer", "tokenizer/dict.txt"]
+    of_hydra = ["hydra_train.log", ".hydra", ".hydra/config.yaml"]
+    for number in range(tries):
+        folder = place.folder / "links"
+        copy_of_interrupted_run(place, folder / "run")
+        name = draw.choice([*names, *of_hydra])
+        link, elsewhere = folder / "run" / name, folder / "elsewhere"
+        elsewhere.write_text("precious\n")
+        if link.is_dir():
+            shutil.rmtree(link)
+        link.unlink(missing_ok=True)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(elsewhere)
+        command = flags_command(place.corpus, folder / "run", *FLAGS)
+        if name in of_hydra:
+            overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={folder / 'run'}"]
+            command[2:] = ["fairseq_cli.hydra_train", *TINY_RECIPE, *overrides]
+        code, text = run_command(command[2], command[3:])
+        changed = elsewhere.read_text() != "precious\n"
+        harm = "changed a file elsewhere" if changed else command_harm(code, text, folder / "run")
+        yield Attack("link in SAVE_DIR", f"{name}, seed {seed}, number {number}", harm)
         shutil.rmtree(folder)
 
 
@@ -298,7 +330,8 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
 def attack(tries: int, seed: int, folder: Path) -> list[Attack]:
     """Run all attacks, print those that succeed, and return all."""
     place = prepare(folder)
-    plan = ((kills, tries), (settings, 3 * tries), (damaged_files, tries), (hostile_files, max(1, 6 * tries // 10)))
+    plan = ((kills, tries), (settings, 3 * tries), (damaged_files, tries), (links, tries // 5 + 1),
+            (hostile_files, max(1, 6 * tries // 10)))  # fmt: skip
     attacks = []
     for make, number in plan:
         for result in make(place, number, seed):
