@@ -213,6 +213,14 @@ def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
         )
 
 
+def check_labeled_texts(load_dataset: Callable[..., Any], task: Any, split: str, *args: Any, **kwargs: Any) -> Any:
+    """Check the files of a split of fairseq's ``sentence_prediction`` before they are opened."""
+    from amos_fairseq.data.labeled_texts import check_texts  # it imports what the patches must precede
+
+    check_texts(Path(str(task.cfg.data)), split)
+    return load_dataset(task, split, *args, **kwargs)
+
+
 def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
     """Return the names of a checkpoint's settings that do not affect the shapes of its weights.
 

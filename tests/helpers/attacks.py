@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.data import Dictionary
 from forked_command import ForkedProcess, fork_server
 from interrupted_run import RUN, BackgroundRun, assert_same_run, checkpoint, flags_command
+from saved_models import write_run
+from synthetic_tagging import prepare_tagging
 from tiny_runs import ROOT
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.tagging import TaggedSentences
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing.features import encode_split, parts_of, stored_features
+from amos_fairseq.probing.targets import Example
 
 # 1: refused; 2: wrong flags; 76: diverged. Hydra ends with 1 as well.
 EXIT_CODES = {0, 1, 2, 76}
@@ -256,6 +265,43 @@ def links(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         shutil.rmtree(folder)
 
 
+def damaged_data(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Damage prepared labels or stored features; the labels are refused, the features computed again."""
+    draw = random.Random(seed)
+    folder = place.folder / "data"
+    labels = prepare_tagging(folder)
+    loaded = load_checkpoint(write_run(folder / "run"))
+    part, dictionary = parts_of(loaded.model)["generator"], Dictionary.load(str(labels / "dict.txt"))
+    encoded = {"train": encode_split(loaded, [Example(["the", "quick", "brown", "fox"], [])] * 9)}
+
+    def features() -> torch.Tensor:
+        stored = stored_features(folder / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+        return stored["train"][1].clone()
+
+    expected = features()
+    for number in range(tries):
+        in_labels = draw.random() < 0.5
+        names = ("valid.*.bin", "valid.*.idx", "valid.*.jsonl") if in_labels else ("*",)
+        root = labels if in_labels else folder / "features"
+        path = draw.choice(sorted(path for name in names for path in root.glob(name)))
+        content = path.read_bytes()
+        how = damage(path, draw)
+        harm = ""
+        try:
+            if in_labels:
+                TaggedSentences(labels, "valid", dictionary, 3, 64)
+                harm = "accepted" if path.read_bytes() != content else ""
+            elif not torch.equal(features(), expected):
+                harm = "other features"
+        except UserError as error:
+            harm = "" if in_labels else f"refused: {error}"
+        except Exception as error:
+            harm = f"traceback: {type(error).__name__}: {error}"
+        yield Attack("damaged labels or features", f"{path.name}, {how}, seed {seed}, number {number}", harm)
+        if in_labels:
+            path.write_bytes(content)
+
+
 def assert_same_weights(save_dir: Path, reference: Path) -> None:
     found, expected = checkpoint(save_dir)["model"], checkpoint(reference)["model"]
     assert found.keys() == expected.keys()
@@ -330,10 +376,16 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
 def attack(tries: int, seed: int, folder: Path) -> list[Attack]:
     """Run all attacks, print those that succeed, and return all."""
     place = prepare(folder)
-    plan = ((kills, tries), (settings, 3 * tries), (damaged_files, tries), (links, tries // 5 + 1),
-            (hostile_files, max(1, 6 * tries // 10)))  # fmt: skip
+    plan = {
+        kills: tries,
+        settings: 3 * tries,
+        damaged_files: tries,
+        damaged_data: 5 * tries,
+        links: max(1, 2 * tries // 10),
+        hostile_files: max(1, 6 * tries // 10),
+    }
     attacks = []
-    for make, number in plan:
+    for make, number in plan.items():
         for result in make(place, number, seed):
             attacks.append(result)
             if result.harm:
