@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import socket
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any, Iterator
@@ -33,6 +34,8 @@ def whole_file(path: str) -> Iterator[str]:
         with contextlib.suppress(OSError):  # already removed, or owned by another user
             os.unlink(left)
     unfinished = f"{prefix}{os.getpid()}{extension}"
+    with contextlib.suppress(FileNotFoundError):  # a link of this name would be followed
+        os.unlink(unfinished)
     try:
         yield unfinished
         with open(unfinished, "rb") as file:
@@ -48,6 +51,28 @@ def write_text(path: str | os.PathLike, content: str) -> None:
     """Write a UTF-8 file atomically (:func:`whole_file`)."""
     with whole_file(str(path)) as unfinished:
         Path(unfinished).write_text(content, encoding="utf-8")
+
+
+def refuse_link(path: str | os.PathLike) -> None:
+    """Raise :class:`UserError` if ``path`` is a link: in a stranger's SAVE_DIR it leads to any file."""
+    if os.path.islink(path):
+        raise UserError(
+            f"{path} is a link, and nothing is written through links: remove it, or copy the file to its place"
+        )
+
+
+def no_links(path: str, flags: int) -> int:
+    """Open a file that is written in place, without following a link: an ``opener`` of :func:`open`.
+
+    Raises:
+        UserError: ``path`` is a link, or exists and is not a regular file.
+    """
+    refuse_link(path)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # opening a pipe would wait for a reader
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path} is not a regular file: remove it")
+    return descriptor
 
 
 def abandoned(prefix: str, extension: str = "") -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file, whole_file
+from amos_fairseq.files import checkpoint_file, no_links, whole_file
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -29,6 +29,25 @@ def test_each_process_writes_to_a_file_of_its_own(tmp_path: Path, monkeypatch: p
         assert path.read_text() == "second, longer"
     assert path.read_text() == "first"
     assert unfinished_files(tmp_path) == []
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """Neither in place nor under the temporary name; a pipe, which would wait for a reader, is refused as well."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "log").symlink_to(precious)
+    (tmp_path / "new").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    for name, problem in (("log", "is a link"), ("new", "is a link"), ("pipe", "is not a regular file")):
+        with pytest.raises(UserError, match=f"{name} {problem}"):
+            no_links(str(tmp_path / name), os.O_RDWR | os.O_CREAT)
+    with open(tmp_path / "own", "ab", opener=no_links) as file:
+        file.write(b"own")
+    (tmp_path / f"page.unfinished.{socket.gethostname()}.{os.getpid()}.html").symlink_to(precious)
+    with whole_file(str(tmp_path / "page.html")) as unfinished:
+        Path(unfinished).write_text("page")
+    assert [(tmp_path / name).read_text() for name in ("precious", "own", "page.html")] == ["precious", "own", "page"]
+    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

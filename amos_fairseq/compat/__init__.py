@@ -152,6 +152,9 @@ PATCHES = {
     "A pair that is too long loses the end of the row, often its whole second text, and nothing says so": (
         Patch(sentence_prediction, "maybe_shorten_dataset", truncation.cut_longer_text_first),
     ),
+    "Prepared GLUE data that are damaged train another model in silence, or end in a traceback": (
+        Patch(sentence_prediction.SentencePredictionTask, "load_dataset", run_lifecycle.check_labeled_texts),
+    ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "Hydra copies every class that fairseq has registered for each composition": (
         Patch(CachingConfigRepository, "__init__", share_config_store),

@@ -15,6 +15,7 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 import amos_fairseq
 from amos_fairseq.compat.run_lifecycle import not_writable
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import refuse_link
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -51,18 +53,20 @@ class ImportPlugin(Callback):
                 _accept_user_dir(user_dir)
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check that the folder of the run can be written, before Hydra writes there."""
-        with report_user_errors():
+        """Check that the folder of the run can be written, and refuse links in it, before Hydra writes there."""
+        with report_user_errors():  # Hydra turns exceptions of a callback into warnings
             _check_writable(config.hydra.run.dir)
+            _refuse_links([config.hydra.run.dir], config)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check that the folder of the sweep can be written, and choose the names of the folders of its jobs.
+        """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs.
 
         Only the settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate
         that is continued with a larger ``max_update`` finds the folders of its jobs.
         """
         with report_user_errors():
             _check_writable(config.hydra.sweep.dir)
+            _refuse_links((folder for folder, _, _ in os.walk(config.hydra.sweep.dir)), config)
         overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
         with read_write(config), open_dict(config):
@@ -78,6 +82,14 @@ def _check_writable(folder: str) -> None:
             pass
     except OSError as error:
         raise not_writable(folder, error) from error
+
+
+def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
+    """Raise :class:`UserError` if Hydra's log, or its copies of the settings, is a link in one of these folders."""
+    names = (f"{config.hydra.job.name}.log", "multirun.yaml", ".hydra")
+    for folder in folders:
+        for path in (*(Path(folder, name) for name in names), *Path(folder, ".hydra").glob("*.yaml")):
+            refuse_link(path)
 
 
 def separate_save_dir(cfg: Any) -> None:

@@ -20,7 +20,7 @@ from fairseq.logging.meters import Meter
 
 from amos_fairseq.collectives import on_first_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import no_links, whole_file
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 
 logger = logging.getLogger(__name__)
@@ -78,11 +78,11 @@ class MetricsLog:
         """Append one record and close the file, so that a killed process can damage only the last line.
 
         Raises:
-            UserError: the file cannot be written.
+            UserError: the file is a link, or cannot be written.
         """
         record = {"split": split, "update": int(update), "epoch": self.epoch, **numeric_stats(stats)}
         try:
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab", opener=no_links) as file:
                 file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise self._write_error(error) from error
@@ -99,12 +99,12 @@ class MetricsLog:
         The file is replaced atomically or left unchanged. ``update`` 0 removes all records.
 
         Raises:
-            UserError: the file cannot be read or written.
+            UserError: the file is a link, or cannot be read or written.
         """
         if not os.path.exists(self.path):
             return
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=no_links) as file:
                 content = file.read()
             remaining = b"".join(self._remaining_lines(content, update))
             if remaining == content:

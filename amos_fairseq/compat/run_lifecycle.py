@@ -17,6 +17,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -29,12 +30,13 @@ from fairseq.file_io import PathManager
 
 from amos_fairseq.collectives import on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import read_header, task_state_of
+from amos_fairseq.files import no_links, read_header, task_state_of
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FILE = "checkpoint_last.pt"
 LOCK_FILE = ".lock"
+_LOCK_CONTENT = re.compile(rb"(process \d+ on [^\n]*\n)?")
 NEW_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
 LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
@@ -104,21 +106,25 @@ def claim_save_dir(save_dir: str) -> None:
     inherit it, and NFS servers support it. It is advisory, and without effect where a file system has no locks.
 
     Raises:
-        UserError: another process holds it, or the directory cannot be written.
+        UserError: another process holds it, the directory cannot be written, or the file is not one that this function wrote.
     """
     path = os.path.join(os.path.abspath(save_dir), LOCK_FILE)
     try:
         os.makedirs(save_dir, exist_ok=True)
         if path in _locks:  # another run in this process
             return
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closing it would release the lock
+        file = open(path, "a+b", buffering=0, opener=no_links)  # noqa: SIM115 - closing it would release the lock
+        file.seek(0)
+        content = file.read(1000)
     except OSError as error:
         raise not_writable(save_dir, error) from error
+    if not _LOCK_CONTENT.fullmatch(content):  # it may be a hard link, and is truncated below
+        file.close()
+        raise UserError(f"{path} is not the lock of a run: move it away, or give another --save-dir")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        file.seek(0)
-        holder = file.read(200).decode(errors="replace").strip() or "of unknown name"
+        holder = content.decode(errors="replace").strip() or "of unknown name"
         file.close()
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             logger.warning("%s cannot be locked (%s): do not start a second run there", save_dir, error.strerror)
@@ -210,6 +216,14 @@ def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
             f"{dictionary} is not the dictionary that it was trained with (sha256 {expected[:12]}... expected): binarize "
             "the task with SAVE_DIR/tokenizer of that run"
         )
+
+
+def check_labeled_texts(load_dataset: Callable[..., Any], task: Any, split: str, *args: Any, **kwargs: Any) -> Any:
+    """Check the files of a split of fairseq's ``sentence_prediction`` before they are opened."""
+    from amos_fairseq.data.labeled_texts import check_texts  # it imports what the patches must precede
+
+    check_texts(Path(str(task.cfg.data)), split)
+    return load_dataset(task, split, *args, **kwargs)
 
 
 def scheme_settings(model_cfg: Any) -> tuple[str, ...]:

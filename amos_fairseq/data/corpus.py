@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.data.fingerprint import file_sha256, sample_sha256
+from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_version
 
@@ -85,6 +86,33 @@ def check_samples(path: str, *versions: tuple[int, ...]) -> None:
     for name in (f"{split}.bin", f"{split}.idx"):
         if name in samples and sample_sha256(os.path.join(directory, name)) != samples[name]:
             raise UserError(f"{directory}/{name} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+
+
+def check_prepared(directory: Path, manifest: str, split: str) -> None:
+    """Read the files of a split of prepared labels, which are small, and compare them with the hashes in ``manifest``.
+
+    A process reads a file once. Data without a manifest, or with one of an earlier version, have no hashes.
+
+    Raises:
+        UserError: a file is not the one that prepare.sh wrote.
+    """
+    file = directory / manifest
+    try:
+        hashes = dict(json.loads(file.read_text(encoding="utf-8")).get("sha256", {}))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read, or was not written by prepare.sh: {_BINARIZE_AGAIN}") from error
+    names = (f"{split}.", DICTIONARY_FILE)
+    for path in sorted(path for path in directory.rglob("*") if path.name.startswith(names) and path.is_file()):
+        expected = hashes.get(path.relative_to(directory).as_posix())
+        if expected is not None and expected != _sha256_of(str(path), file_version(str(path))):
+            raise UserError(f"{path} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _sha256_of(path: str, version: tuple[int, ...]) -> str:
+    return file_sha256(path)
 
 
 def shard_record(directory: Path) -> dict[str, Any] | None:

@@ -36,6 +36,12 @@ def sample_sha256(path: Union[str, os.PathLike], pieces: int = 16, piece_size: i
     return digest.hexdigest()
 
 
+def files_sha256(directory: Path) -> dict[str, str]:
+    """Return the sha256 of each file in ``directory`` and below, by its path in it."""
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {path.relative_to(directory).as_posix(): file_sha256(path) for path in paths}
+
+
 def directory_sha256(directory: Union[str, os.PathLike]) -> str:
     """Return the hexadecimal sha256 of the names and bytes of the files in ``directory``, sorted by name.
 

@@ -3,13 +3,26 @@
 With ``--separator-token 2`` a second ``</s>`` precedes B: ``<s> A </s> </s> B </s>``.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from fairseq.data import BaseWrapperDataset, ConcatSentencesDataset, FairseqDataset, PrependTokenDataset
 from torch import Tensor
 
+from amos_fairseq.data.corpus import check_prepared, require_split
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization.truncation import kept_lengths
+
+TASK_FILE = "task.json"  # what preprocess/glue writes beside them
+
+
+def check_texts(directory: Path, split: str) -> None:
+    """Check the files of a split without decoding them; raise :class:`UserError` if one is damaged."""
+    check_prepared(directory, TASK_FILE, split)
+    for path in sorted(directory.glob("*/*.idx")):
+        if path.stem == split:
+            require_split(str(path.with_suffix("")))
 
 
 def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> FairseqDataset:

@@ -15,13 +15,13 @@ dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and 
 import functools
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
 
-from amos_fairseq.data.corpus import open_lines
+from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.errors import UserError
 
@@ -75,9 +75,8 @@ class SquadSplit:
     def __init__(self, directory: Path, split: str) -> None:
         self.directory, self.split = directory, split
         prefix = directory / split
-        self.examples: List[Example] = [
-            Example.from_json(line) for line in _lines(prefix.with_suffix(".examples.jsonl"))
-        ]
+        check_prepared(directory, MANIFEST, split)
+        self.examples: List[Example] = _parsed(directory / f"{split}.examples.jsonl", Example.from_json)
         self.questions, self.contexts, self.starts, self.ends = (
             open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
         )
@@ -90,7 +89,7 @@ class SquadSplit:
     @functools.cached_property
     def texts(self) -> List[str]:
         """The text of each paragraph."""
-        return [json.loads(line)["text"] for line in _lines(self.directory / f"{self.split}.contexts.jsonl")]
+        return _parsed(self.directory / f"{self.split}.contexts.jsonl", lambda line: str(json.loads(line)["text"]))
 
     def offsets(self, context: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
@@ -111,12 +110,15 @@ def read_manifest(directory: Path) -> Dict[str, Any]:
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _parsed(path: Path, parse: Callable[[str], Any]) -> List[Any]:
+    """Return what ``parse`` makes of each line."""
     try:
         with path.open(encoding="utf-8", newline="\n") as stream:
-            yield from stream
+            return [parse(line) for line in stream]
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}): prepare the data again") from error
 
 
 class WindowLimits(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from fairseq.data import Dictionary, FairseqDataset
 
-from amos_fairseq.data.corpus import open_lines
+from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.data.word_files import COLUMN_NAME
 from amos_fairseq.errors import UserError
@@ -125,6 +125,7 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         self.source = f"{directory}/{split}"
         self.seed, self.training, self.epoch = seed, training, 1
         self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
+        check_prepared(directory, MANIFEST, split)
         self._tokens, self._starts, self._ends, self._labels = (
             open_lines(f"{self.source}.{name}", _HINT) for name in ARRAYS
         )

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import no_links
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.report import best_run
@@ -118,7 +119,10 @@ class Runner:
             display.finish(run, f"FAILED: {error}")
             return Failure(run, str(error))
         except Exception as error:  # a bug in one run must not stop the others; its log gets the traceback
-            with contextlib.suppress(OSError), (run.directory / LOG_FILE).open("a", encoding="utf-8") as log:
+            with (
+                contextlib.suppress(OSError, UserError),
+                open(run.directory / LOG_FILE, "a", encoding="utf-8", opener=no_links) as log,
+            ):
                 log.write(traceback.format_exc())
             display.finish(run, f"FAILED: {type(error).__name__}: {error}")
             return Failure(run, f"{type(error).__name__}: {error}")

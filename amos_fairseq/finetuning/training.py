@@ -16,7 +16,7 @@ import torch
 
 import amos_fairseq
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.files import read_header, whole_file, write_text
+from amos_fairseq.files import no_links, read_header, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
@@ -80,8 +80,9 @@ def train(
     Raises:
         Stopped: the process was asked to stop and has exited.
         RunFailed: the process exited with an error.
+        UserError: the log is a link.
     """
-    with (directory / LOG_FILE).open("ab") as log:
+    with open(directory / LOG_FILE, "ab", opener=no_links) as log:
         _lock(log, directory)
         begin = log.tell()  # earlier output belongs to an earlier part of the run
         # In a new session, Ctrl-C in a terminal does not reach the child; this process stops it in order.

@@ -3,6 +3,8 @@
 Shapes: B sequences, T tokens, D width of an encoder, E width of the token embeddings, P pieces of all sentences of a split.
 """
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +18,21 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_folder
+from amos_fairseq.files import NO_ROOM, whole_folder
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.preprocess.common.command import progress_bar
+from amos_fairseq.preprocess.common.command import progress_bar, say
 from amos_fairseq.probing.targets import Example
 from amos_fairseq.tokenization.words import encode_words
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights
+CHECKSUMS = "sha256.json"
 TOKENS_PER_BATCH = 8192
 STORED = np.float32  # where most of the variance has one direction, float16 rounds the others away
 
@@ -159,25 +163,63 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[Example]) -> Encod
 def stored_features(
     folder: Path, part: Part, layers: Sequence[Layer], splits: dict[str, EncodedSplit], pad: int, device: str, name: str
 ) -> dict[str, dict[Layer, Tensor]]:
-    """Return features [P,D] float32 by split and layer; they are computed only if ``folder`` does not hold them.
+    """Return features [P,D] float32 by split and layer; they are computed only if ``folder`` does not hold them undamaged.
 
     Args:
         folder: for this model, part, layers and texts alone.
         name: of the part in messages.
 
     Raises:
-        UserError: a state is not finite.
+        UserError: a state is not finite, or the features cannot be written.
     """
-    if not folder.is_dir():
-        with whole_folder(folder) as unfinished:
+    present = _read_features(folder, layers, splits) if folder.is_dir() else None
+    if present is not None:
+        return present
+    if folder.is_dir():
+        say(f"the features of {name} in {folder} are damaged: they are computed again", "probe")
+    try:
+        with whole_folder(folder, replace=True) as unfinished:
             total = sum(split.num_pieces for split in splits.values())
             with progress_bar(total, f"features of {name}", "piece", delay=2) as bar:
                 for split, encoded in splits.items():
                     _write_features(unfinished, split, part, layers, encoded, pad, device, bar.update)
-    return {
-        split: {layer: torch.from_numpy(np.load(folder / f"{split}.{layer}.npy", mmap_mode="c")) for layer in layers}
-        for split in splits
-    }
+            checksums = {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.npy"))}
+            (unfinished / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
+    except OSError as error:
+        help_ = "make room" if error.errno in NO_ROOM else "permit writing"
+        raise UserError(
+            f"the features of {name} cannot be written to {folder.parent} ({error.strerror}): {help_}, or give another --out"
+        ) from error
+    return {split: {layer: _open(folder, split, layer) for layer in layers} for split in splits}
+
+
+def _read_features(
+    folder: Path, layers: Sequence[Layer], splits: dict[str, EncodedSplit]
+) -> dict[str, dict[Layer, Tensor]] | None:
+    """Return the features in ``folder``; None if a file is missing, or is not the one whose checksum was stored beside it."""
+    try:
+        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        features: dict[str, dict[Layer, Tensor]] = {}
+        for split, encoded in splits.items():
+            features[split] = {}
+            for layer in layers:
+                path = _path(folder, split, layer)
+                if file_sha256(path) != checksums[path.name]:
+                    return None
+                features[split][layer] = array = _open(folder, split, layer)
+                if array.dim() != 2 or array.size(0) != encoded.num_pieces or array.dtype != torch.float32:
+                    return None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return features
+
+
+def _path(folder: Path, split: str, layer: Layer) -> Path:
+    return folder / f"{split}.{layer}.npy"
+
+
+def _open(folder: Path, split: str, layer: Layer) -> Tensor:
+    return torch.from_numpy(np.load(_path(folder, split, layer), mmap_mode="c"))
 
 
 def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces) -> None:
@@ -190,8 +232,7 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
             stored = states.float().cpu().numpy().astype(STORED)
             if layer not in files:
                 shape = (encoded.num_pieces, stored.shape[-1])
-                path = folder / f"{split}.{layer}.npy"
-                files[layer] = np.lib.format.open_memmap(path, "w+", STORED, shape)
+                files[layer] = _reserve(_path(folder, split, layer), shape)
             for row, i in zip(stored, batch, strict=True):
                 files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + lengths[i]]
             if not np.isfinite(stored).all():
@@ -202,3 +243,16 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
         on_pieces(sum(lengths[i] for i in batch))
     for file in files.values():
         file.flush()
+
+
+def _reserve(path: Path, shape: tuple[int, int]) -> np.memmap:
+    """Create an array with all of its space on the disk: writing to a memory map of a full disk ends the process (SIGBUS).
+
+    Raises:
+        OSError: there is no room.
+    """
+    array = np.lib.format.open_memmap(path, "w+", STORED, shape)  # a file of this size, without space
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import no_links
 
 _PR_SET_PDEATHSIG = 1
 
@@ -27,9 +28,9 @@ def take_lock(path: Path, refusal: str) -> int:
     """Lock the file ``path`` and return its descriptor; the lock ends when it is closed or with this process.
 
     Raises:
-        UserError: another process holds the lock; ``refusal`` is the message.
+        UserError: another process holds the lock (``refusal`` is the message), or ``path`` is a link.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # child processes do not inherit it
     except OSError:

@@ -1,14 +1,14 @@
 """Read documents or lines of any input file in constant memory, and report the position of every error."""
 
-import gzip
 import hashlib
 import io
 import json
 import lzma
 import re
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterable, Iterator, List, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Tuple
 
 import zstandard
 
@@ -17,15 +17,24 @@ from amos_fairseq.errors import UserError
 BUFFER_BYTES = 1 << 20
 # A document is held in memory and belongs to one shard, so its size is limited.
 LARGEST_DOCUMENT_BYTES = 1 << 27
-COMPRESSIONS = (".gz", ".xz", ".zst")
+# What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
+_LARGEST_WINDOW_BYTES = 1 << 27
+_COMPRESSED_PART_BYTES = 512  # at most 16 MiB of text
+_STREAMS: Dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES + (1 << 20)),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES).decompressobj(),
+}
+COMPRESSIONS = tuple(_STREAMS)
 # Without this list such a file would be reported as "not UTF-8", or an uncompressed archive would be read as text.
 NOT_READ = frozenset(
     {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
 )
 _JSON_LINES = (".jsonl", ".ndjson")
 _UTF8_MARK = b"\xef\xbb\xbf"
-_DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _LINE_ENDS = re.compile(r"[\r\n]+")
+_PARTS = re.compile(rb"[^\r]+")
 
 
 def kind_and_compression(path: Path) -> Tuple[str, str]:
@@ -79,36 +88,64 @@ class InputFile:
         """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark.
 
         Raises:
-            UserError: the file is damaged, not UTF-8, or has a line that is too large.
+            UserError: the file is damaged, not UTF-8, or has a line of more than ``LARGEST_DOCUMENT_BYTES``.
         """
+        with self._opened() as stream:
+            yield from self._checked_lines(stream)
+
+    def content(self, limit: int) -> bytes:
+        """Return the whole content.
+
+        Raises:
+            UserError: the file is damaged, or its content larger than ``limit``.
+        """
+        content = bytearray()
+        with self._opened() as stream:
+            while part := stream.read(BUFFER_BYTES):
+                content += part
+                if len(content) > limit:
+                    raise UserError(f"{self.path} holds more than {_in_mib(limit)}: divide it into smaller files")
+        return bytes(content)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
         _, compression = kind_and_compression(self.path)
         with open(self.path, "rb", buffering=0) as raw:
             measured = _MeasuredFile(raw, self._digest, self._on_read)
             try:
-                yield from self._checked_lines(_decompressed(measured, compression))
-                while measured.read(BUFFER_BYTES):  # the hash includes what follows the compressed stream
-                    pass
+                yield io.BufferedReader(
+                    _DecompressedFile(measured, compression) if compression else measured, BUFFER_BYTES
+                )
             except _DAMAGED as error:
+                if "memory" in str(error).lower():
+                    raise UserError(
+                        f"{self.path} was compressed with a window of more than {_in_mib(_LARGEST_WINDOW_BYTES)}: "
+                        "compress it again without --long, --ultra or dict="
+                    ) from error
                 raise UserError(f"{self.path} is damaged ({error}): download or compress it again") from error
 
     def _text_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
-        paragraphs: List[bytes] = []
-        size = start = 0
+        document = bytearray()  # a list of many short paragraphs would take many times their size
+        start = 0
         for number, line in lines:
             paragraph = line.replace(b"\0", b"").strip()
             if not paragraph:
-                if paragraphs:
-                    yield b"\n".join(paragraphs) + b"\n"
-                paragraphs, size = [], 0
+                if document:
+                    yield bytes(document)
+                document = bytearray()
                 continue
-            start = start if paragraphs else number
-            size += len(paragraph)
-            if size > LARGEST_DOCUMENT_BYTES:
-                raise self._too_large(start)
+            start = start if document else number
             # A lone carriage return ends a line for fairseq, which reads with universal newlines.
-            paragraphs += filter(None, map(bytes.strip, paragraph.split(b"\r")))
-        if paragraphs:
-            yield b"\n".join(paragraphs) + b"\n"
+            for part in _PARTS.finditer(paragraph):
+                if stripped := part.group().strip():
+                    document += stripped + b"\n"
+            if len(document) > LARGEST_DOCUMENT_BYTES:
+                raise UserError(
+                    f"{self.path}: the document from line {start} on is larger than {_in_mib(LARGEST_DOCUMENT_BYTES)}: "
+                    "put a blank line between documents"
+                )
+        if document:
+            yield bytes(document)
 
     def _json_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
         for number, line in lines:
@@ -130,7 +167,10 @@ class InputFile:
         while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
             number += 1
             if len(line) > LARGEST_DOCUMENT_BYTES:
-                raise self._too_large(number)
+                raise UserError(
+                    f"{self.path}, line {number}: longer than {_in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter "
+                    "lines, with a blank line between documents"
+                )
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -141,11 +181,9 @@ class InputFile:
             offset += len(line)
             yield number, line.removeprefix(_UTF8_MARK) if number == 1 else line
 
-    def _too_large(self, number: int) -> UserError:
-        return UserError(
-            f"{self.path}: the document from line {number} on is larger than {LARGEST_DOCUMENT_BYTES >> 20} MiB: put a "
-            "blank line between documents"
-        )
+
+def _in_mib(size: int) -> str:
+    return f"{size / (1 << 20):g} MiB"
 
 
 class _MeasuredFile(io.RawIOBase):
@@ -164,42 +202,46 @@ class _MeasuredFile(io.RawIOBase):
         return size
 
 
-class _ZstandardFile(io.RawIOBase):
-    """All frames of a .zst file. The library's own reader accepts a truncated file as complete."""
+class _DecompressedFile(io.RawIOBase):
+    """The content of all frames, streams or members of a compressed file, with a bound on memory.
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._frame = None
-        self._compressed = self._plain = b""
+    The libraries' own readers set no limit on the window, and that of zstandard accepts a truncated file as complete. Its
+    decompressor returns all that a part of the input holds, 128 KiB for each 4 bytes at most: so the parts are small.
+    """
+
+    def __init__(self, raw: BinaryIO, suffix: str) -> None:
+        self._raw, self._new_stream = raw, _STREAMS[suffix]
+        self._is_padded = suffix != ".zst"  # zeros may follow the streams of the others
+        self._stream = None
+        self._compressed, self._position = b"", 0
+        self._plain = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
         while not self._plain:
-            chunk = self._compressed or self._raw.read(BUFFER_BYTES)
-            if not chunk:
-                if self._frame is not None:
-                    raise EOFError("the file ends inside a zstandard frame")
-                return 0
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            self._plain = self._frame.decompress(chunk)
-            self._compressed = b""
-            if self._frame.eof:
-                self._compressed, self._frame = self._frame.unused_data, None
+            if self._position == len(self._compressed):
+                self._compressed, self._position = self._raw.read(BUFFER_BYTES), 0
+                if not self._compressed:
+                    if self._stream is not None:
+                        raise EOFError("the file ends inside of the compressed text")
+                    return 0
+            self._decompress_part()
         size = min(len(buffer), len(self._plain))
         buffer[:size] = self._plain[:size]
         self._plain = self._plain[size:]
         return size
 
-
-def _decompressed(measured: _MeasuredFile, suffix: str) -> BinaryIO:
-    buffered = io.BufferedReader(measured, BUFFER_BYTES)
-    if suffix == ".gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=buffered), BUFFER_BYTES)
-    if suffix == ".xz":
-        return io.BufferedReader(lzma.LZMAFile(buffered), BUFFER_BYTES)
-    if suffix == ".zst":
-        return io.BufferedReader(_ZstandardFile(measured), BUFFER_BYTES)
-    return buffered
+    def _decompress_part(self) -> None:
+        part = self._compressed[self._position : self._position + _COMPRESSED_PART_BYTES]
+        self._position += len(part)
+        if self._stream is None:
+            part = part.lstrip(b"\0") if self._is_padded else part
+            if not part:
+                return
+            self._stream = self._new_stream()
+        self._plain = memoryview(self._stream.decompress(part))
+        if self._stream.eof:
+            self._position -= len(self._stream.unused_data)
+            self._stream = None

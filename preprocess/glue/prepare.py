@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.fingerprint import file_sha256, files_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
@@ -107,6 +107,7 @@ def _prepare_task(
         "tokenizer_sha256": tokenizer.sha256,
         "splits": splits,
         "files": _sizes(directory),
+        "sha256": files_sha256(directory),
     }
 
 
@@ -162,6 +163,9 @@ def _is_finished(
     if record is None or record.get("tokenizer_sha256") != tokenizer.sha256:
         return False
     if any(record.get(name) != value for name, value in settings.describe().items()):
+        return False
+    present = files_sha256(work.out / task.name)
+    if any(present.get(name) != sha256 for name, sha256 in record.get("sha256", {}).items()):
         return False
     known = {split: facts["sha256"] for split, facts in record["splits"].items()}
     if known.keys() != sources.keys() or record["files"] != _sizes(work.out / task.name):

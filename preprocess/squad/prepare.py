@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.fingerprint import file_sha256, files_sha256
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
@@ -61,7 +61,8 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
         paragraphs["train"] = sample_questions(paragraphs["train"], settings.max_train_questions, settings.seed)
     with whole_folder(out.absolute()) as unfinished:
         facts = _write(unfinished, files, paragraphs, tokenizer)
-        manifest = json.dumps(description | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
+        content = description | {"splits": facts, "sha256": files_sha256(unfinished)}
+        manifest = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
 

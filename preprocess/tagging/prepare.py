@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.data.fingerprint import file_sha256, files_sha256
 from amos_fairseq.data.word_files import COLUMN_NAME, CONLLU_NAMES, Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import whole_folder
@@ -92,7 +92,8 @@ def prepare(
         facts = {
             split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
         }
-        manifest = json.dumps(description | kind | {"splits": facts}, indent=2, ensure_ascii=False) + "\n"
+        content = description | kind | {"splits": facts, "sha256": files_sha256(unfinished)}
+        manifest = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     _report(kind, facts)
     if mark_spans(labels_of["train"]) and not kind["has_spans"]:

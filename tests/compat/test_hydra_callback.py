@@ -48,11 +48,25 @@ def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    config = OmegaConf.create({"hydra": {mode: {"dir": str(tmp_path / "file" / "run")}}})
+    settings = {"job": {"name": "hydra_train"}, mode: {"dir": str(tmp_path / "file" / "run")}}
+    config = OmegaConf.create({"hydra": settings})
     callback = ImportPlugin()
     start = callback.on_run_start if mode == "run" else callback.on_multirun_start
     line = error_line(capsys, lambda _: start(config))
     assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
+
+
+@pytest.mark.parametrize("name", ["hydra_train.log", ".hydra", ".hydra/config.yaml"])
+def test_links_where_hydra_writes_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """In SAVE_DIR and in the folder of a job of a sweep, before Hydra opens the files."""
+    link = tmp_path / "sweep" / "job" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    settings = {"job": {"name": "hydra_train"}, "run": {"dir": str(tmp_path / "sweep" / "job")}}
+    config = OmegaConf.create({"hydra": settings | {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    for start in (ImportPlugin().on_run_start, ImportPlugin().on_multirun_start):
+        assert f"{name} is a link" in error_line(capsys, lambda _, start=start: start(config))
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_another_copy_and_a_missing_one_are_refused(

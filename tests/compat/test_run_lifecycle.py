@@ -105,6 +105,18 @@ def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
     claim_save_dir(run)
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> None:
+    """As a link, or as another name of a file; the file keeps its content."""
+    precious, run = tmp_path / "precious", tmp_path / "run"
+    run.mkdir()
+    precious.write_text("precious\n")
+    link(precious, run / ".lock")
+    with pytest.raises(UserError, match=r"run/\.lock is (a link|not the lock of a run)"):
+        claim_save_dir(str(run))
+    assert precious.read_text() == "precious\n"
+
+
 def test_a_save_dir_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/run cannot be written \(Not a directory\)"):

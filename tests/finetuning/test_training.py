@@ -13,6 +13,7 @@ import pytest
 from forked_command import fork_server
 from tiny_runs import ROOT
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.training import RunFailed, environment, train
 
@@ -34,6 +35,14 @@ def test_output_is_appended_to_the_log_and_progress_is_reported(tmp_path):
     run(python("import time; print('out', flush=True); time.sleep(0.7)"), tmp_path, reports=reports)
     assert (tmp_path / "train.log").read_text() == "earlier\nout\n"
     assert set(reports) == {12}
+
+
+def test_a_log_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "train.log").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=r"train\.log is a link"):
+        run(python("print('out')"), tmp_path)
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_error_is_the_last_line_of_this_attempt(tmp_path):

@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.data import Dictionary
 from forked_command import ForkedProcess, fork_server
 from interrupted_run import RUN, BackgroundRun, assert_same_run, checkpoint, flags_command
+from saved_models import write_run
+from synthetic_tagging import prepare_tagging
 from tiny_runs import ROOT
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.tagging import TaggedSentences
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing.features import encode_split, parts_of, stored_features
+from amos_fairseq.probing.targets import Example
 
 # 1: refused; 2: wrong flags; 76: diverged. Hydra ends with 1 as well.
 EXIT_CODES = {0, 1, 2, 76}
@@ -157,6 +166,7 @@ VALUES = (
     "{a:1}",
     "???",
 )
+TINY_RECIPE = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--config-name", "amos_tiny"]
 SMALL_RUN = (
     "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
     "model.encoder_ffn_embed_dim=64", "dataset.batch_size=16", "dataset.num_workers=0", "optimization.max_update=2",
@@ -171,8 +181,7 @@ def settings(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     for name, value in (pairs * (tries // len(pairs) + 1))[:tries]:
         save_dir = place.folder / "settings"
         overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={save_dir}", f"{name}={value}"]
-        config = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--config-name", "amos_tiny"]
-        code, text = run_command("fairseq_cli.hydra_train", [*config, *overrides], ROOT)
+        code, text = run_command("fairseq_cli.hydra_train", [*TINY_RECIPE, *overrides], ROOT)
         yield Attack("setting", f"{name}={value}", command_harm(code, text, save_dir if save_dir.exists() else None))
         shutil.rmtree(save_dir, ignore_errors=True)
 
@@ -196,18 +205,23 @@ def damage(path: Path, draw: random.Random) -> str:
     return how
 
 
+def copy_of_interrupted_run(place: Place, run: Path) -> None:
+    """Copy the undisturbed run as it was at its first checkpoint that is still there."""
+    shutil.copytree(place.references["float32"], run)
+    (run / "checkpoint_last.pt").unlink()
+    middle = sorted(run.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))[0]
+    shutil.copy(middle, run / "checkpoint_last.pt")
+    for path in {*run.glob("checkpoint_*.pt")} - {middle, run / "checkpoint_last.pt"}:
+        path.unlink()
+
+
 def damaged_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     """Damage a file of a run or of its corpus, then continue the run: it ends as the undisturbed one, or is refused."""
     draw = random.Random(seed)
     for number in range(tries):
         folder = place.folder / "damaged"
-        shutil.copytree(place.references["float32"], folder / "run")
+        copy_of_interrupted_run(place, folder / "run")
         shutil.copytree(place.corpus, folder / "corpus")
-        (folder / "run" / "checkpoint_last.pt").unlink()
-        middle = sorted((folder / "run").glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))[0]
-        shutil.copy(middle, folder / "run" / "checkpoint_last.pt")
-        for path in {*(folder / "run").glob("checkpoint_*.pt")} - {middle, folder / "run" / "checkpoint_last.pt"}:
-            path.unlink()
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
         weights = [10 if path.suffix in (".pt", ".bin", ".idx") else 3 for path in paths]
         (path,) = draw.choices(paths, weights)
@@ -222,6 +236,70 @@ def damaged_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
                 harm = "accepted, with another result"
         yield Attack("damaged file", f"{path.relative_to(folder)}, {how}, seed {seed}, number {number}", harm)
         shutil.rmtree(folder)
+
+
+def links(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Put a link to a file elsewhere into SAVE_DIR, then continue the run; the file elsewhere does not change."""
+    draw = random.Random(seed)
+    names = [".lock", "metrics.jsonl", "checkpoint_last.pt", "checkpoint_best.pt", "tokenizer", "tokenizer/dict.txt"]
+    of_hydra = ["hydra_train.log", ".hydra", ".hydra/config.yaml"]
+    for number in range(tries):
+        folder = place.folder / "links"
+        copy_of_interrupted_run(place, folder / "run")
+        name = draw.choice([*names, *of_hydra])
+        link, elsewhere = folder / "run" / name, folder / "elsewhere"
+        elsewhere.write_text("precious\n")
+        if link.is_dir():
+            shutil.rmtree(link)
+        link.unlink(missing_ok=True)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(elsewhere)
+        command = flags_command(place.corpus, folder / "run", *FLAGS)
+        if name in of_hydra:
+            overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={folder / 'run'}"]
+            command[2:] = ["fairseq_cli.hydra_train", *TINY_RECIPE, *overrides]
+        code, text = run_command(command[2], command[3:])
+        changed = elsewhere.read_text() != "precious\n"
+        harm = "changed a file elsewhere" if changed else command_harm(code, text, folder / "run")
+        yield Attack("link in SAVE_DIR", f"{name}, seed {seed}, number {number}", harm)
+        shutil.rmtree(folder)
+
+
+def damaged_data(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Damage prepared labels or stored features; the labels are refused, the features computed again."""
+    draw = random.Random(seed)
+    folder = place.folder / "data"
+    labels = prepare_tagging(folder)
+    loaded = load_checkpoint(write_run(folder / "run"))
+    part, dictionary = parts_of(loaded.model)["generator"], Dictionary.load(str(labels / "dict.txt"))
+    encoded = {"train": encode_split(loaded, [Example(["the", "quick", "brown", "fox"], [])] * 9)}
+
+    def features() -> torch.Tensor:
+        stored = stored_features(folder / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+        return stored["train"][1].clone()
+
+    expected = features()
+    for number in range(tries):
+        in_labels = draw.random() < 0.5
+        names = ("valid.*.bin", "valid.*.idx", "valid.*.jsonl") if in_labels else ("*",)
+        root = labels if in_labels else folder / "features"
+        path = draw.choice(sorted(path for name in names for path in root.glob(name)))
+        content = path.read_bytes()
+        how = damage(path, draw)
+        harm = ""
+        try:
+            if in_labels:
+                TaggedSentences(labels, "valid", dictionary, 3, 64)
+                harm = "accepted" if path.read_bytes() != content else ""
+            elif not torch.equal(features(), expected):
+                harm = "other features"
+        except UserError as error:
+            harm = "" if in_labels else f"refused: {error}"
+        except Exception as error:
+            harm = f"traceback: {type(error).__name__}: {error}"
+        yield Attack("damaged labels or features", f"{path.name}, {how}, seed {seed}, number {number}", harm)
+        if in_labels:
+            path.write_bytes(content)
 
 
 def assert_same_weights(save_dir: Path, reference: Path) -> None:
@@ -298,9 +376,16 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
 def attack(tries: int, seed: int, folder: Path) -> list[Attack]:
     """Run all attacks, print those that succeed, and return all."""
     place = prepare(folder)
-    plan = ((kills, tries), (settings, 3 * tries), (damaged_files, tries), (hostile_files, max(1, 6 * tries // 10)))
+    plan = {
+        kills: tries,
+        settings: 3 * tries,
+        damaged_files: tries,
+        damaged_data: 5 * tries,
+        links: max(1, 2 * tries // 10),
+        hostile_files: max(1, 6 * tries // 10),
+    }
     attacks = []
-    for make, number in plan:
+    for make, number in plan.items():
         for result in make(place, number, seed):
             attacks.append(result)
             if result.harm:

@@ -3,13 +3,19 @@
 import hashlib
 import json
 import lzma
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from failures import harm_last_byte
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
+from amos_fairseq.compat.run_lifecycle import check_labeled_texts
 from amos_fairseq.data.fingerprint import directory_sha256
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.preprocess.glue import prepare
 from amos_fairseq.preprocess.glue.tasks import TASKS
 
@@ -141,6 +147,24 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     assert record["splits"]["valid"]["rows"] == 1
 
 
+@pytest.mark.parametrize("name", ["input0/valid.bin", "label/valid.bin", "input1/valid.idx", "label/dict.txt"])
+def test_a_changed_file_is_refused_at_opening(prepared_glue, tmp_path, name):
+    """By ``amos glue`` and by the training, which loads one split; without hashes, sizes are compared."""
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path / "RTE")))
+    shutil.copytree(prepared_glue / "RTE", tmp_path / "RTE")
+    assert check_labeled_texts(lambda task, split: split, task, "valid") == "valid"
+    assert read_glue_data(tmp_path, "RTE").labels("valid").tolist()
+    harm_last_byte(tmp_path / "RTE" / name)
+    reads = [lambda: read_glue_data(tmp_path, "RTE"), lambda: check_labeled_texts(pytest.fail, task, "valid")]
+    for read in reads:
+        with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+            read()
+    (tmp_path / "RTE" / "task.json").unlink()
+    (tmp_path / "RTE" / "input0" / "valid.idx").write_bytes(b"no index")
+    with pytest.raises(UserError, match=r"valid\.idx is not an index of fairseq"):
+        check_labeled_texts(pytest.fail, task, "valid")
+
+
 def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_path, capsys):
     files, out = write_raw_glue(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
 
@@ -160,5 +184,7 @@ def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_pat
     assert redone() == {"WNLI"}
     (out / "WNLI" / "input1" / "valid.idx").unlink()
     assert redone() == {"WNLI"}
+    harm_last_byte(out / "RTE" / "input0" / "train.bin")
+    assert redone() == {"RTE"}
     assert redone("--max-train-rows", "5") == {"RTE", "WNLI"}
     assert redone("--max-train-rows", "5") == set()

@@ -5,6 +5,7 @@ import hashlib
 import json
 import lzma
 import tracemalloc
+import zlib
 
 import pytest
 import zstandard
@@ -28,6 +29,13 @@ COMPRESS = {
     ".gz": two_parts(gzip.compress),
     ".xz": two_parts(lzma.compress),
     ".zst": two_parts(zstandard.ZstdCompressor().compress),
+}
+
+
+BOMB_COMPRESS = {
+    ".gz": gzip.compress,
+    ".xz": lambda content: lzma.compress(content, preset=0),
+    ".zst": zstandard.ZstdCompressor().compress,
 }
 
 
@@ -146,11 +154,82 @@ def test_errors_name_file_and_line(tmp_path, name):
         list(InputFile(path).documents())
 
 
-@pytest.mark.parametrize("content", [b"x" * 300, b"y" * 90 + b"\n" + b"z" * 90])
-def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"x" * 300, r"text.txt, line 3: longer than .* blank line between documents"),
+        (b"y" * 90 + b"\n" + b"z" * 90, r"from line 3 on is larger than .* blank line between documents"),
+    ],
+)
+def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
     """A file without blank lines is one document, which must not be read into memory."""
     monkeypatch.setattr(reading, "LARGEST_DOCUMENT_BYTES", 128)
     path = tmp_path / "text.txt"
     path.write_bytes(b"short\n\n" + content)
-    with pytest.raises(UserError, match=r"from line 3 on is larger than .* blank line between documents"):
+    with pytest.raises(UserError, match=message):
         list(InputFile(path).documents())
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize(
+    ("unit", "message"), [(b"x", "line 2: longer than 0.125 MiB"), (b"a\n", "from line 2 on is larger than 0.125 MiB")]
+)
+def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, unit, message, suffix):
+    """100 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
+    monkeypatch.setattr(reading, "LARGEST_DOCUMENT_BYTES", 1 << 17)
+    path = tmp_path / f"bomb.txt{suffix}"
+    path.write_bytes(BOMB_COMPRESS[suffix](b"\n" + unit * (100_000_000 // len(unit))))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=message):
+            list(InputFile(path).documents())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size < 100_000
+    assert peak < 20 << 20
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_whole_content_has_a_maximum_size(tmp_path, suffix):
+    path = tmp_path / f"small.json{suffix}"
+    path.write_bytes(BOMB_COMPRESS[suffix](b"x" * 1000))
+    assert InputFile(path).content(limit=1000) == b"x" * 1000
+    with pytest.raises(UserError, match=r"holds more than .* MiB: divide it"):
+        InputFile(path).content(limit=999)
+
+
+def zstd_with_window(log):
+    """A frame by hand: header, window of 2^log bytes, and one last block that repeats "x" 1,000 times."""
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([(log - 10) << 3]) + (1 | 1 << 1 | 1000 << 3).to_bytes(3, "little") + b"x"
+
+
+def xz_with_window(log):
+    """A small file whose header asks for a dictionary of 2^log bytes."""
+    content = bytearray(lzma.compress(b"x" * 1000))
+    content[16] = 2 * (log - 12)
+    content[20:24] = zlib.crc32(content[12:20]).to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(("suffix", "make"), [(".zst", zstd_with_window), (".xz", xz_with_window)])
+def test_a_window_has_a_maximum_size(tmp_path, suffix, make):
+    """A decompressor allocates the window that a file asks for, before it returns a byte."""
+    path = tmp_path / f"text.txt{suffix}"
+    path.write_bytes(make(27))
+    assert list(InputFile(path).documents()) == [b"x" * 1000 + b"\n"]
+    for log in (28, 31):
+        path.write_bytes(make(log))
+        with pytest.raises(UserError, match=rf"text.txt{suffix} was compressed with a window of more than 128 MiB"):
+            list(InputFile(path).documents())
+
+
+def test_zeros_may_follow_compressed_text_but_nothing_else(tmp_path):
+    """As the programs gzip and xz write it to full blocks of a tape."""
+    for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress)):
+        path = tmp_path / f"text.txt.{suffix}"
+        path.write_bytes(compress(b"text\n") + bytes(2000))
+        assert list(InputFile(path).documents()) == [b"text\n"]
+        path.write_bytes(compress(b"text\n") + b"other bytes")
+        with pytest.raises(UserError, match="is damaged"):
+            list(InputFile(path).documents())

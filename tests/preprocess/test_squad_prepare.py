@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failures import error_line
+from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
 from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
@@ -69,6 +70,22 @@ def test_answers_cut_by_their_tokens(data):
                 == answer.text
             )
         assert (example.target is None) == example.is_impossible
+
+
+def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
+    """By their hashes; without these, as in data of earlier versions, a damaged line is one line as well."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    for name in ("valid.context_end.bin", "valid.examples.jsonl"):
+        harm_last_byte(copy / name)
+        with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+            SquadSplit(copy, "valid")
+        shutil.copyfile(data / name, copy / name)
+    assert len(SquadSplit(copy, "valid")) == len(SquadSplit(data, "valid"))
+    (copy / "squad.json").unlink()
+    (copy / "valid.examples.jsonl").write_text('{"id": 5}\n')
+    with pytest.raises(UserError, match=r"examples\.jsonl is damaged \(KeyError\): prepare the data again"):
+        SquadSplit(copy, "valid")
 
 
 def test_file_names_and_dtype(data):

@@ -2,14 +2,17 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from failures import error_line
+from failures import error_line, harm_last_byte
+from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
-from amos_fairseq.data.tagging import read_manifest, read_words
+from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
+from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.tagging import prepare
 from amos_fairseq.tokenization import load_tokenizer
 
@@ -41,6 +44,20 @@ def test_every_word_has_its_label_and_its_pieces(data):
     num_words = sum(map(len, expected))
     assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
     assert manifest["splits"]["train"]["unknown"] == 0
+
+
+@pytest.mark.parametrize("name", ["valid.label.bin", "valid.tokens.idx", "valid.words.jsonl", "dict.txt"])
+def test_a_changed_file_is_refused_at_opening(data, tmp_path, name):
+    """The other split is read as before, unless it shares the file."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    assert len(TaggedSentences(copy, "valid", dictionary, 3, 64))
+    harm_last_byte(copy / name)
+    with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+        TaggedSentences(copy, "valid", dictionary, 3, 64)
+    if name != "dict.txt":
+        assert len(TaggedSentences(copy, "train", dictionary, 3, 64))
 
 
 def test_conllu_and_other_columns(data, tmp_path, capsys):

@@ -1,13 +1,18 @@
 """Stored features against the inputs and outputs of the layers in the model's own forward pass."""
 
+import errno
+import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from failures import full_disk
 from saved_models import write_run
 from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import features
 from amos_fairseq.probing.features import (
@@ -127,6 +132,61 @@ def test_random_weights_follow_the_seed_and_leave_the_model(tmp_path: Path):
     assert not torch.equal(first[weight], other[weight])
     assert not torch.equal(first[weight], before[weight])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+HARMS = {
+    "changed": lambda content: content[:-4] + bytes([byte ^ 64 for byte in content[-4:]]),
+    "cut": lambda content: content[:-30],
+    "another magic": lambda content: b"x" * 8 + content[8:],
+    "another shape": lambda content: content.replace(b"(", b"(1,", 1),
+    "empty": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("checksum", ["kept", "adapted", "missing"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_damaged_features_are_computed_again(harm: str, checksum: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """They are not read, whatever the checksum beside them is; a changed value is found by it."""
+    if (harm, checksum) == ("changed", "adapted"):
+        pytest.skip("nothing can tell")
+    loaded = load_checkpoint(write_run(tmp_path / "run"))
+    part, encoded = parts_of(loaded.model)["generator"], {"train": encode_split(loaded, EXAMPLES)}
+    folder = tmp_path / "features"
+    compute = lambda: stored_features(folder, part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")  # noqa: E731
+    expected = compute()["train"][1].clone()
+    assert torch.equal(compute()["train"][1], expected)
+    assert "again" not in capsys.readouterr().err
+    path, checksums = folder / "train.1.npy", folder / features.CHECKSUMS
+    path.write_bytes(HARMS[harm](path.read_bytes()))
+    if checksum == "missing":
+        checksums.unlink()
+    elif checksum == "adapted":
+        checksums.write_text(json.dumps({"train.1.npy": file_sha256(path)}))
+    assert torch.equal(compute()["train"][1], expected)
+    assert (
+        capsys.readouterr().err.count(f"probe: the features of x in {folder} are damaged: they are computed again") == 1
+    )
+
+
+def test_features_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before they are written: later the process would end by SIGBUS. First a limit on file sizes, then a full disk."""
+    loaded = load_checkpoint(write_run(tmp_path / "run"))
+    part, encoded = parts_of(loaded.model)["generator"], {"train": encode_split(loaded, EXAMPLES)}
+    compute = lambda: stored_features(tmp_path / "out" / "x", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")  # noqa: E731
+    with (
+        full_disk(1000),
+        pytest.raises(UserError, match=r"features of x cannot be written .*File too large.*: make room"),
+    ):
+        compute()
+
+    def refuse(descriptor: int, offset: int, size: int) -> None:
+        assert size == next((tmp_path / "out").rglob("train.1.npy")).stat().st_size > 1000
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(UserError, match=r"features of x cannot be written .*No space left on device.*: make room"):
+        compute()
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_states_that_are_not_finite_are_refused(tmp_path: Path):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.block_iterator import batches_by_length
-from amos_fairseq.data.labeled_texts import ShortenedTexts, join_texts
+from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_texts, join_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.glue.tasks import TASKS
@@ -129,7 +129,7 @@ class GlueData:
 
 def read_glue_data(data: Path, task: str) -> GlueData:
     """Read the record of a task; raise :class:`UserError` if the task has not been prepared in ``data``."""
-    record = read_json(data / task / "task.json")
+    record = read_json(data / task / TASK_FILE)
     if record is None:
         raise UserError(
             f"{data / task} holds no prepared data: preprocess/glue/prepare.sh GLUE_DIR {task} TOKENIZER_DIR {data}"
@@ -140,6 +140,8 @@ def read_glue_data(data: Path, task: str) -> GlueData:
         raise UserError(f"{data / task} holds {record['task']}, not {task}: prepare the data again")
     if task in TASKS and not {"train", "valid"} <= record["splits"].keys():
         raise UserError(f"{data / task / 'task.json'} lacks train or valid: prepare the data again")
+    for split in record["splits"]:
+        check_texts(data / task, split)
     return GlueData(data / task, record)
 
 

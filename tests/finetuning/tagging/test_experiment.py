@@ -1,5 +1,6 @@
 """``amos tag`` before and after the training: what it refuses, and the table of results that were not trained."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,6 +59,11 @@ def test_words_of_other_sentences_are_refused_before_the_training(tmp_path):
     lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     assert len(Tagging(data, checkpoint, validates=False).words) == len(lines)
     (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that prepare\.sh wrote"):
+        Tagging(data, checkpoint, validates=False)
+    manifest = json.loads((data / "tagging.json").read_text(encoding="utf-8"))
+    del manifest["sha256"]  # data of an earlier version
+    (data / "tagging.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match=r"valid\.words\.jsonl does not belong to the labels: prepare the data again"):
         Tagging(data, checkpoint, validates=False)
 
