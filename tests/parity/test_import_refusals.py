@@ -107,9 +107,9 @@ LARGE = 10**9  # building it would take terabytes, or days
 def test_sizes_and_names_of_a_stranger_are_refused(family, settings, folders, tmp_path, capsys):
     """At once, and in a line that does not repeat 5,000 characters; larger sizes than the weights' are never built."""
     folder = changed(folders / family, tmp_path / "in", **settings)
-    start = time.monotonic()
+    start = time.process_time()
     line = refused(capsys, folder, tmp_path / "model.pt", "--arch", "amos_tiny")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert "config.json" in line or "do not fit their configuration" in line or "attention heads" in line, line
     assert len(line) - len(str(tmp_path)) < 500
 
