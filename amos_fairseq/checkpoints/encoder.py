@@ -208,9 +208,9 @@ def load(
 
 
 def check_device(device: str | torch.device) -> None:
-    """Raise :class:`UserError` unless tensors can be created on the device."""
+    """Raise :class:`UserError` unless tensors can be created on the device, and read (the device meta stores no values)."""
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(

@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 import os
 import re
+import reprlib
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +26,11 @@ from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.setting_checks import check_ranges, config_class, read_section
 from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.strangers import values_in, whole_number
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 CheckpointPath = str | os.PathLike
+LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
 def parent_of(state: dict[str, Any]) -> str:
     """Return the checkpoint that a run started from, as the user gave it; empty without one."""
     settings = state["cfg"].get("checkpoint")
-    settings = settings if isinstance(settings, dict) else vars(settings) if settings else {}
-    return str(settings.get("finetune_from_model") or "")
+    settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings
+    return str(settings.get("finetune_from_model") or "") if isinstance(settings, dict) else ""
 
 
 def read_state(file: Path) -> dict[str, Any]:
@@ -130,20 +132,33 @@ def check_state(file: Path, state: Any) -> None:
     if not all(isinstance(content.get(name), kind) and content[name] for name, kind in sections.items()):
         raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
     last = state["optimizer_history"][-1]
-    if not isinstance(last, dict) or type(last.get("num_updates")) is not int:
-        raise UserError(f"{file} does not say after how many updates it was saved: give a checkpoint as it was saved")
+    try:
+        whole_number(last.get("num_updates") if isinstance(last, dict) else None)
+    except ValueError as error:
+        raise UserError(
+            f"{file} does not say after how many updates it was saved ({error}): give a checkpoint as it was saved"
+        ) from error
     if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
         raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
     if not all(isinstance(state["cfg"].get(section), (dict, argparse.Namespace)) for section in ("model", "task")):
         raise UserError(
             f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
         )
-    # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
-    if interpolation := next(filter(lambda text: "${" in text, strings_in(state["cfg"])), None):
-        raise UserError(f"{file} contains the unresolved setting {interpolation!r}: give a checkpoint as it was saved")
+    try:
+        for value in values_in(state["cfg"]):
+            # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
+            if isinstance(value, str) and "${" in value:
+                raise ValueError(f"contains the unresolved setting {value!r}")
+            if isinstance(value, int) and abs(value) > LARGEST_SETTING:
+                raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
+    except ValueError as error:
+        raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
+    # Of a run with flags, fairseq 0.12 may have saved a section as it was parsed.
+    state["cfg"].update(
+        {kind: vars(part) for kind, part in state["cfg"].items() if isinstance(part, argparse.Namespace)}
+    )
     for kind, default in (("task", "text_pretraining"), ("criterion", None)):
         section = state["cfg"].get(kind)
-        section = vars(section) if isinstance(section, argparse.Namespace) else section
         fields = config_class(kind, section.get("_name", default)) if isinstance(section, dict) else None
         if fields is not None and fields.__module__.startswith("amos_fairseq."):
             checked_section(file, kind, fields, section)
@@ -163,17 +178,6 @@ def checked_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) 
         reason = str(error).partition("\n")[0]
         raise UserError(f"{file} contains a setting that no run has: {reason}") from error
     return settings
-
-
-def strings_in(content: Any) -> Iterator[str]:
-    """Yield every string in nested dictionaries, lists and namespaces."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, argparse.Namespace):
-        yield from strings_in(vars(content))
-    elif isinstance(content, (dict, list, tuple)):
-        for part in content.values() if isinstance(content, dict) else content:
-            yield from strings_in(part)
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:

@@ -139,15 +139,20 @@ def to_our_rows(theirs: Tensor, ids: Tensor, initial: Tensor) -> Tensor:
             f"the vocabulary's rows have the shape {list(theirs.shape[1:])}, the configuration says "
             f"{list(initial.shape[1:])}; take both files from the same model"
         )
-    if int(ids.max()) >= len(theirs):
-        raise UserError(
-            f"the tokenizer has the id {int(ids.max())}, the model only {len(theirs)} rows of vocabulary: "
-            "they do not belong together, or the model was not resized after tokens were added"
-        )
+    check_rows(ids, len(theirs))
     ours = initial.clone()
     known = (ids != ABSENT).nonzero().squeeze(1)
     ours[known] = theirs[ids[known]].to(ours.dtype)
     return ours
+
+
+def check_rows(ids: Tensor, num_rows: int) -> None:
+    """Raise :class:`UserError` if the tokenizer has an id that a vocabulary of ``num_rows`` rows lacks."""
+    if int(ids.max()) >= num_rows:
+        raise UserError(
+            f"the tokenizer has the id {int(ids.max())}, the model only {num_rows} rows of vocabulary: "
+            "they do not belong together, or the model was not resized after tokens were added"
+        )
 
 
 def write(imported: Imported, out: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
+# Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
+LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
@@ -43,10 +45,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for name in ("seeds", "lr", "batch_size", "updates"):
+    for name, largest in LARGEST.items():
         value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"--{name.replace('_', '-')} {value} is out of range: give a finite number above 0")
+        if value is not None and not 0 < value <= largest:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value} is out of range: give a finite number above 0, at most {largest:,}"
+            )
     import_fairseq(arguments.checkpoint)
     import torch
 

@@ -1,7 +1,6 @@
 """The binarized text of a corpus: checked, broken into blocks, and its tokens counted."""
 
 import functools
-import json
 import logging
 import os
 import struct
@@ -20,6 +19,7 @@ from amos_fairseq.data.fingerprint import file_sha256, sample_sha256
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_version
+from amos_fairseq.strangers import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -126,11 +126,11 @@ def shard_record(directory: Path) -> dict[str, Any] | None:
         path = folder / MANIFEST
         if not path.is_file():
             continue
+        manifest = read_json(path, f"it is damaged, or was not written by prepare.sh; {_BINARIZE_AGAIN}")
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
             records = {record["directory"]: record for record in manifest["shards"]}
             tokenizer = str(manifest["tokenizer"]["sha256"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (TypeError, KeyError) as error:
             raise UserError(f"{path} is damaged, or was not written by prepare.sh: {_BINARIZE_AGAIN}") from error
         if name in records:
             return {**records[name], "tokenizer_sha256": tokenizer}
@@ -142,7 +142,7 @@ def corpus_directories(directories: list[Path]) -> list[Path]:
     whole = [directory for directory in directories if (directory / MANIFEST).is_file()]
     if len(directories) > 1 or not whole or shard_record(whole[0]) is not None:
         return directories
-    records = json.loads((whole[0] / MANIFEST).read_text(encoding="utf-8"))["shards"]
+    records = read_json(whole[0] / MANIFEST, _BINARIZE_AGAIN)["shards"]
     return [whole[0] / record["directory"] for record in records]
 
 

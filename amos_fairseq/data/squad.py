@@ -24,6 +24,7 @@ from fairseq.data import Dictionary, FairseqDataset
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import read_json
 
 MANIFEST = "squad.json"
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
@@ -99,14 +100,9 @@ class SquadSplit:
 def read_manifest(directory: Path) -> Dict[str, Any]:
     """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.keys() >= {"settings", "tokenizer_sha256", "splits"}:
-            return manifest
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {_HINT}") from None
-    except (OSError, ValueError, AttributeError):
-        pass
+    manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
+    if manifest.keys() >= {"settings", "tokenizer_sha256", "splits"}:
+        return manifest
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
 
 

@@ -9,7 +9,6 @@ SPLIT.words.jsonl                               the words of each sentence
 dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
 """
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.data.word_files import COLUMN_NAME
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
+from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json
 
 MANIFEST = "tagging.json"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
@@ -38,15 +38,17 @@ _HINT = "give the directory that preprocess/tagging/prepare.sh wrote"
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
+    manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
         is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
         # The column is part of the names of folders, which must be inside OUT.
-        if is_complete and COLUMN_NAME.fullmatch(manifest["column"]) and are_labels(manifest["labels"]):
+        if (
+            is_complete
+            and COLUMN_NAME.fullmatch(plain_name(manifest["column"], 100))
+            and are_labels(manifest["labels"])
+        ):
             return manifest
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {_HINT}") from None
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         pass
     raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
 
@@ -56,7 +58,8 @@ def are_labels(labels: Any) -> bool:
     return (
         isinstance(labels, list)
         and len(labels) == len(set(labels)) > 0
-        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n]", label) for label in labels)
+        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n\0]", label) for label in labels)
+        and all(map(is_unicode, labels))
     )
 
 
@@ -83,13 +86,13 @@ def read_words(directory: Path, split: str) -> list[list[str]]:
     path = directory / f"{split}.words.jsonl"
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
-            sentences = [json.loads(line) for line in lines]
+            sentences = [parse_json(line, list) for line in lines]
     except FileNotFoundError:
         raise UserError(f"{path} is missing: {_HINT}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): prepare the data again") from error
     for number, words in enumerate(sentences, 1):
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        if not all(isinstance(word, str) and is_unicode(word) for word in words):
             raise UserError(f"{path} is damaged (line {number} is not a list of words): prepare the data again")
     return sentences
 

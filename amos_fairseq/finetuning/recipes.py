@@ -73,9 +73,10 @@ class Hyperparameters:
     def __post_init__(self) -> None:
         fractions = ("dropout", "attention_dropout", "pooler_dropout", "warmup", "adam_betas")
         for names, is_valid, expected in (
-            (("lr", "epochs", "batch_size", "adam_eps", "layer_wise_lr_decay"), lambda value: value > 0, "above 0"),
+            (("lr", "adam_eps", "layer_wise_lr_decay"), lambda value: 0 < value <= 1000, "above 0 and at most 1,000"),
+            (("epochs", "batch_size"), lambda value: 0 < value <= 1_000_000, "above 0 and at most 1,000,000"),
             (fractions, lambda value: 0 <= value < 1, "at least 0 and below 1"),
-            (("weight_decay", "clip_norm"), lambda value: value >= 0, "0 or above"),
+            (("weight_decay", "clip_norm"), lambda value: 0 <= value <= 1_000_000, "0 or above, at most 1,000,000"),
             (("head",), lambda value: value in HEADS, " or ".join(HEADS)),
             (("num_separators",), lambda value: value in (1, 2), "1 or 2"),
             (("checkpoint",), lambda value: value in CHECKPOINTS, " or ".join(CHECKPOINTS)),
@@ -280,7 +281,7 @@ def _value(name: str, value: Any) -> Any:
             return str(value)
         first, second = value
         return float(first), float(second)
-    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:
+    except (KeyError, ValueError, TypeError, ArithmeticError) as error:
         expected = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}.get(
             kind, "two numbers"
         )

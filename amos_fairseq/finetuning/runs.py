@@ -15,6 +15,7 @@ from typing import Any, Sequence
 
 import torch
 
+from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Task
@@ -211,15 +212,7 @@ def package_versions() -> dict[str, str]:
 
 def read_json(file: Path) -> dict[str, Any] | None:
     """Return the content, or None if the file does not exist. Raise :class:`UserError` for a damaged file or no object."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"a JSON {type(content).__name__} instead of an object")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read ({error}): delete it and repeat the command that wrote it") from error
-    return content
+    return strangers.read_json(file, "delete it and repeat the command that wrote it", optional=True)
 
 
 def write_json(file: Path, content: Any) -> None:

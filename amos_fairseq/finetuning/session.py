@@ -16,6 +16,8 @@ from amos_fairseq.finetuning.report import Table, TaskSummary
 from amos_fairseq.finetuning.runner import Failure, Runner, find_devices
 from amos_fairseq.finetuning.runs import Result, Run, content_sha256, plan_runs, write_json
 
+MOST_SEEDS = 10_000
+
 OVERRIDES = ("lr", "epochs", "batch_size", "num_separators")
 
 
@@ -92,6 +94,8 @@ def open_session(
     """
     if num_seeds < 1:
         raise UserError(f"--seeds {num_seeds} asks for no run: give 1 or more")
+    if num_seeds > MOST_SEEDS:
+        raise UserError(f"--seeds {num_seeds} asks for too many runs: give at most {MOST_SEEDS:,}")
     devices = find_devices(cpu, parallel)
     if precision != "fp32" and devices[0] == "cpu":
         raise UserError(f"--{precision} needs a GPU: omit it to fine-tune in float32")

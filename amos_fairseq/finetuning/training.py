@@ -22,6 +22,7 @@ from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
 from amos_fairseq.metrics_file import updates_so_far
 from amos_fairseq.python_process import python_command
+from amos_fairseq.strangers import LARGEST_COUNT, finite_number
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
@@ -170,7 +171,10 @@ def training_seconds(checkpoint: Path) -> float:
     """Return the training time up to a checkpoint, over all parts of the run, including validation and saving."""
     state = read_header(str(checkpoint)).get("extra_state")
     seconds = state.get("previous_training_time") if isinstance(state, dict) else None
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
+    try:
+        return finite_number(seconds, 0, LARGEST_COUNT)
+    except ValueError:
+        return 0.0
 
 
 def keep_weights_only(checkpoint: Path) -> None:

@@ -1,6 +1,7 @@
 """Read a configuration, and build its task, model, criterion and batch in real sizes on the meta device, without data."""
 
 import dataclasses
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import checkpoint_file
 from amos_fairseq.recipe_files import find_recipe
-from amos_fairseq.setting_checks import check_ranges
+from amos_fairseq.setting_checks import check_ranges, config_class
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 
@@ -77,6 +78,15 @@ def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple
     settings["model"] = model_settings(file, settings["model"])
     if "embed_tokens.weight" not in state["model"]:
         raise UserError(f"{file} has no token embeddings: give an unmodified pretraining checkpoint")
+    groups = {field.name for field in dataclasses.fields(FairseqConfig) if dataclasses.is_dataclass(field.type)}
+    if wrong := next((name for name in sorted(groups) if not isinstance(settings.get(name, {}), dict)), None):
+        raise UserError(f"{file} has no settings in cfg.{wrong}: give a checkpoint as it was saved")
+    section = settings.get("criterion")
+    criterion = section.get("_name") if isinstance(section, dict) else section
+    if criterion is not None and config_class("criterion", criterion) is None:
+        raise UserError(
+            f"{file}: the criterion {reprlib.repr(criterion)} is not known: give a checkpoint of fairseq-train"
+        )
     try:
         cfg = OmegaConf.create(settings)
         add_defaults(cfg)

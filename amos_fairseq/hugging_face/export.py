@@ -189,8 +189,11 @@ def check_output_folder(path: Path, replace: bool) -> None:
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")
-    if not path.exists():
-        return
+    try:
+        if not path.exists():
+            return
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise UserError(f"{path} cannot be a folder ({error.strerror}): give the name of a folder to write") from error
     if not path.is_dir():
         raise UserError(f"{path} is a file: give the name of a folder")
     if not replace:

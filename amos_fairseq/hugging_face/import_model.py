@@ -3,8 +3,11 @@
 No code of the folder runs: JSON, safetensors, and ``pytorch_model.bin`` by a loader that accepts only tensors.
 """
 
-import json
+import os
+import re
+import reprlib
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.weight_names import Weights
-from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
+from amos_fairseq.checkpoints.weight_names import Weights, count_layers
+from amos_fairseq.checkpoints.write import (
+    NEVER_PREDICTED,
+    Imported,
+    build_model,
+    check_rows,
+    configuration,
+    fill,
+    to_our_rows,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_load_errors
 from amos_fairseq.hugging_face.config import (
@@ -35,6 +46,7 @@ from amos_fairseq.hugging_face.weights import (
 )
 from amos_fairseq.models.configuration import SIZES
 from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
 
@@ -51,6 +63,11 @@ _INTEGER_SETTINGS = (
 _FLOAT_SETTINGS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "dropout", "attention_dropout",
 )  # fmt: skip
+LARGEST_SIZE = 2**31 - 1
+# transformers creates a name for each label.
+MOST_LABELS = 1_000_000
+# Tensors of a file may share values, as tied layers do; more of them than this in one file would exhaust the memory.
+MOST_SHARED = 8
 # Model types with another kind of encoder -> what this package does not compute.
 _OTHER_ENCODERS = {
     "deberta": "disentangled attention",
@@ -116,20 +133,23 @@ def import_folder(
     if generator_folder is not None:
         settings["generator_size"] = generator_folder.config.hidden_size / folder.config.hidden_size
     config = configuration(arch, settings, folder.description)
+
+    head = head_to_import(folder, objective)
+    weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
+    check_sizes(path, settings, weights)
+    check_rows(ids, len(weights["embed_tokens.weight"]))
+    if generator_folder is not None:
+        others = from_hugging_face("electra", generator_folder.weights, [MASKED_LM])
+        check_sizes(generator, encoder_settings("electra", generator_folder.config), others.weights)
+        check_shared_embeddings(weights, others.weights, generator)
+        weights = {**weights, **generator_weights(others.weights)}
+        unexpected_keys = unexpected_keys + [f"{generator}: {name}" for name in others.unexpected_keys]
     try:
         model = build_model(config, folder_tokenizer, seed)
     except UserError as error:
         raise UserError(
             f"{error}; settings that the folder lacks come from --arch, give one of another size"
         ) from error
-
-    head = head_to_import(folder, objective)
-    weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
-    if generator_folder is not None:
-        others = from_hugging_face("electra", generator_folder.weights, [MASKED_LM])
-        check_shared_embeddings(weights, others.weights, generator)
-        weights = {**weights, **generator_weights(others.weights)}
-        unexpected_keys = unexpected_keys + [f"{generator}: {name}" for name in others.unexpected_keys]
     remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
     prefix = encoder_prefix(model)
     newly_initialized = fill(model, rename_for_model(weights, ids, model.embed_tokens.weight, prefix))
@@ -151,29 +171,17 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     Raises:
         UserError: the file is missing or invalid, or describes a model that is not supported.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: give the whole folder of a Hugging Face model") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    family = str(content.get("model_type")) if isinstance(content, dict) else ""
+    content = _read_config_file(path)
+    family = str(content.get("model_type"))
     family = SAME_AS.get(family, family)
     if family not in FAMILIES:
         other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
         known = ", ".join([*FAMILIES, *SAME_AS])
-        raise UserError(f"{path}: model_type {family!r} cannot be imported{other}, only {known}")
-    wrong = _invalid_setting(content)
-    if wrong:
-        raise UserError(
-            f"{path}: {wrong} is {content[wrong]!r}, which is not valid: take the file from the model again"
-        )
-    from huggingface_hub.errors import StrictDataclassError  # raised by transformers 5 for a value of a wrong type
-
+        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {known}")
     try:
         config = config_class(family).from_dict(content)
-    except (AttributeError, TypeError, ValueError, StrictDataclassError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
+        reason = _first_line(error)
         raise UserError(
             f"{path} is not a configuration of a {family} model ({reason}): take it from the model again"
         ) from error
@@ -183,21 +191,39 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     return family, config
 
 
-def _invalid_setting(content: dict[str, Any]) -> str | None:
-    """Return the name of a numeric setting with an invalid value. Settings that are absent have the default of their class."""
-    for name in _INTEGER_SETTINGS:
-        value = content.get(name, 1)
-        if type(value) is not int or value < 1:
-            return name
-    return next((name for name in _FLOAT_SETTINGS if type(content.get(name, 0.0)) not in (int, float)), None)
+def _read_config_file(path: Path) -> dict[str, Any]:
+    """Return the content of a ``config.json`` with valid values. Settings that are absent have the default of their class."""
+    content = read_json(path, "give the whole folder of a Hugging Face model")
+    content.pop("attribute_map", None)  # gives settings other names, so that what is checked would not be what is used
+    try:
+        for setting in _INTEGER_SETTINGS:
+            whole_number(content.get(setting, 1), 1, LARGEST_SIZE)
+        for setting in _FLOAT_SETTINGS:
+            finite_number(content.get(setting, 0.0), 0, 1)
+        setting = "num_labels"
+        whole_number(content.get(setting, 2), 0, MOST_LABELS)
+        setting = "architectures"
+        if not isinstance(content.get(setting), list | None):
+            raise ValueError
+        for architecture in content.get(setting) or []:
+            plain_name(architecture, longest=200)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: {setting} is {reprlib.repr(content[setting])}, which is not valid: take the file from the model again"
+        ) from error
+    return content
+
+
+def _first_line(error: Exception) -> str:
+    return textwrap.shorten(str(error).partition("\n")[0] or type(error).__name__, width=300, placeholder=" ...")
 
 
 def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
-    name = "activation" if family == "distilbert" else "hidden_act"
-    if getattr(config, name) != "gelu":
-        return f"{name} is {getattr(config, name)!r}, not the exact 'gelu'"
+    activation = "activation" if family == "distilbert" else "hidden_act"
+    if getattr(config, activation) != "gelu":
+        return f"{activation} is {reprlib.repr(getattr(config, activation))}, not the exact 'gelu'"
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
-        return f"position_embedding_type is {config.position_embedding_type!r}, not 'absolute'"
+        return f"position_embedding_type is {reprlib.repr(config.position_embedding_type)}, not 'absolute'"
     # In transformers 5, only families that can be decoders have these settings.
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         return "the model is a decoder"
@@ -227,14 +253,14 @@ def read_weights(path: Path) -> Weights:
 
 def _read_shards(index: Path) -> Weights:
     """Return the weights of all files that an index names: ``{"weight_map": {name of a weight: name of a file}}``."""
+    file_of = read_json(index, "download it again").get("weight_map")
     try:
-        file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = sorted({str(Path(str(file)).name) for file in file_of.values()})  # files of this folder alone
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shards = sorted({Path(plain_name(file)).name for file in file_of.values()})  # files of this folder alone
+    except (ValueError, AttributeError) as error:
         raise UserError(f"{index} is not an index of weights: download it again") from error
     weights: Weights = {}
     for shard in shards:
-        if not (index.parent / shard).is_file():
+        if not os.path.isfile(index.parent / shard):  # False also for a name that no file can have
             raise UserError(f"{index.parent / shard} is missing, which {index.name} names: give the whole folder")
         weights |= _read_weight_file(index.parent / shard)
     absent = sorted(file_of.keys() - weights.keys())
@@ -255,9 +281,25 @@ def _read_weight_file(file: Path) -> Weights:
     else:
         with explain_load_errors(str(file)):
             weights = torch.load(file, map_location="cpu", weights_only=True)
+    _check_weights(file, weights)
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+
+
+def _check_weights(file: Path, weights: Any) -> None:
+    """Raise :class:`UserError` unless this is a state of names and plain tensors that are not larger than their file."""
     if not isinstance(weights, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
         raise UserError(f"{file} is not the state of a model: names and tensors are expected")
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    for key, tensor in weights.items():
+        try:
+            plain_name(key)
+        except ValueError as error:
+            raise UserError(f"{file} is not the state of a model (the name of a weight: {error})") from error
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
+            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}".replace("torch.", "")
+            raise UserError(f"{file}: the weight {key} has no plain numbers ({kind}): save the model as float32")
+    # A view can repeat a single value any number of times.
+    if sum(tensor.nbytes for tensor in weights.values()) > MOST_SHARED * file.stat().st_size:
+        raise UserError(f"{file} has tensors of more values than it stores: save the model again, as safetensors")
 
 
 def read_tokenizer(path: Path) -> FastTokenizer:
@@ -265,24 +307,31 @@ def read_tokenizer(path: Path) -> FastTokenizer:
 
     Raises :class:`UserError` if there is none, or it is broken.
     """
-    if (path / FastTokenizer.model_file).is_file():
+    if os.path.lexists(path / FastTokenizer.model_file):
         return FastTokenizer.from_files(path, {})
     if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
         raise UserError(
             f"{path} holds no tokenizer (tokenizer.json, or the vocabulary to build it from): give --tokenizer DIR"
         )
+    if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
+        _read_config_file(path / CONFIG_FILE)
+    for file in path.iterdir():
+        if not (file.is_dir() or os.path.isfile(file)):  # such as a pipe, which has no end
+            raise UserError(f"{file} is no file: remove it, or give --tokenizer DIR")
     from transformers import AutoTokenizer
 
-    try:
-        slow = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from error
-    if not slow.is_fast:
-        raise UserError(
-            f"{path}: its {type(slow).__name__} cannot be converted to a fast tokenizer; convert it to tokenizer.json"
-        )
     with tempfile.TemporaryDirectory() as converted:
-        slow.save_pretrained(converted)
+        try:
+            slow = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
+            is_fast = getattr(slow, "is_fast", False)  # RagTokenizer contains two tokenizers and is none
+            if is_fast:
+                slow.save_pretrained(converted)
+        except Exception as error:  # each of its classes reads files in its own way, and raises what its code meets
+            raise UserError(f"{path}: its tokenizer cannot be read ({_first_line(error)})") from error
+        if not is_fast:
+            raise UserError(
+                f"{path}: its {type(slow).__name__} cannot be converted to a fast tokenizer; convert it to tokenizer.json"
+            )
         return FastTokenizer.from_files(Path(converted), {})
 
 
@@ -303,6 +352,36 @@ def head_to_import(folder: Folder, objective: str) -> str | None:
         return PRETRAINING if folder.family == "electra" and folder.has_head(PRETRAINING) else None
     labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
     return DETECTION if objective == "amos" and labels == DETECTION_LABELS and folder.has_head(DETECTION) else None
+
+
+def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
+    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes.
+
+    Args:
+        settings: those of the encoder, under the names of our flags.
+        weights: under our names.
+    """
+    width, layers = settings["encoder_embed_dim"], settings["encoder_layers"]
+    num_layers = count_layers(weights, "encoder.layers.")
+    problem = f"they have {num_layers} layers, the configuration says {layers}" if layers != num_layers else ""
+    first = "encoder.layers.0."
+    embedding_width = settings["embedding_dim"] or width
+    expected = {
+        "embed_tokens.weight": [len(weights["embed_tokens.weight"]), embedding_width],
+        "encoder.embed_positions.weight": [settings["max_positions"], embedding_width],
+        "encoder.embed_token_types.weight": [settings["token_types"], embedding_width],
+        f"{first}attention.query_key_value.weight": [3 * width, width],
+        f"{first}ffn_in.weight": [settings["encoder_ffn_embed_dim"], width],
+    }
+    for key, tensor in weights.items():
+        same = re.sub(r"^encoder\.layers\.\d+\.", first, key)  # all layers are as large as the first
+        shape = list(tensor.shape)
+        if not problem and shape != expected.setdefault(same, shape):
+            problem = f"{key} would be {shape}, the configuration says {expected[same]}"
+    if problem:
+        raise UserError(
+            f"{path}: the weights do not fit their configuration: {problem}; take both files from the same model"
+        )
 
 
 def read_generator(folder: Folder, path: Path) -> Folder:

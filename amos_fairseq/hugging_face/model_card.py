@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,7 +205,7 @@ def first_source(loaded: LoadedCheckpoint) -> str:
     """Return what the first of the runs that led to this one was imported from; empty if it was not, or its file is gone."""
     source, parent = import_source(loaded.task), loaded.parent
     for _ in range(_LONGEST_CHAIN):
-        if source or not Path(parent).is_file():
+        if source or not os.path.isfile(parent):  # False also where its folder may not be read
             break
         try:
             state = read_header(parent)

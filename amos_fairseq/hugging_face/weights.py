@@ -292,7 +292,7 @@ def from_hugging_face(family: str, weights: Weights, parts: Collection[str] = ()
                 f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
                 + "".join(f" with the head {part}" for part in parts)
             )
-        converted[ours] = _convert_to_ours([weights[names[name]] for name in theirs], conversion)
+        converted[ours] = _convert_to_ours(theirs, [weights[names[name]] for name in theirs], conversion)
         used.update(theirs)
     for copy, source in table.tied.items():
         if copy not in names or source not in used:
@@ -329,7 +329,10 @@ def _convert_to_theirs(tensor: Tensor, conversion: str) -> list[Tensor]:
     return [tensor.clone()]
 
 
-def _convert_to_ours(tensors: list[Tensor], conversion: str) -> Tensor:
+def _convert_to_ours(names: list[str], tensors: list[Tensor], conversion: str) -> Tensor:
+    shapes = [list(tensor.shape) for tensor in tensors]
+    if [] in shapes or shapes.count(shapes[0]) < len(shapes):
+        raise UserError(f"{' and '.join(names)} have the shapes {shapes}: these are not the weights of a model")
     if conversion == Q_K_V:
         return torch.cat(tensors)
     (tensor,) = tensors

@@ -1,6 +1,5 @@
 """Figure of fine-tuning scores: every seed on every task, several results side by side."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,9 @@ from matplotlib.figure import Figure
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.plotting.style import RC_PARAMS, RUN_MARKERS, legend_label, run_colour, save
+from amos_fairseq.strangers import finite_number, plain_name, read_json
+
+SCORE_RANGE = (-100, 100)  # percent; a correlation can be negative
 
 
 class Results(NamedTuple):
@@ -33,12 +35,13 @@ def read_results(paths: list[str]) -> list[Results]:
     results = []
     for path in map(Path, paths):
         scores: dict[str, list[float]] = {}
+        content = read_json(path, "name the glue.json or squad.json of amos glue or squad")
         try:
-            for run in json.loads(path.read_text(encoding="utf-8"))["runs"]:
-                task = f"{run['task']} {run['point']}".strip()  # each point of a grid of settings has its own column
-                scores.setdefault(task, []).append(float(run["scores"][run["main_score"]]))
-        except OSError as error:
-            raise UserError(f"{path}: no results to plot ({error.strerror}); name a glue.json or squad.json") from error
+            for run in content["runs"]:
+                # Each point of a grid of settings has its own column.
+                task = plain_name(f"{run['task']} {run['point']}".strip())
+                score = finite_number(run["scores"][run["main_score"]], *SCORE_RANGE)
+                scores.setdefault(task, []).append(score)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} holds no results: name the glue.json or squad.json of amos glue or squad"

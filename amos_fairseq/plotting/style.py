@@ -39,8 +39,12 @@ def depth_colours(num_depths: int) -> list[str]:
 
 
 def legend_label(name: str) -> str:
-    """Return a label that matplotlib shows unchanged: it hides labels that start with "_" and parses "$" as mathematics."""
-    return " " + name.replace("$", r"\$")
+    """Return a label that matplotlib shows unchanged: it hides labels that start with "_" and parses "$" as mathematics.
+
+    Characters that cannot be printed, such as bytes of a folder's name that are not UTF-8, become U+FFFD.
+    """
+    shown = "".join(character if character.isprintable() else "\ufffd" for character in name)
+    return " " + shown.replace("$", r"\$")
 
 
 def save(figure: Figure, directory: str | Path, name: str) -> list[str]:

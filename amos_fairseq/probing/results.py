@@ -13,6 +13,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.finetuning.runs import read_json, write_json
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
+from amos_fairseq.strangers import finite_number, plain_name
 
 FORMAT = 1
 RESULTS_FILE = "results.json"
@@ -52,8 +53,9 @@ class Result:
                 raise TypeError(f"{name} {value!r}")
         if self.metric not in METRIC_NAMES or self.baseline not in (None, *BASELINE_NAMES):
             raise ValueError(f"metric {self.metric!r}, baseline {self.baseline!r}")
-        if not 0 <= self.score <= 1:
-            raise ValueError(f"score {self.score!r}")
+        finite_number(self.score, 0, 1)
+        for name in (self.task, self.part, str(self.layer)):
+            plain_name(name, 200)
 
     @property
     def column(self) -> tuple[str, int | str, str | None]:

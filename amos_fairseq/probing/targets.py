@@ -6,7 +6,6 @@ Spans count the whitespace-separated words of ``text`` from 0, without their end
 ``label`` is a string, or a list of the labels that hold, which may be empty. Other keys are ignored.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.common.reading import InputFile
-from amos_fairseq.tokenization.tokenizer import is_unicode
+from amos_fairseq.strangers import is_unicode, parse_json, plain_name
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
@@ -93,8 +92,9 @@ def read_task(data: Path, name: str) -> ProbingTask:
         UserError: a file is missing or holds something else, with the number of the line.
     """
     paths = {split: data / name / f"{split}.jsonl" for split in SPLITS}
-    if not paths["valid"].is_file():
-        raise UserError(f"{paths['valid']} is missing: the weights of a probe are chosen on it")
+    for split, reason in (("train", "a probe learns from it"), ("valid", "the weights of a probe are chosen on it")):
+        if not paths[split].is_file():
+            raise UserError(f"{paths[split]} is missing, or no file: {reason}")
     paths = {split: path for split, path in paths.items() if path.is_file()}
     splits = {split: read_examples(path) for split, path in paths.items()}
     num_spans = {len(target.spans) for examples in splits.values() for one in examples for target in one.targets}
@@ -115,11 +115,13 @@ def read_examples(path: Path) -> list[Example]:
     examples = []
     for number, line in InputFile(path).lines():
         if line.strip():
+            reason = NOT_JSON
             try:
-                examples.append(_example(json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                reason = NOT_JSON if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
-                raise UserError(f"{path}, line {number}: {reason}") from None
+                content = parse_json(line, object)
+                reason = ""
+                examples.append(_example(content))
+            except ValueError as error:
+                raise UserError(f"{path}, line {number}: {reason or error}") from None
     if not any(example.targets for example in examples):
         raise UserError(f"{path} has no target: give a file of labeled spans")
     return examples
@@ -149,4 +151,4 @@ def _target(content: Any, num_words: int) -> Target:
     labels = [content["label"]] if isinstance(content["label"], str) else content["label"]
     if not (isinstance(labels, list) and all(isinstance(label, str) and label for label in labels)):
         raise ValueError(f"the label is a string or a list of strings, got {content['label']!r:.60}")
-    return Target(tuple((span[0], span[1]) for span in spans), tuple(dict.fromkeys(labels)))
+    return Target(tuple((span[0], span[1]) for span in spans), tuple(dict.fromkeys(map(plain_name, labels))))

@@ -1,6 +1,5 @@
 """The results of ``amos glue``, ``amos squad`` and ``amos tag``: one table for all, and scores over the cost of pretraining."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.plotting.curves import run_names
 from amos_fairseq.plotting.report_figures import Series
+from amos_fairseq.plotting.scores import SCORE_RANGE
 from amos_fairseq.report.runs import ReportRun, distinct_folders
+from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
@@ -70,29 +71,30 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[BenchmarkResults]
 
 def _read_summary(file: Path) -> BenchmarkResults | None:
     """Return the content of a summary; None for another kind of JSON file."""
+    content = read_json(file, "repeat the command that wrote it", kind=object)
+    if not (isinstance(content, dict) and "benchmark" in content):
+        return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not (isinstance(content, dict) and "benchmark" in content):
-            return None
         checkpoint = content["checkpoint"]
         return BenchmarkResults(
-            file, str(content["benchmark"]), _scores(content["tasks"]),
-            Path(str(checkpoint["file"])), int(checkpoint["num_updates"]),
-            bool(content["setup"]["from_scratch"]), [str(note) for note in content["notes"]],
+            file, plain_name(content["benchmark"]), _scores(content["tasks"]),
+            Path(plain_name(checkpoint["file"], longest=4096)), whole_number(checkpoint["num_updates"]),
+            bool(content["setup"]["from_scratch"]), [plain_name(note, longest=10_000) for note in content["notes"]],
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is not a summary of results: repeat the command that wrote it") from error
 
 
 def _scores(tasks: dict[str, Any]) -> dict[str, Spread]:
     scores = {}
     for task, summary in tasks.items():
-        main = str(summary["main_score"])
+        main = plain_name(summary["main_score"])
         for name in (main, f"{main}_mm"):
             if name in summary["scores"]:
                 spread = summary["scores"][name]
-                deviation = None if spread["deviation"] is None else float(spread["deviation"])
-                scores[column_name(str(task), name)] = Spread(float(spread["median"]), deviation, int(spread["count"]))
+                deviation = None if spread["deviation"] is None else finite_number(spread["deviation"], 0, 200)
+                median = finite_number(spread["median"], *SCORE_RANGE)
+                scores[column_name(plain_name(task), name)] = Spread(median, deviation, whole_number(spread["count"]))
     return scores
 
 

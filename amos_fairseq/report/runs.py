@@ -1,6 +1,7 @@
 """What the report says about one pretraining run, read from its folder."""
 
 import math
+import os
 import re
 import statistics
 from collections.abc import Sequence
@@ -209,12 +210,16 @@ def cost_of(
 def stored_seconds(loaded: LoadedCheckpoint) -> float:
     """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
 
-    fairseq stores it with that of the checkpoint that the run started from.
+    fairseq stores it with that of the checkpoint that the run started from, which may be gone or belong to somebody else.
     """
     if not loaded.parent:
         return training_seconds(loaded.file)
-    parent = Path(loaded.parent)
-    return training_seconds(loaded.file) - training_seconds(parent) if parent.is_file() else 0.0
+    if not os.path.isfile(loaded.parent):  # False also where the folder may not be read
+        return 0.0
+    try:
+        return training_seconds(loaded.file) - training_seconds(Path(loaded.parent))
+    except UserError:
+        return 0.0
 
 
 def logged_seconds(records: Sequence[dict[str, Any]]) -> float:

@@ -5,12 +5,12 @@ tokens) and ``dict.txt``, as ``prepare.sh`` and ``Tokenizer.save`` write them; o
 tokenizer of the released AMOS checkpoint has its own ``sp.model`` in place of ``tokenizer.json``.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import read_json
 from amos_fairseq.tokenization.fast_tokenizer import FASTBPE, HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
@@ -51,10 +51,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(settings, dict) or str(settings.get("kind")) not in KINDS:
+    settings = read_json(path, "copy the tokenizer directory again")
+    if str(settings.get("kind")) not in KINDS:
         raise UserError(f"{path}: 'kind' must be one of {', '.join(KINDS)}")
     return settings

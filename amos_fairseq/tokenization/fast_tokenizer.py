@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import json
+import logging
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from tokenizers import processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.strangers import is_unicode, parse_json, read_json
 from amos_fairseq.tokenization.tokenizer import (
     BOS,
     EOS,
@@ -21,7 +24,6 @@ from amos_fairseq.tokenization.tokenizer import (
     AlignedPiece,
     Tokenizer,
     embedding_symbols,
-    is_unicode,
     read_model_file,
     tidy_spans,
     unspell_piece,
@@ -29,6 +31,8 @@ from amos_fairseq.tokenization.tokenizer import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 # Kinds: what learned the vocabulary. The last is a file of unknown origin.
 SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
@@ -93,7 +97,14 @@ class FastTokenizer(Tokenizer):
         path = directory / cls.model_file
         model = read_model_file(path)
         try:
-            special_tokens = settings.get("special_tokens") or find_special_tokens(directory, _parse(model))
+            library = _parse(model)
+            if dropout := getattr(library.model, "dropout", None):
+                library.model.dropout = None
+                model = library.to_str(pretty=True).encode("utf-8")
+                logger.warning(
+                    f"{path}: the dropout of its merges ({dropout:g}) is switched off, so that a text has one encoding"
+                )
+            special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
             return cls(model, special_tokens, settings.get("kind", HUGGING_FACE))
         except ValueError as error:
             raise UserError(f"{path} is not a usable tokenizer.json: {error}") from error
@@ -240,15 +251,15 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
 
 
 def _configured_tokens(path: Path) -> dict[str, str | None]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    names = [name for _, names, _ in _ROLES for name in names if name in content]
-    # A token is written as a string or as {"content": string, ...}.
-    return {name: content[name]["content"] if isinstance(content[name], dict) else content[name] for name in names}
+    content = read_json(path, "take it from the model again, or remove it", optional=True) or {}
+    configured: dict[str, str | None] = {}
+    for name in (name for _, names, _ in _ROLES for name in names if name in content):
+        # A token is written as a string or as {"content": string, ...}.
+        token = content[name].get("content") if isinstance(content[name], dict) else content[name]
+        if not isinstance(token, str | None):
+            raise UserError(f"{path}: {name} is {reprlib.repr(token)}, not a token: take it from the model again")
+        configured[name] = token
+    return configured
 
 
 def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
@@ -258,7 +269,7 @@ def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
     so that they remain whole.
     """
     try:
-        content = json.loads(model)
+        content = parse_json(model)
         others = [token for token in content["added_tokens"] if token["special"] and token["content"] not in roles]
     except (ValueError, KeyError, TypeError):
         return model  # the library explains what is wrong

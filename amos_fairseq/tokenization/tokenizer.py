@@ -15,6 +15,7 @@ from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.strangers import read_bytes, read_text
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
 SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
@@ -171,15 +172,9 @@ class Tokenizer(abc.ABC):
 
 def read_dictionary_symbols(path: Path) -> list[str]:
     """Return the first column of a fairseq ``dict.txt``; raise :class:`UserError` if it is missing or malformed."""
-    try:
-        # Not splitlines(): it also splits at characters that fairseq does not split at.
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} is missing: the dictionary belongs to the tokenizer, copy the whole directory"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error}") from None
+    # Not splitlines(): it also splits at characters that fairseq does not split at.
+    text = read_text(path, "the dictionary belongs to the tokenizer, copy the whole directory")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
     symbols = []
     for number, line in enumerate(lines, 1):
         symbol, _, count = line.rpartition(" ")
@@ -190,22 +185,11 @@ def read_dictionary_symbols(path: Path) -> list[str]:
 
 
 def read_model_file(path: Path) -> bytes:
-    """Return the bytes of a tokenizer's model file; raise :class:`UserError` if it is missing or empty."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: give the whole tokenizer directory that prepare.sh wrote") from None
+    """Return the bytes of a tokenizer's model file; raise :class:`UserError` if it cannot be read or is empty."""
+    content = read_bytes(path, "give the whole tokenizer directory that prepare.sh wrote")
     if not content:
         raise UserError(f"{path} is empty: copy the tokenizer directory again")
     return content
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can represent a string: whether no lone surrogate is in it.
-
-    Python reads bytes of the command line that are not UTF-8 as lone surrogates, and JSON can spell them.
-    """
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:

@@ -25,6 +25,7 @@ from amos_fairseq.preprocess.pretraining.arguments import DEFAULT_VOCAB_SIZE, DE
 from amos_fairseq.preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
 from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from amos_fairseq.preprocess.pretraining.workspace import Workspace
+from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.conversion import from_sentencepiece
 from amos_fairseq.tokenization.tokenizer import Tokenizer
@@ -211,9 +212,10 @@ def _settings(given: argparse.Namespace) -> Settings:
         raise UserError(f"--valid-share {given.valid_share} must be between 0 and 1")
     sizes = {}
     for name in ("shard", "valid", "sample"):
-        sizes[f"{name}_bytes"] = round(getattr(given, f"{name}_megabytes") * _MEGABYTE)
-        if sizes[f"{name}_bytes"] < 1:
-            raise UserError(f"--{name}-megabytes must be greater than 0")
+        megabytes = getattr(given, f"{name}_megabytes")
+        if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
+            raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
+        sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
     split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes)
     if given.tokenizer is not None:
         return Settings(split, None, None, None)

@@ -86,6 +86,13 @@ def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path
     assert load_checkpoint(save_dir, elsewhere / "right").num_updates == 7
 
 
+def circle(times: int = 1) -> list:
+    """A list that contains itself."""
+    content: list = []
+    content.extend([content] * times)
+    return content
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -102,6 +109,16 @@ def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path
         ),
         (lambda state: state["cfg"].pop("task"), r"other\.pt does not say what was trained"),
         (lambda state: state["cfg"].pop("model"), r"other\.pt does not say what was trained"),
+        (
+            lambda state: state["optimizer_history"][-1].update(num_updates=10**400),
+            "does not say after how many updates",
+        ),
+        (lambda state: state["optimizer_history"][-1].update(num_updates=-1), "does not say after how many updates"),
+        (lambda state: state["cfg"]["model"].update(dropout=10**400), "contains a setting that no run has: 1000"),
+        (lambda state: state["cfg"].update(more=[10**30]), "contains a setting that no run has: 1000"),
+        (lambda state: state["cfg"]["task"].update(data=circle()), "values|levels deep"),
+        (lambda state: state["cfg"].update(more=circle(2)), "values|levels deep"),
+        (lambda state: state["cfg"].update(more=argparse.Namespace(a=circle())), "values|levels deep"),
     ],
 )
 def test_other_checkpoints_are_refused(save_dir, change, message):
@@ -110,3 +127,17 @@ def test_other_checkpoints_are_refused(save_dir, change, message):
     torch.save(state, save_dir / "other.pt")
     with pytest.raises(UserError, match=message):
         load_checkpoint(save_dir / "other.pt")
+
+
+def test_sections_of_a_namespace_are_read_as_dictionaries(save_dir):
+    """As fairseq saves the settings of a run with flags in "args"."""
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    expected = load_checkpoint(save_dir)
+    state["cfg"] = {name: as_namespace(section) for name, section in state["cfg"].items()}
+    torch.save(state, save_dir / "other.pt")
+    loaded = load_checkpoint(save_dir / "other.pt")
+    assert (loaded.task, loaded.criterion, loaded.separator) == (expected.task, expected.criterion, None)
+
+
+def as_namespace(section: object) -> object:
+    return argparse.Namespace(**section) if isinstance(section, dict) else section

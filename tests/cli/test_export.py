@@ -117,6 +117,22 @@ def test_card_of_an_imported_model_has_no_facts_of_training(runs, tmp_path):
     assert not re.search(r"Updates|Objective|masked|AMOS|\n- amos\n", card)
 
 
+@pytest.mark.parametrize("parent", ["/absent/checkpoint.pt", "x" * 300, "a\0b"])
+def test_a_parent_that_cannot_be_read_is_left_out(parent, tmp_path):
+    """A name of 300 characters gives an error of the system, as a path in a folder that may not be read."""
+    run = write_run(tmp_path / "run")
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["checkpoint"] = {"finetune_from_model": parent}
+    torch.save(state, run / "checkpoint_last.pt")
+    assert main(["export", str(run), str(tmp_path / "out"), "--no-check"]) == 0
+    assert "which started from" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be a folder \(File name too long\): give the name of a folder"):
+        check_output_folder(tmp_path / ("x" * 300), replace=False)
+
+
 def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     """Two runs after the import: GLUE's RTE after pretraining, each with the path of the one before."""
     tokenizer = FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens)  # as of an import

@@ -61,6 +61,25 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"criterion": {"_name": "unknown"}}, "the criterion 'unknown' is not known"),
+        ({"criterion": {"_name": ["amos"]}}, "the criterion ['amos'] is not known"),
+        ({"criterion": [5]}, "the criterion [5] is not known"),
+        ({"common": 5}, "has no settings in cfg.common"),
+        ({"dataset": None}, "has no settings in cfg.dataset"),
+    ],
+)
+def test_settings_of_a_stranger_are_one_line(
+    settings: dict, message: str, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    write_save_dir(tmp_path)
+    state = read_state(tmp_path / "checkpoint_last.pt")
+    torch.save(state | {"cfg": state["cfg"] | settings}, tmp_path / "checkpoint_last.pt")
+    assert message in error_line(capsys, main, "flops", tmp_path)
+
+
 def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     main(["flops", "electra_tiny"])

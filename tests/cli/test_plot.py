@@ -256,11 +256,20 @@ def test_command_writes_figures_of_scores(tmp_path, capsys):
     assert str(tmp_path / "out" / "scores.png") in capsys.readouterr().out
 
 
+RUN_OF_SCORE = '{"runs": [{"task": "a", "point": "", "main_score": "f1", "scores": {"f1": %s}}]}'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no results to plot (No such file or directory)"),
-        ("[1]", "holds no results"),
+        (None, "glue.json is missing: name the glue.json or squad.json"),
+        ("[1]", "contains [1], not an object"),
+        ("[" * 100_000, "is nested more than 100 levels deep"),
+        (RUN_OF_SCORE % "1e308", "holds no results"),
+        (RUN_OF_SCORE % "1e999", "is not a finite number"),
+        (RUN_OF_SCORE % ("9" * 400), "a number of 400 digits"),
+        (RUN_OF_SCORE % "true", "holds no results"),
+        ('{"runs": [{"task": "\\ud800", "point": "", "main_score": "f1", "scores": {"f1": 1}}]}', "holds no results"),
         ('{"runs": [{"task": "RTE"}]}', "holds no results"),
         ('{"runs": []}', "holds no finished run yet"),
     ],

@@ -116,6 +116,8 @@ def test_a_mixture_of_layers_and_the_classifier_of_tenney(run: Path, data: Path,
         (["--seeds", "0"], "--seeds 0 is out of range: give a finite number above 0"),
         (["--lr", "inf"], "--lr inf is out of range"),
         (["--lr", "nan"], "--lr nan is out of range"),
+        (["--lr", "1e300"], "--lr 1e+300 is out of range: give a finite number above 0, at most 1,000"),
+        (["--updates", "1" + "0" * 23], "is out of range: give a finite number above 0, at most 1,000,000,000"),
         (["--device", "cuda:99"], "device cuda:99 cannot be used"),
     ],
 )

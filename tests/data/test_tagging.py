@@ -155,7 +155,7 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
         load(directory, 2)
     with pytest.raises(UserError, match=r"words\.jsonl is missing"):
         read_words(tmp_path, "valid")
-    for line in ('["b"', "3", '["b", 3]', '"b"'):
+    for line in ('["b"', "3", '["b", 3]', '"b"', "[" * 100_000, '["\\ud800"]', "[%s]" % ("9" * 5000)):
         (tmp_path / "valid.words.jsonl").write_text(f'["a"]\n{line}')
         with pytest.raises(UserError, match=r"words\.jsonl is damaged .* prepare the data again"):
             read_words(tmp_path, "valid")
@@ -169,13 +169,18 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
 def test_a_manifest_names_no_folder_outside(tmp_path):
     good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
     for change in ({}, {"column": "../x"}, {"column": ".."}, {"column": 3}, {"labels": ["A\nB"]}, {"labels": None},
-                   {"labels": []}, {"labels": {"A": 1}}, {"labels": ["A", "A"]}):  # fmt: skip
+                   {"labels": []}, {"labels": {"A": 1}}, {"labels": ["A", "A"]}, {"labels": ["\ud800"]},
+                   {"labels": ["A\0"]}, {"column": "x" * 300}, {"labels": [["A"]]}):  # fmt: skip
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         if change:
             with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
                 read_manifest(tmp_path)
         else:
             assert read_manifest(tmp_path) == good
+    (tmp_path / "tagging.json").unlink()
+    (tmp_path / "tagging.json").mkdir()
+    with pytest.raises(UserError, match=r"tagging\.json is a folder, not a file"):
+        read_manifest(tmp_path)
 
 
 def test_labels_are_read_as_they_were_written(tmp_path):

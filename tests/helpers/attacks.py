@@ -335,12 +335,34 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
         f"--user-dir={source}", f"--user-dir {source}", source, "${oc.env:HOME}", "__import__('os').abort()", "../../x",
         f"$(touch {canary})", f"tanh; touch {canary}", "{_target_: os.abort}", "!!python/object/apply:os.abort []",
     ]  # fmt: skip
-    place = draw.choice(["bomb", "setting", "setting", "key", "task state"])
+    circle: list[Any] = []
+    circle += [circle, circle]
+    values = [
+        10**400,
+        -1,
+        float("inf"),
+        2**62,
+        circle,
+        argparse.Namespace(a=circle),
+        "a\0b",
+        "\ud800",
+        "x" * 5000,
+        None,
+    ]
+    place = draw.choice(["bomb", "setting", "setting", "key", "task state", "value", "value", "section"])
     if place == "bomb":
         state[draw.choice([*state, "more"])] = draw.choice(calls)
     elif place == "setting":
         section = draw.choice(["model", "model", "task", "criterion"])
         state["cfg"][section][draw.choice(sorted(state["cfg"][section]))] = draw.choice(texts)
+    elif place == "value":
+        section = draw.choice(["model", "task", "criterion", "checkpoint"])
+        state["cfg"][section][draw.choice(sorted(state["cfg"][section]))] = draw.choice(values)
+    elif place == "section":
+        section = draw.choice(sorted(name for name, part in state["cfg"].items() if isinstance(part, dict)))
+        state["cfg"][section] = draw.choice(
+            [argparse.Namespace(**state["cfg"][section]), {"_name": "unknown"}, *values]
+        )
     elif place == "key":
         state["cfg"]["model"][draw.choice(texts)] = draw.choice(texts)
     else:

@@ -1,7 +1,11 @@
 """Inputs that ``amos import`` refuses, in one line and with nothing written; and incomplete inputs that it accepts."""
 
 import json
+import math
+import os
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,8 +24,8 @@ def run_import(*arguments: str | Path) -> int:
     return main(["import", *map(str, arguments)])
 
 
-def refused(capsys, *arguments: str | Path) -> str:
-    return error_line(capsys, main, "import", *arguments)
+def refused(capsys, *arguments: str | Path, reports_progress: bool = False) -> str:
+    return error_line(capsys, main, "import", *arguments, reports_progress=reports_progress)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,11 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"is_decoder": True}, "decoder"),
-        ("bert", {"num_hidden_layers": 3}, "more than its weights hold"),
+        (
+            "bert",
+            {"num_hidden_layers": 3},
+            "do not fit their configuration: they have 2 layers, the configuration says 3",
+        ),
         ("bert", {"num_hidden_layers": 1}, "do not fit their configuration"),
         ("bert", {"intermediate_size": 20}, "do not fit their configuration"),
         ("bert", {"hidden_size": "wide"}, "hidden_size is 'wide', which is not valid"),
@@ -75,6 +83,149 @@ def test_unsupported_models_are_refused(family, settings, message, folders, tmp_
     folder = changed(folders / family, tmp_path / "in", **settings)
     assert message in refused(capsys, folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
     assert not (tmp_path / "out").exists()
+
+
+LARGE = 10**9  # building it would take terabytes, or days
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *(("bert", {name: size}) for size in (LARGE, 10**30) for name in (
+            "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size",
+        )),
+        ("bert", {"num_attention_heads": LARGE}), ("electra", {"embedding_size": LARGE}),
+        ("mpnet", {"relative_attention_num_buckets": LARGE}), ("bert", {"num_labels": LARGE}),
+        ("bert", {"attribute_map": {"hidden_size": "width"}, "width": LARGE, "hidden_size": 32}),
+        *(("bert", {"architectures": value}) for value in (5, [5], [None], [["a"]], ["x" * 5000], ["a\0"], ["\ud800"])),
+        *(("bert", {"hidden_dropout_prob": value}) for value in (-1, 1e300, math.nan, math.inf, int("9" * 400), True)),
+        ("bert", {"model_type": "x" * 5000}), ("bert", {"hidden_act": "x" * 5000}), ("bert", {"model_type": ["bert"]}),
+        ("bert", {"dtype": "__class__"}),
+    ],
+    ids=lambda value: repr(value)[:40],
+)  # fmt: skip
+def test_sizes_and_names_of_a_stranger_are_refused(family, settings, folders, tmp_path, capsys):
+    """At once, and in a line that does not repeat 5,000 characters; larger sizes than the weights' are never built."""
+    folder = changed(folders / family, tmp_path / "in", **settings)
+    start = time.process_time()
+    line = refused(capsys, folder, tmp_path / "model.pt", "--arch", "amos_tiny")
+    assert time.process_time() - start < 5
+    assert "config.json" in line or "do not fit their configuration" in line or "attention heads" in line, line
+    assert len(line) - len(str(tmp_path)) < 500
+
+
+JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+DEEP = "[" * 100_000 + "]" * 100_000
+TEXTS = {
+    "null": "null", "a number": "5", "a list": "[]", "text": '"x"', "cut": "{", "not UTF-8": b"\xff", "deep": DEEP,
+    "500 levels": '{"a":' * 500 + "1" + "}" * 500, "5,000 digits": '{"a": %s}' % ("9" * 5000), "infinite": '{"a": 1e999}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+@pytest.mark.parametrize("what", ["folder", "circle", "pipe", "broken link", *TEXTS])
+def test_what_is_no_json_is_refused(name, what, folders, tmp_path, capsys):
+    """In one line that names the file."""
+    if name == "tokenizer.json" and what in ("500 levels", "5,000 digits", "infinite"):
+        return  # the library itself reads this file
+    folder = tmp_path / "in"
+    shutil.copytree(folders / "bert", folder)
+    file = folder / name
+    file.unlink(missing_ok=True)
+    if what in TEXTS:
+        file.write_bytes(TEXTS[what] if isinstance(TEXTS[what], bytes) else TEXTS[what].encode())
+    else:
+        make = {
+            "folder": file.mkdir,
+            "pipe": lambda: os.mkfifo(file),
+            "broken link": lambda: file.symlink_to("nowhere"),
+        }
+        make.get(what, lambda: file.symlink_to(name))()
+    assert str(file) in refused(capsys, folder, tmp_path / "model.pt", "--arch", "amos_tiny")
+
+
+@pytest.mark.parametrize("token", [5, True, [], {"content": 5}])
+def test_special_tokens_that_are_no_strings_are_refused(token, folders, tmp_path, capsys):
+    shutil.copytree(folders / "bert", tmp_path / "in")
+    (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps({"cls_token": token}))
+    assert "cls_token is" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RagTokenizer",
+        "MarianTokenizer",
+        "FlaubertTokenizer",
+        "XLMTokenizer",
+        "Speech2TextTokenizer",
+        "5",
+        5,
+        ["a"],
+        "x" * 5000,
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_tokenizers_that_cannot_be_built_are_refused(name, folders, tmp_path, capsys):
+    """Each of these classes raises something else, or is no tokenizer."""
+    shutil.copytree(folders / "bert", tmp_path / "in")
+    (tmp_path / "in" / "tokenizer.json").unlink()
+    (tmp_path / "in" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    line = refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny", reports_progress=True)
+    assert "its tokenizer cannot be read" in line or "cannot be converted" in line
+    assert len(line) - len(str(tmp_path)) < 500
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights | {"x" * 5000: torch.ones(1)}, "the name of a weight"),
+        (lambda weights: weights | {"a\x1b[31m": torch.ones(1)}, "the name of a weight"),
+        (
+            lambda weights: weights | {"encoder.layer.%s.x" % ("9" * 900): torch.ones(1)},
+            "is missing",
+        ),
+        (lambda weights: weights | {WORDS: torch.tensor(1.0)}, "have the shapes"),
+        (lambda weights: weights | {QUERY: torch.ones(3, 5)}, "have the shapes"),
+        (lambda weights: weights | {WORDS: torch.ones(0, 16)}, "0 rows of vocabulary"),
+        (lambda weights: weights | {POSITIONS: torch.ones(40)}, "do not fit their configuration"),
+    ],
+)
+@pytest.mark.parametrize("pickled", [False, True])
+def test_weights_of_a_stranger_are_refused(change, message, pickled, folders, tmp_path, capsys):
+    assert message in refused(capsys, with_weights(folders, tmp_path, change, pickled), tmp_path / "a.pt", *TINY)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights | {5: torch.ones(1)}, "the name of a weight: 5 is not a string"),
+        (lambda weights: weights | {"half": torch.ones(1).half().expand(2**40)}, "more values than it stores"),
+        (lambda weights: weights | {QUERY: weights[QUERY].to("meta")}, "no plain numbers"),
+        (lambda weights: weights | {QUERY: weights[QUERY].to_sparse()}, "no plain numbers"),
+        (lambda weights: weights | {QUERY: weights[QUERY].to(torch.complex64)}, "no plain numbers"),
+    ],
+)
+def test_pickled_weights_of_other_kinds_are_refused(change, message, folders, tmp_path, capsys):
+    assert message in refused(capsys, with_weights(folders, tmp_path, change, True), tmp_path / "a.pt", *TINY)
+
+
+TINY = ("--arch", "amos_tiny")
+WORDS, POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
+QUERY = "encoder.layer.0.attention.self.query.weight"
+
+
+def with_weights(folders: Path, tmp_path: Path, change: Callable[[dict], dict], pickled: bool) -> Path:
+    shutil.copytree(folders / "bert", tmp_path / "in")
+    file = tmp_path / "in" / "model.safetensors"
+    weights = change(load_file(file))
+    file.unlink()
+    if pickled:
+        torch.save(weights, file.with_name("pytorch_model.bin"))
+    else:
+        save_file(weights, file, metadata={"format": "pt"})
+    return tmp_path / "in"
 
 
 def test_weights_in_several_files(folders, tmp_path, capsys):
@@ -96,8 +247,14 @@ def test_weights_in_several_files(folders, tmp_path, capsys):
     refused_out = tmp_path / "refused" / "model.pt"
     index.write_text(json.dumps({"weight_map": content["weight_map"] | {"another.weight": shards[0].name}}))
     assert "the weight another.weight is in none of its files" in refused(capsys, pieces, refused_out)
-    index.write_text("[]")
-    assert "is not an index of weights" in refused(capsys, pieces, refused_out)
+    for broken in ('{"weight_map": 5}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "%s"}}' % ("x" * 5000)):
+        index.write_text(broken)
+        assert "is not an index of weights" in refused(capsys, pieces, refused_out)
+    for broken in ("[]", DEEP):
+        index.write_text(broken)
+        assert f"{index} " in refused(capsys, pieces, refused_out)
+    index.write_text('{"weight_map": {"a": "%s"}}' % ("x" * 500))
+    assert "is missing" in refused(capsys, pieces, refused_out)
     index.write_text(json.dumps(content))
     shards[1].unlink()
     assert f"{shards[1].name} is missing, which model.safetensors.index.json names" in refused(

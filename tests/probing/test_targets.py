@@ -29,6 +29,11 @@ def test_content(tmp_path: Path):
     ("line", "reason"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"text": "a", "targets": [], "more": %s}' % ("9" * 5000), "not JSON"),
+        (GOOD.replace('"nsubj"', '"\\ud800"'), "has a character that cannot be printed"),
+        (GOOD.replace('"nsubj"', '"\\u0000"'), "has a character that cannot be printed"),
+        (GOOD.replace('"nsubj"', '"%s"' % ("x" * 5000)), "has 5,000 characters"),
         ("[1]", 'string "text"'),
         ('{"text": "a"}', 'list "targets"'),
         (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is empty or not within the 3 words"),

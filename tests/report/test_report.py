@@ -252,6 +252,7 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
         (["RUN", "--masked-tokens", "0"], "--masked-tokens 0 measures nothing"),
         (["RUN", "--seed", "-1"], "--seed -1 is out of range"),
         (["RUN", "--device", "abacus"], "device abacus cannot be used"),
+        (["RUN", "--device", "meta"], "device meta cannot be used"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
@@ -303,7 +304,11 @@ def test_time_of_a_run_in_parts(tmp_path):
     (tmp_path / "first").mkdir()
     parent = write_times(tmp_path / "first", [], 1000.0).file
     assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, parent)).seconds == 250
-    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, tmp_path / "absent.pt")).seconds == 150
+    damaged = tmp_path / "first" / "damaged.pt"
+    damaged.write_bytes(b"nothing")
+    # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
+    for unread in (tmp_path / "absent.pt", damaged, tmp_path / ("x" * 300), tmp_path / "a\0b"):
+        assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, unread)).seconds == 150
 
 
 def test_gpus_of_the_log(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from benchmark_summary import write_summary, write_tagging
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.report import Spread
 from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import Cost, ReportRun
 
@@ -85,9 +86,34 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
     assert points_over_cost(results[:1], runs) == ({}, "updates")
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"benchmark": "glue", "tasks": []}', "[" * 100_000])
+SUMMARY = (
+    '{"benchmark": "glue", "tasks": {"%s": {"main_score": "acc", "scores": {"acc": {"median": %s, "deviation": %s, '
+    '"count": 1}}}}, "checkpoint": {"file": "%s", "num_updates": %s}, "setup": {"from_scratch": false}, "notes": ["%s"]}'
+)
+
+
+def summary(task="RTE", median="50", deviation="1", file="x.pt", num_updates="5", note="a") -> str:
+    return SUMMARY % (task, median, deviation, file, num_updates, note)
+
+
+def test_the_summary_of_the_next_test_is_accepted(tmp_path):
+    (tmp_path / "glue.json").write_text(summary())
+    (found,) = read_benchmarks([str(tmp_path)], "--glue")
+    assert (found.scores, found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None, "{", '{"benchmark": "glue", "tasks": []}', "[" * 100_000, summary(num_updates="Infinity"),
+        summary(num_updates="9" * 400), summary(num_updates="-1"), summary(num_updates="2.5"), summary(median="1e308"),
+        summary(median="NaN"), summary(median="9" * 400), summary(deviation="1e308"), summary(file="a\\u0000b"),
+        summary(task="\\ud800"), summary(task="x" * 5000), summary(note="\\udcff"),
+    ],
+    ids=lambda content: str(content)[-60:],
+)  # fmt: skip
 def test_a_folder_without_results_is_one_line(tmp_path, content):
     if content is not None:
         (tmp_path / "glue.json").write_text(content)
-    with pytest.raises(UserError, match=r"holds no results: give the --out|is not a summary of results: repeat"):
+    with pytest.raises(UserError, match=r"holds no results: give the --out|: repeat the command that wrote it"):
         read_benchmarks([str(tmp_path)], "--glue")

@@ -138,6 +138,24 @@ def test_broken_hugging_face_file_is_refused(tmp_path):
         load_tokenizer(tmp_path / "absent")
 
 
+def test_dropout_of_merges_is_switched_off(sample, tmp_path, caplog):
+    """A text has one encoding, in the saved and the exported tokenizer too, and the ids remain."""
+    directory = hugging_face_directory(tmp_path / "tokenizer", "bytes", sample)
+    expected = load_tokenizer(directory)
+    assert not caplog.records
+    content = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["dropout"] = 0.5
+    (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = load_tokenizer(directory)
+    assert "the dropout of its merges (0.5) is switched off" in caplog.text
+    for _ in range(5):
+        assert tokenizer.encode_lines(HOSTILE) == expected.encode_lines(HOSTILE)
+    tokenizer.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").encode_lines(HOSTILE) == expected.encode_lines(HOSTILE)
+    assert exported_tokenizer(tokenizer).model.dropout is None
+    assert tokenizer.hugging_face_ids == expected.hugging_face_ids
+
+
 def test_added_tokens_remain_whole(sample, tmp_path):
     """Special or not: a marker of an entity is one piece, here and in the exported tokenizer; a spelled [MASK] is text."""
     directory = hugging_face_directory(tmp_path / "tokenizer", "wordpiece", sample)

@@ -1,0 +1,185 @@
+"""Read what a stranger may have written: files, JSON, numbers and names. Every reader of such files uses these functions.
+
+:func:`read_bytes`, :func:`read_text` and :func:`read_json` raise :class:`UserError` with the path and a hint. The others raise
+``ValueError`` with the reason; their callers know the file and the line.
+"""
+
+import argparse
+import collections
+import json
+import math
+import os
+import reprlib
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError
+
+# Parsed JSON takes some twenty times as much memory as its file. The largest of the files here are those of tokenizers.
+LARGEST_FILE = 256 << 20
+# Code that walks through nested values calls itself for each level; the files here have ten at most.
+DEEPEST = 100
+# More than a dictionary of a million tokens has.
+MOST_VALUES = 10_000_000
+# Integers with more digits fit neither into a float nor into any library. Hugging Face writes 10^30 for "no limit".
+MOST_DIGITS = 100
+LONGEST_NAME = 1000
+# Sizes, updates and counts beyond this are in no file that this package or Hugging Face writes.
+LARGEST_COUNT = 2**53
+
+
+def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        hint: how to fix it, the end of the message.
+        largest: size in bytes up to which a file is read.
+
+    Raises:
+        UserError: there is no file, or something else in its place (a folder, a circle of links, a pipe); it is too large or
+            cannot be read.
+    """
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            problem = "is a folder, not a file"
+        elif not stat.S_ISREG(status.st_mode):  # opening a pipe waits for its writer
+            problem = "is a pipe or a device, not a file"
+        elif status.st_size > largest:
+            problem = f"is too large ({status.st_size:,} bytes; at most {largest:,} are read)"
+        else:
+            return Path(path).read_bytes()
+    except FileNotFoundError:
+        problem = "is a link to a file that does not exist" if os.path.islink(path) else "is missing"
+    except (OSError, ValueError) as error:  # ValueError: a NUL or half of a surrogate pair in the path
+        problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+    raise UserError(f"{path} {problem}: {hint}")
+
+
+def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> str:
+    """Return the content of a UTF-8 file. For the arguments and errors see :func:`read_bytes`."""
+    try:
+        return read_bytes(path, hint, largest).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): {hint}") from error
+
+
+def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: bool = False) -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        hint: how to fix it, the end of the message.
+        kind: what the file contains: dict, list, or object for any value.
+        optional: return None if nothing has this path.
+
+    Raises:
+        UserError: see :func:`read_bytes` and :func:`parse_json`.
+    """
+    if optional and not os.path.lexists(path):
+        return None
+    text = read_text(path, hint)
+    try:
+        return parse_json(text, kind)
+    except ValueError as error:
+        raise UserError(f"{path} {error}: {hint}") from error
+
+
+def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
+    """Return the content of a JSON text; ``hooks`` are further arguments of ``json.loads``.
+
+    Raises:
+        ValueError: it is not JSON, contains another ``kind`` of value, is nested too deeply, or contains a number that no
+            float can represent; the reason continues the sentence "FILE ...".
+    """
+    try:
+        content = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_float, **hooks)
+    except RecursionError:
+        raise ValueError(f"is nested more than {DEEPEST} levels deep") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    if not isinstance(content, kind):
+        expected = {dict: "an object", list: "a list"}[kind]
+        raise ValueError(f"contains {reprlib.repr(content)}, not {expected}")
+    collections.deque(values_in(content), maxlen=0)
+    return content
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)  # also of NaN, Infinity and -Infinity, which JSON does not have
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is not a finite number")
+    return value
+
+
+def values_in(content: Any) -> Iterator[Any]:
+    """Yield every value in nested dictionaries, lists, tuples and namespaces, the containers too.
+
+    Raises:
+        ValueError: they are nested too deeply, contain themselves, or have too many parts, such as a list of ten times the same
+            list of ten times the same list.
+    """
+    level, number = [content], 0
+    for _ in range(DEEPEST + 1):
+        parts: list[Any] = []
+        for value in level:
+            yield value
+            value = vars(value) if isinstance(value, argparse.Namespace) else value
+            if isinstance(value, (dict, list, tuple)):
+                parts += value.values() if isinstance(value, dict) else value
+        number += len(parts)
+        if not parts:
+            return
+        if number > MOST_VALUES:
+            raise ValueError(f"has more than {MOST_VALUES:,} values")
+        level = parts
+    raise ValueError(f"is nested more than {DEEPEST} levels deep")
+
+
+def finite_number(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number from ``low`` to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{reprlib.repr(value)} is not a number")
+    if not (low <= value <= high and abs(value) <= 1e308):  # false for nan; an integer can be larger than any float
+        limits = "finite" if (low, high) == (-math.inf, math.inf) else f"from {low:g} to {high:g}"
+        raise ValueError(f"{reprlib.repr(value)} is not {limits}")
+    return float(value)
+
+
+def whole_number(value: Any, low: int = 0, high: int = LARGEST_COUNT) -> int:
+    """Return ``value``; raise ``ValueError`` unless it is an integer from ``low`` to ``high``."""
+    if type(value) is not int:  # True is none
+        raise ValueError(f"{reprlib.repr(value)} is not an integer")
+    if not low <= value <= high:
+        raise ValueError(f"{reprlib.repr(value)} is not from {low:,} to {high:,}")
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can represent a string: whether no lone surrogate is in it.
+
+    Python reads bytes of the command line that are not UTF-8 as lone surrogates, and JSON can spell them.
+    """
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def plain_name(value: Any, longest: int = LONGEST_NAME) -> str:
+    """Return ``value``; raise ``ValueError`` unless it is a string that can be printed and can be a part of a path.
+
+    Such a string is not empty, not too long, and has neither control characters (NUL ends paths, others change a terminal)
+    nor halves of surrogate pairs, which UTF-8 cannot represent.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{reprlib.repr(value)} is not a string")
+    if not 0 < len(value) <= longest:
+        raise ValueError(f"{reprlib.repr(value)} has {len(value):,} characters, a name has from 1 to {longest:,}")
+    if not is_unicode(value) or any(character < " " or "\x7f" <= character <= "\x9f" for character in value):
+        raise ValueError(f"{reprlib.repr(value)} has a character that cannot be printed")
+    return value

@@ -1,0 +1,115 @@
+"""Files, JSON, numbers and names of strangers: what is accepted, and the one line of what is refused."""
+
+import collections
+import json
+import math
+import os
+from argparse import Namespace
+
+import pytest
+
+from amos_fairseq import strangers
+from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import finite_number, parse_json, plain_name, read_bytes, read_json, values_in, whole_number
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"a": [1, 2.5, -1e308, null, true, "\\u00e9"]}', nested(99), '{"a": %s}' % 10**30]
+)
+def test_json_is_read_as_python_reads_it(text, tmp_path):
+    (tmp_path / "a.json").write_text(text, encoding="utf-8")
+    assert read_json(tmp_path / "a.json", "hint") == json.loads(text)
+    assert parse_json(f"[{text}]", list) == [json.loads(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is not JSON"), ("{", "is not JSON"), (b"\xff", "is not UTF-8 text"), ("[]", "contains [], not an object"),
+        ("null", "contains None, not"), ("5", "contains 5, not"), ('"x"', "contains 'x', not"),
+        (nested(101), "is nested more than 100 levels deep"), (nested(10**5), "is nested more than 100 levels deep"),
+        ('{"a": %s}' % ("9" * 101), "a number of 101 digits"), ('{"a": %s}' % ("9" * 5000), "a number of 5,000 digits"),
+        ('{"a": 1e309}', "1e309 is not a finite number"), ('{"a": NaN}', "NaN is not"), ('{"a": -Infinity}', "-Infinity is"),
+        (json.dumps("x" * 10**5), "contains 'xxxx"),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_what_is_no_json_is_refused(text, reason, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as refused:
+        read_json(file, "get another")
+    assert str(refused.value).startswith(f"{file} ")
+    assert str(refused.value).endswith(": get another")
+    assert reason in str(refused.value)
+    assert len(str(refused.value)) - len(str(file)) < 200
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "lost").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(bytes(101))
+    for name, reason in (
+        ("folder", "is a folder, not a file"), ("circle", "cannot be read (Too many levels"), ("missing", "is missing"),
+        ("lost", "is a link to a file that does not exist"), ("pipe", "is a pipe or a device"), ("a\0b", "cannot be read"),
+        ("large", "is too large (101 bytes; at most 100 are read)"), ("x" * 300, "cannot be read (File name too long)"),
+        ("folder/large/x", "is missing"), ("large/x", "cannot be read (Not a directory)"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as refused:
+            read_bytes(tmp_path / name, "get another", largest=100)
+        assert reason in str(refused.value), name
+    assert read_json(tmp_path / "missing", "hint", optional=True) is None
+    assert read_json(tmp_path / "large" / "x", "hint", optional=True) is None
+    with pytest.raises(UserError):
+        read_json(tmp_path / "lost", "hint", optional=True)
+
+
+def test_every_value_is_visited_and_circles_end(monkeypatch):
+    monkeypatch.setattr(strangers, "MOST_VALUES", 1000)
+    assert list(values_in({"a": [1, (2,)], "b": Namespace(c="x")}))[3:] == [1, (2,), "x", 2]
+    circle: list = [1]
+    circle += [circle, circle]
+    tower: list = [1]
+    for _ in range(50):
+        tower = [tower] * 10
+    for content, reason in ((circle, "values"), (tower, "values"), (nested_list(101), "deep")):
+        with pytest.raises(ValueError, match=reason):
+            collections.deque(values_in(content), maxlen=0)
+
+
+def nested_list(levels: int) -> list:
+    content: list = []
+    for _ in range(levels):
+        content = [content]
+    return content
+
+
+@pytest.mark.parametrize("value", [True, "5", None, [5], math.nan, math.inf, -math.inf, 10**400, -(10**400)])
+def test_what_is_no_number_is_refused(value):
+    for check in (finite_number, whole_number):
+        with pytest.raises(ValueError, match="is not"):
+            check(value)
+
+
+def test_numbers_have_a_range():
+    assert [finite_number(5), finite_number(0.5, 0, 1), whole_number(7, 1, 7)] == [5.0, 0.5, 7]
+    for check, value, limits in ((finite_number, 1.5, (0, 1)), (whole_number, -1, ()), (whole_number, 2**53 + 1, ()),
+                                 (whole_number, 1.0, ()), (whole_number, 8, (1, 7))):  # fmt: skip
+        with pytest.raises(ValueError, match="is not"):
+            check(value, *limits)
+
+
+def test_names_can_be_printed_and_stored():
+    for good in ("a", "dense.weight", "Å ñ 漢字", "a b"):
+        assert plain_name(good) == good
+    for bad in (5, None, ["a"], "", "x" * 1001, "a\0b", "a\x1b[31m", "a\nb", "\x9b", "\ud800"):
+        with pytest.raises(ValueError, match=r"is not|has") as refused:
+            plain_name(bad)
+        assert len(str(refused.value)) < 200
+        assert str(refused.value).isprintable()
