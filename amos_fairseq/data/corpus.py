@@ -97,12 +97,9 @@ def check_prepared(directory: Path, manifest: str, split: str) -> None:
         UserError: a file is not the one that prepare.sh wrote.
     """
     file = directory / manifest
-    try:
-        hashes = dict(json.loads(file.read_text(encoding="utf-8")).get("sha256", {}))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read, or was not written by prepare.sh: {_BINARIZE_AGAIN}") from error
+    hashes = (read_json(file, _BINARIZE_AGAIN, optional=True) or {}).get("sha256", {})
+    if not isinstance(hashes, dict):
+        raise UserError(f"{file} was not written by prepare.sh: {_BINARIZE_AGAIN}")
     names = (f"{split}.", DICTIONARY_FILE)
     for path in sorted(path for path in directory.rglob("*") if path.name.startswith(names) and path.is_file()):
         expected = hashes.get(path.relative_to(directory).as_posix())
