@@ -10,7 +10,6 @@ draws all curves.
 import argparse
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import yaml
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.python_process import python_command
 
 ROWS = Path(__file__).with_name("rows.yaml")
 COLUMNS = {
@@ -62,16 +62,21 @@ def main() -> None:
 
 def train(name: str, study: dict[str, Any], data: str, out: Path, settings: list[str]) -> int:
     """Train one row to its end and return its exit code; a finished run trains no update."""
-    row = dict(study["rows"][name] or {})
-    recipe = row.pop("recipe", study["recipe"])
-    own = [f"{key}={_as_text(value)}" for key, value in {**study["base"], **row}.items() if value is not None]
+    recipe, own = settings_of(name, study)
     (out / name).mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "amos_fairseq.cli.main", "train", recipe, f"task.data={data}"]
+    command = [*python_command("amos_fairseq.cli.main"), "train", recipe, f"task.data={data}"]
     command += [f"checkpoint.save_dir={out / name}", "common.log_interval=50", *own, *settings]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     print(f"{name}: starts", flush=True)
     with open(out / name / "train.log", "ab") as log:
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+
+
+def settings_of(name: str, study: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the recipe of a row and its settings, as on the command line of ``amos train``."""
+    row = dict(study["rows"][name])
+    recipe = row.pop("recipe", study["recipe"])
+    return recipe, [f"{key}={_as_text(value)}" for key, value in {**study["base"], **row}.items()]
 
 
 def _as_text(value: Any) -> str:

@@ -213,14 +213,14 @@ def test_damaged_results_are_refused(tmp_path, trainings):
     whole = json.loads(file.read_text())
     for content in ("{", "[]", "3", "[" * 9999):
         file.write_text(content)
-        with pytest.raises(UserError, match=r"result\.json cannot be read"):
+        with pytest.raises(UserError, match=r"result\.json (is not JSON|contains|is nested)"):
             read_results(tmp_path)
     for content in ({"task": "Toy"}, whole | {"scores": []}, whole | {"scores": {whole["main_score"]: "80"}}):
         file.write_text(json.dumps(content))
         with pytest.raises(UserError, match="is not the result of a run"):
             read_results(tmp_path)
     (tmp_path / "glue.setup.json").write_text("[]")
-    with pytest.raises(UserError, match=r"glue\.setup\.json cannot be read \(a JSON list instead of an object\)"):
+    with pytest.raises(UserError, match=r"glue\.setup\.json contains \[\], not an object"):
         claim_output_directory(tmp_path, "glue", {})
 
 

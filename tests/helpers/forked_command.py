@@ -249,6 +249,8 @@ class _Command:
         for number, file in enumerate(self.files):
             os.dup2(file, number)
             os.close(file)
+        # The server's own does not know what its number has become: a file, a pipe or a terminal.
+        sys.stdout = open(1, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(self.request["env"])
         os.chdir(self.request["cwd"])

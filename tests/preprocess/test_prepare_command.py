@@ -69,7 +69,10 @@ BAD = {
         "--vocab-size cannot be combined with --tokenizer",
     ),
     "share": (lambda d: [text(d), "--valid-share", 1], "--valid-share 1.0 must be between 0 and 1"),
-    "shard": (lambda d: [text(d), "--shard-megabytes", 0], "--shard-megabytes must be greater than 0"),
+    "shard": (
+        lambda d: [text(d), "--shard-megabytes", 0],
+        "--shard-megabytes 0.0 must be a finite number greater than 0",
+    ),
     "workers": (lambda d: [text(d), "--workers", 0], "--workers 0 must be at least 1"),
 }
 

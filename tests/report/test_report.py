@@ -125,7 +125,8 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     assert page.titles == [
         "Runs and their cost", "Fine-tuning results", "Score over the cost of pretraining", "Tagging results",
         "Loss on replaced tokens by depth", "Generator loss by depth", "Mixture weights",
-        "Discriminator accuracy on replaced tokens", "Replaced tokens by depth", "Edge probing by layer",
+        "Discriminator accuracy on replaced tokens", "State of the discriminator", "Replaced tokens by depth",
+        "Edge probing by layer",
         "Recipe and departures from the paper",
     ]  # fmt: skip
     assert len(set(page.ids)) == len(page.ids)

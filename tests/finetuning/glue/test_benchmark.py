@@ -175,11 +175,11 @@ def test_small_tasks_start_from_the_best_mnli_run(start, data, tmp_path, fake_tr
     best = summarize(glue_results(out))["MNLI"].best
     starts = {}
     for command in fake_training.commands:
-        task = command[3].rpartition("/")[2]
+        task = command[4].rpartition("/")[2]
         starts.setdefault(task, set()).add(fake_training.flag(command, "--finetune-from-model"))
     mnli, original = str(out / best.directory / "checkpoint_best.pt"), str(start / "checkpoint_last.pt")
     assert starts == {"MNLI": {original}, "CoLA": {original}, "RTE": {mnli}, "STS-B": {mnli}}
-    assert [command[3].rpartition("/")[2] for command in fake_training.commands[:2]] == ["MNLI", "MNLI"]
+    assert [command[4].rpartition("/")[2] for command in fake_training.commands[:2]] == ["MNLI", "MNLI"]
     assert any(note.startswith("RTE, STS-B: started from the best dev run of MNLI") for note in outcome.table.notes)
     # Another OUT takes the MNLI runs of this one; without the flag they would be other runs.
     run_glue(session(start, tmp_path / "other"), data, ["RTE"], out, None, False, False)

@@ -1,0 +1,81 @@
+"""examples/collapse: short runs that differ in one setting, and the same run with Hugging Face's networks, at small size."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import ROOT, environment
+
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.metrics_file import read_records
+
+FOLDER = ROOT / "examples" / "collapse"
+SMALLER = [
+    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_layers=2", "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=4", "dataset.num_workers=0", "common.bf16=false",
+    "common.log_interval=1", "dataset.validate_interval_updates=3", "dataset.max_valid_steps=2", "optimization.max_update=3",
+    "lr_scheduler.warmup_updates=2",
+]  # fmt: skip
+
+
+def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
+    paths = {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment(paths), check=False)
+
+
+def values(save_dir: Path, key: str, split: str) -> list[float]:
+    return [record[key] for record in read_records(save_dir) if record["split"] == split]
+
+
+def test_every_row_is_a_recipe() -> None:
+    specification = importlib.util.spec_from_file_location("sweep", FOLDER / "sweep.py")
+    sweep = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(sweep)
+    study = yaml.safe_load((FOLDER / "rows.yaml").read_text(encoding="utf-8"))
+    for name in study["rows"]:
+        recipe, settings = sweep.settings_of(name, study)
+        cfg = compose_recipe(recipe, ["task.data=DATA", *settings])
+        assert cfg.lr_scheduler.total_num_update == 6400, name
+
+
+@pytest.mark.slow
+def test_hugging_face_starts_where_a_row_starts(binarized_corpus: Path, tmp_path: Path) -> None:
+    """The generator's losses of three updates agree: the same batches, weights, rates and optimizer; only samples differ."""
+    swept = run("sweep.py", binarized_corpus, tmp_path, "--rows", "positions_none", *SMALLER)
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    table = (tmp_path / "collapse.md").read_text(encoding="utf-8").splitlines()
+    assert table[0].startswith("| row | update | generator loss | AUC |")
+    assert [line.split("|")[1:3] for line in table[2:]] == [[" positions_none ", " 3 "]]
+    row = [
+        "model.discriminator_lr_scale=1",
+        "model.relative_position_scheme=none",
+        "lr_scheduler.total_num_update=6400",
+    ]
+    theirs = run(
+        "hugging_face.py", "electra_mini", "--out", tmp_path / "theirs", f"task.data={binarized_corpus}", *row, *SMALLER
+    )
+    assert theirs.returncode == 0, theirs.stderr
+    ours = values(tmp_path / "positions_none", "mlm_loss_2", "train")
+    # The embeddings also learn from detection, whose samples differ; three updates change the loss by some hundredths.
+    assert values(tmp_path / "theirs", "mlm_loss_2", "train") == pytest.approx(ours, abs=0.02)
+    assert values(tmp_path / "theirs", "mlm_loss_2", "train")[0] == pytest.approx(ours[0], abs=2e-4)
+    spread = (
+        values(tmp_path / "theirs", "rtd_state_variance", "valid"),
+        values(tmp_path / "positions_none", "rtd_state_variance", "valid"),
+    )
+    assert spread[0] == pytest.approx(
+        spread[1], rel=0.2
+    )  # theirs is of the original text, ours of the text with samples
+
+
+def test_unknown_rows_and_settings_are_one_line(tmp_path: Path) -> None:
+    refused = run("sweep.py", tmp_path, tmp_path, "--rows", "bass")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+    assert "there is no row bass" in refused.stderr
+    refused = run("hugging_face.py", "electra_mini", "--out", tmp_path, "task.data=DATA")
+    assert refused.returncode == 1
+    assert "give model.relative_position_scheme=none" in refused.stderr.splitlines()[-1]
