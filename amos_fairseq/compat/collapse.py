@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 NOISE = 3.0
 STATE = "equal_logit_updates"
 ADVICE = (
-    "the discriminator has collapsed and does not recover by itself: start again with a lower learning rate, a longer warm-up "
-    "or smaller initial weights (model.linear_init_std), or with model.detection_bias_at_prior=true; see docs/collapse.md"
+    "the discriminator has collapsed: start again with model.discriminator_lr_scale=0.2, a lower learning rate or a longer "
+    "warm-up; see docs/collapse.md"
 )
 
 
