@@ -89,14 +89,15 @@ def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
         except RuntimeError as error:
             if not CONNECTION_LOST.search(str(error)) or not torch.distributed.is_initialized():
                 raise
-            lost = ", ".join(map(str, find_lost_ranks()))
+            lost = find_lost_ranks()
+            subject = f"rank {lost[0]} has" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))} have"
             raise UserError(
-                f"rank {lost} has ended or cannot be reached: see its last lines of output (without any, it was killed, often "
-                "because memory was full); start the same command again to continue from the last checkpoint"
+                f"{subject} ended or cannot be reached: see the last lines of output there (without any, the process was "
+                "killed, often because memory was full); start the same command again to continue from the last checkpoint"
             ) from error
 
 
-def find_lost_ranks(seconds: float = 5.0) -> list[int]:
+def find_lost_ranks(seconds: float = 10.0) -> list[int]:
     """Return the ranks that do not report to the store within ``seconds``, after a collective has failed on this one.
 
     The first rank, if the store cannot be reached: without torchrun it runs there.

@@ -31,6 +31,7 @@ RECORD = {
     "unigram_entropy": 4.5,
 }
 MIXTURE = {"mixture_1": 0.2, "mixture_2": 0.3, "mixture_4": 0.5}
+DETECTOR = {"rtd_loss_above_prior": -0.01, "rtd_logit_std": 0.7, "rtd_state_variance": 0.2}
 
 
 class Page(html.parser.HTMLParser):
@@ -113,7 +114,7 @@ def text(tmp_path):
 @pytest.mark.slow
 def test_page_of_an_amos_run(tmp_path, text, capsys):
     run = write_run(tmp_path / "<i>a & $run", task={"tokens_per_sample": 20})
-    write_metrics(run, **MIXTURE)
+    write_metrics(run, **MIXTURE, **DETECTOR)
     add_settings(run, "amos_tiny")
     glue = write_summary(tmp_path / "glue", UPDATES, run, **{"MNLI": 70.0, EVIL: 50.0})
     later = write_summary(tmp_path / "later", UPDATES + 1, run, MNLI=80.0)
@@ -153,7 +154,7 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     assert "left out:" not in printed
     assert "chunk (span F1)" in page.text
     figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
-    stems = ["generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]
+    stems = ["discriminator", "generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]
     assert figures == [f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")]
 
 
@@ -201,6 +202,15 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
     assert f"{run} has no checkpoint_last.pt" in capsys.readouterr().out
     assert "Pretraining of runUpdates: 20." in page.text, "the heading, then the line below it"
     assert "curriculum" not in page.text
+
+
+@pytest.mark.parametrize(("deviation", "said"), [(0.009, True), (0.011, False)])
+def test_a_run_that_ends_with_equal_logits_has_collapsed(tmp_path, deviation, said):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run, rtd_logit_std=deviation)
+    page = report(tmp_path, run)
+    assert ("the same probability since update 10 (" in page.text) == said
 
 
 def test_old_figures_are_removed_and_a_run_counts_once(tmp_path):
