@@ -12,7 +12,7 @@ from typing import Any
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import II, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
@@ -107,6 +107,18 @@ def check_configuration(cfg: Mapping[str, Any]) -> None:
             value = None if OmegaConf.is_missing(section, name) else section[name]
             for problem in _out_of_range(value, ranges.get(name)):
                 raise UserError(f"{kind}.{name} (--{name.replace('_', '-')}) {problem}")
+        if kind == "criterion" and fields:
+            _check_follows_model(fields, section, cfg["model"])
+
+
+def _check_follows_model(fields: type, criterion: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise :class:`UserError` for a setting of the model that was given to the criterion, which has a copy, alone."""
+    for field in dataclasses.fields(fields):
+        name = field.name
+        if field.default == II(f"model.{name}") and name in model and criterion.get(name, model[name]) != model[name]:
+            raise UserError(
+                f"criterion.{name} is {criterion[name]}, model.{name} {model[name]}: set model.{name} alone"
+            )
 
 
 def _ranges_of(fields: type) -> dict[str, str]:

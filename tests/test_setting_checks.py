@@ -102,3 +102,12 @@ def test_the_recipes_are_accepted(recipe: str) -> None:
 )
 def test_what_is_not_stated_is_not_judged(changes: dict[str, Any]) -> None:
     check_configuration(OmegaConf.create(changes))
+
+
+def test_a_setting_of_the_model_is_not_given_to_the_criterion() -> None:
+    """The criterion's copy alone would have no effect: the model has no head for it."""
+    with pytest.raises(
+        UserError, match=r"criterion.encoder_mlm_weight is 5.0, model.encoder_mlm_weight 0.0: set model"
+    ):
+        check_configuration(compose("+criterion.encoder_mlm_weight=5"))
+    check_configuration(compose("model.encoder_mlm_weight=5"))

@@ -23,7 +23,7 @@ A100_RATE = 0.4 * 312e12
 CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
 SIZES = ("tiny", "mini", "small", "base", "large")
 # Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
-VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}
+VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}  # up to this width
 COUNTED = PACKAGE / "flops" / "recipe_costs.json"
 
 DESCRIPTION = f"""\
@@ -113,7 +113,8 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
 
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
     if vocabulary_size is None:
-        vocabulary_size = VOCABULARY_OF_WIDTH.get(cfg.model.encoder_embed_dim, DEFAULT_VOCABULARY)
+        suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
+        vocabulary_size = next(suited, DEFAULT_VOCABULARY)
     cost = training_flops(cfg, vocabulary_size, reference=True)
     return {
         "recipe": title,

@@ -1,5 +1,6 @@
 """Detection of replaced tokens: the loss, sums over a batch, and the rates in the log. The positive class is "replaced"."""
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,8 +144,13 @@ def log_spread(totals: dict[str, Any]) -> None:
 
 def spread(meters: MetersDict) -> StateSpread:
     """Return :func:`state_spread` of the summed states, to four digits."""
-    found = state_spread(meters["_states"].sum, meters["_state_total"].sum, meters["_state_products"].sum)
+    found = _spread_of_sums(meters["_states"].sum, meters["_state_total"].sum, meters["_state_products"].sum)
     return StateSpread(*(float(f"{value:.4g}") for value in found))
+
+
+# Three logged values have the same sums, and fairseq asks for them after each batch of a validation. A sum is a new tensor
+# after each batch, and the cache compares tensors by identity.
+_spread_of_sums = functools.lru_cache(maxsize=1)(state_spread)
 
 
 def loss_above_prior(meters: MetersDict) -> float:

@@ -269,5 +269,5 @@ def parse_depths(text: str, separate: bool) -> list[int]:
 register_sizes(
     "amos",
     tiny={"generator_depths": "1,2", "linear_init_std": 0.1},
-    mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.2, **MINI},
+    mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.05, **MINI},
 )

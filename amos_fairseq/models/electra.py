@@ -409,6 +409,10 @@ def check_settings(cfg: ElectraConfig) -> None:
     has_equal_sizes = cfg.generator_size == 1 and cfg.generator_layers in (0, cfg.encoder_layers)
     if cfg.share_weights == "all" and not has_equal_sizes:
         raise ValueError(f"--share-weights all needs networks of equal size: {EQUAL_SIZES}")
+    if cfg.share_weights == "all" and cfg.discriminator_lr_scale != 1:
+        raise ValueError(
+            "--discriminator-lr-scale with --share-weights all has no layers of the discriminator alone: give 1"
+        )
     if cfg.second_stage_start == "random" and not cfg.frozen_generator:
         raise ValueError("--second-stage-start random has no meaning without --frozen-generator: leave it out")
     if cfg.frozen_generator and cfg.second_stage_start == "generator" and not has_equal_sizes:

@@ -31,7 +31,7 @@ class PretrainingTask(Protocol):
     """
 
     source_dictionary: Dictionary
-    masked_share: float
+    masked_share: float | None
 
 
 class PretrainingModel(BaseFairseqModel, abc.ABC):
@@ -70,11 +70,12 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         model_class = cls if isinstance(task, PretrainingTask) else cls.fine_tuned_model
         try:
             model = model_class(cfg, vocabulary)
+            # A checkpoint that is only read has its own bias, and no task that masks (its share is None).
+            if model_class is cls and getattr(cfg, "detection_bias_at_prior", False) and task.masked_share is not None:
+                # At the start nearly every sample differs from the masked token: as many tokens are replaced as masked.
+                model.detection_head.start_at_prior(task.masked_share)
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
-        if model_class is cls and getattr(cfg, "detection_bias_at_prior", False):
-            # At the start nearly every sample differs from the masked token, so about as many tokens are replaced as masked.
-            model.detection_head.start_at_prior(task.masked_share)
         return model
 
     def make_mlm_head(self, width: int) -> MlmHead:

@@ -160,8 +160,8 @@ class GroupedAdam(FairseqOptimizer):
         if here != saved:
             raise UserError(
                 f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "
-                "--decay-all-parameters, the model and whether there is a --layer-wise-lr-decay as they were, "
-                "or give --reset-optimizer"
+                "--decay-all-parameters, the model, and whether there is a --layer-wise-lr-decay and a "
+                "--discriminator-lr-scale as they were, or give --reset-optimizer"
             )
         flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)

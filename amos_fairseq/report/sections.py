@@ -283,8 +283,8 @@ def discriminator_part(runs: Sequence[ReportRun]) -> Part | None:
         since = collapsed_since(run.curves) if run.curves is not None else None
         if since is not None:
             notes.append(
-                f"{run.name}: detection has given all tokens the same probability since update {since:,} (standard deviation "
-                f"of the logits below {EQUAL_LOGITS}). This discriminator has collapsed; docs/collapse.md says what to do."
+                f"{run.name}: since update {since:,} the logits of a batch have been equal (standard deviation below "
+                f"{EQUAL_LOGITS}): detection gives all tokens the same probability. docs/collapse.md says what to do."
             )
     return Part(
         "discriminator", "State of the discriminator", "",

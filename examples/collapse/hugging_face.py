@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq import models, tasks
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -48,8 +48,26 @@ def main() -> None:
         parser.exit(1, f"hugging_face.py: error: {error}\n")
 
 
+# Settings that this loop does not have, with the value that leaves them out.
+LEFT_OUT = {
+    "common.fp16": False,
+    "criterion.detection_positions": "all",
+    "model.adversarial": False,
+    "model.disallow_true_token": False,
+    "model.discriminator_lr_scale": 1.0,
+    "model.encoder_mlm_weight": 0.0,
+    "model.generator_temperature": 1.0,
+    "model.main_objective": "detection",
+    "optimizer.bias_correction": True,
+    "optimizer.layer_wise_lr_decay": 1.0,
+}
+
+
 def check(cfg: DictConfig) -> None:
-    """Refuse what Hugging Face's ELECTRA does not have."""
+    """Refuse what Hugging Face's ELECTRA or this loop does not have."""
+    for key, neutral in LEFT_OUT.items():
+        if OmegaConf.select(cfg, key, default=neutral) != neutral:
+            raise UserError(f"this loop does not have {key}: give {key}={str(neutral).lower()}")
     if cfg.model._name != "electra" or cfg.model.share_weights != "embeddings" or cfg.model.generator != "masked_lm":
         raise UserError("only ELECTRA with shared embeddings can be built from Hugging Face's classes")
     if cfg.model.relative_position_scheme != "none" or cfg.model.token_types:
@@ -76,7 +94,8 @@ def train(cfg: DictConfig, out: Path) -> None:
                 loss = detection_step(objective, batch, meter)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(objective.parameters(), cfg.optimization.clip_norm)
+            if cfg.optimization.clip_norm > 0:
+                nn.utils.clip_grad_norm_(objective.parameters(), cfg.optimization.clip_norm)
             optimizer.step()
             schedule.step()
             records = []
@@ -140,6 +159,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.mlm_losses, self.rtd_losses, self.logits, self.replaced = [], [], [], []
+        self.squared_deviations = []  # from the mean of the batch, as rtd_logit_std of amos_fairseq
 
     def summary(self, num_layers: int) -> dict[str, float]:
         logits, replaced = np.concatenate(self.logits), np.concatenate(self.replaced)
@@ -149,7 +169,7 @@ class Meter:
             f"mlm_loss_{num_layers}": float(np.mean(self.mlm_losses)),
             "rtd_loss": loss,
             "rtd_auc": float(roc_auc_score(replaced, logits)),
-            "rtd_logit_std": float(logits.std()),
+            "rtd_logit_std": float(np.mean(self.squared_deviations)) ** 0.5,
             "rtd_loss_above_prior": loss + float(share * np.log(share) + (1 - share) * np.log(1 - share)),
         }
 
@@ -167,6 +187,7 @@ def detection_step(objective: HuggingFaceObjective, batch: dict[str, Tensor], me
     meter.mlm_losses.append(mlm_loss.item())
     meter.rtd_losses.append(rtd_loss.item())
     meter.logits.append(detected.detach().flatten().numpy())
+    meter.squared_deviations.append(meter.logits[-1].var())
     meter.replaced.append(replaced.flatten().numpy())
     return mlm_loss + objective.detection_weight * rtd_loss
 

@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--rows", help="names, separated by commas (default: all)")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time (default: 2)")
     arguments = parser.parse_intermixed_args()
+    if arguments.parallel < 1:
+        parser.error("--parallel must be 1 or more")
     study = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
     names = arguments.rows.split(",") if arguments.rows else list(study["rows"])
     try:
@@ -54,7 +56,8 @@ def main() -> None:
             failed = [name for name, job in zip(names, jobs, strict=True) if job.result()]
         write_text(arguments.out / "collapse.md", table(arguments.out, names))
         if failed:
-            raise UserError(f"{', '.join(failed)} ended with an error: see {arguments.out}/NAME/train.log")
+            logs = ", ".join(str(arguments.out / name / "train.log") for name in failed)
+            raise UserError(f"{', '.join(failed)} ended with an error: see {logs}")
     except UserError as error:
         parser.exit(1, f"sweep.py: error: {error}\n")
     print(f"wrote {arguments.out / 'collapse.md'}")
@@ -76,7 +79,8 @@ def settings_of(name: str, study: dict[str, Any]) -> tuple[str, list[str]]:
     """Return the recipe of a row and its settings, as on the command line of ``amos train``."""
     row = dict(study["rows"][name])
     recipe = row.pop("recipe", study["recipe"])
-    return recipe, [f"{key}={_as_text(value)}" for key, value in {**study["base"], **row}.items()]
+    settings = {**study["base"], **row}
+    return recipe, [f"{key}={_as_text(value)}" for key, value in settings.items() if value is not None]
 
 
 def _as_text(value: Any) -> str:
@@ -92,7 +96,7 @@ def table(out: Path, names: list[str]) -> str:
     for name in names:
         for record in (record for record in read_records(out / name) if record["split"] != "train"):
             losses = [value for key, value in record.items() if key.startswith("mlm_loss_")]
-            shown = [f"{losses[-1]:.2f}", *(_shown(record.get(key)) for key in COLUMNS)]
+            shown = [_shown(losses[-1]), *(_shown(record.get(key)) for key in COLUMNS)]
             lines.append(f"| {name} | {record['update']:,} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 

@@ -1,62 +1,72 @@
 """When equal logits count as a collapsed discriminator, and a run that ends because of it."""
 
 import math
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from interrupted_run import num_updates
 
-from amos_fairseq.compat.collapse import EqualLogits, is_count
-from amos_fairseq.errors import COLLAPSED
+from amos_fairseq.compat.collapse import STATE, load_count, save_count, watch_discriminator
+from amos_fairseq.errors import COLLAPSED, CollapsedError
 from amos_fairseq.metrics_file import read_records
 
 
-def count_of(aucs: list[float], logit_std: float = 0.0) -> EqualLogits:
-    seen = EqualLogits()
-    for auc in aucs:
-        seen = seen.after(auc, logit_std)
-    return seen
+def trainer_with(patience: int, is_master: bool = True) -> SimpleNamespace:
+    task = SimpleNamespace(cfg=SimpleNamespace(collapse_updates=patience))
+    trainer = SimpleNamespace(task=task, is_data_parallel_master=is_master, updates=0)
+    trainer.get_num_updates = lambda: trainer.updates
+    return trainer
 
 
-def noisy_aucs(mean: float, count: int = 400) -> list[float]:
-    """500 replaced and 3,500 original tokens: the standard error of an area is 0.014."""
-    draw = random.Random(2)
-    return [round(draw.gauss(mean, 0.014), 4) for _ in range(count)]
+def update(trainer: SimpleNamespace, logit_std: float, auc: float = 0.5) -> None:
+    trainer.updates += 1
+    watch_discriminator(lambda trainer: {"rtd_logit_std": logit_std, "rtd_auc": auc}, trainer)
+
+
+def test_one_warning_then_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning is not repeated at updates that say nothing, and updates before it do not count twice."""
+    trainer = trainer_with(3)
+    for logit_std, auc in [(0.0, 0.5), (0.0, 0.5), (0.02, 0.5), (0.0, 0.5), (0.009, 0.6), (0.0, 0.5), (0.0, math.nan)]:
+        update(trainer, logit_std, auc)
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "update 6: detection has given all tokens the same probability for 3 updates"
+    ]
+    update(trainer, 0.0)
+    update(trainer, 0.0)
+    with pytest.raises(CollapsedError, match=r"update 10: .* for 6 updates"):
+        update(trainer, 0.0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("logit_std", [0.011, math.nan])
+def test_other_logits_start_the_count_again(logit_std: float) -> None:
+    trainer = trainer_with(3)
+    for each in [0.0, 0.0, logit_std] * 5:
+        update(trainer, each)
+    assert trainer.equal_logit_updates == 0
+
+
+def test_only_the_first_rank_warns(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = trainer_with(1, is_master=False)
+    update(trainer, 0.0)
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(
-    ("aucs", "knows_nothing"),
-    [
-        ([0.5] * 50, True),
-        (noisy_aucs(0.5), True),
-        (noisy_aucs(0.51), False),
-        (noisy_aucs(0.49), False),
-        ([0.51] * 50, False),
-    ],
-    ids=["ties", "noise", "small logits in order", "in reverse order", "the same small order"],
+    ("saved", "updates", "reset", "expected"),
+    [(4, 9, False, 4), (4, 0, False, 0), (4, 9, True, 0)]
+    + [(other, 9, False, 0) for other in (None, -1, 1.5, "x", [4], True)],
 )
-def test_areas_within_their_noise(aucs: list[float], knows_nothing: bool) -> None:
-    seen = count_of(aucs)
-    assert seen.count == len(aucs)
-    assert seen.knows_nothing is knows_nothing
-
-
-def test_only_equal_logits_in_a_row_count() -> None:
-    assert count_of([0.5] * 9, logit_std=0.02).count == 0
-    assert count_of([0.5] * 9, logit_std=math.nan).count == 0
-    assert count_of([0.5] * 9).after(0.5, 0.3) == EqualLogits()
-    assert count_of([0.5] * 9).after(math.nan, 0.0) == count_of([0.5] * 9)
-
-
-@pytest.mark.parametrize(
-    "saved", [None, 3, [1, 2.0], [1, 2.0, 3.0, 4.0], [-1, 0.0, 0.0], [1.5, 0.0, 0.0], [1, "x", 0.0]]
-)
-def test_counts_of_strangers_are_ignored(saved: object) -> None:
-    assert not is_count(saved)
+def test_the_count_of_a_checkpoint(saved: object, updates: int, reset: bool, expected: int) -> None:
+    """It is continued where the run continues; what is no count, in a stranger's checkpoint, is ignored."""
+    trainer = trainer_with(3)
+    trainer.updates = updates
+    load_count(lambda cfg, trainer: ({STATE: saved}, None), SimpleNamespace(reset_meters=reset), trainer)
+    assert save_count(lambda trainer: {"extra_state": {}}, trainer) == {"extra_state": {STATE: expected}}
 
 
 @pytest.mark.slow
@@ -66,11 +76,11 @@ def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) 
     first = run_training(tmp_path, *dead, "--max-update", "4", "--save-interval-updates", "2")
     assert "same probability" not in first.stdout + first.stderr
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]["equal_logit_updates"]
-    assert saved[0] == 4
+    assert saved == 4
     ended = run_training(tmp_path, *dead, "--max-update", "30", check=False)  # counts on from 4
     assert ended.returncode == COLLAPSED, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if "error" in line]
-    assert re.match(r"amos_fairseq: error: update 12: detection .* for 12 updates \(AUC 0\.5", line), line
+    assert re.match(r"amos_fairseq: error: update 12: detection .* for 12 updates; ", line), line
     assert "docs/collapse.md" in line
     assert "update 6: detection has given all tokens the same probability for 6 updates" in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr

@@ -205,6 +205,10 @@ def test_a_first_stage_of_other_sizes_is_refused() -> None:
         ({"share_weights": "all"}, "equal size"),
         ({"share_weights": "all", "generator_layers": 1, **EQUAL_SIZES}, "equal size"),
         ({"share_weights": "all", "adversarial": True, **EQUAL_SIZES}, "train the discriminator to fail"),
+        (
+            {"share_weights": "all", "discriminator_lr_scale": 0.2, **EQUAL_SIZES},
+            "no layers of the discriminator alone",
+        ),
         ({"frozen_generator": True, "share_weights": "none"}, "equal size"),
         ({"frozen_generator": True, **EQUAL_SIZES}, "--share-weights none"),
         ({"second_stage_start": "random"}, "no meaning without --frozen-generator"),

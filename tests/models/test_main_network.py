@@ -1,11 +1,13 @@
 """Settings of the main network that keep a detector alive: the bias of its head, and a masked-token loss beside detection."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fairseq import metrics
+from saved_models import write_run
 from sklearn.decomposition import PCA
 from small_models import (
     AMOS_SETTINGS,
@@ -26,10 +28,12 @@ from small_models import (
 )
 from torch.nn.functional import cross_entropy
 
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.modules.heads import DetectionHead
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 DETECTORS = {
@@ -196,3 +200,28 @@ def test_spread_is_logged_at_validation_by_every_detector(model: torch.nn.Module
     assert SPREAD & got.keys() == (SPREAD if "rtd_loss" in got else set())
     assert all(math.isfinite(got[key]) for key in SPREAD & got.keys())
     assert not any(key.startswith("_state") for key in criterion.train()(model, batch)[2])
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_checkpoint_that_started_at_the_prior_is_read_again(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, name, detection_bias_at_prior=True)
+    saved = torch.load(run / "checkpoint_last.pt", weights_only=True)["model"]
+    (bias,) = [
+        value for key, value in load_checkpoint(run).model.state_dict().items() if key.endswith("head.output.bias")
+    ]
+    assert torch.equal(bias, saved["detection_head.output.bias"])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_prior_needs_both_classes(share: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        DetectionHead(4).start_at_prior(share)
+
+
+def test_eigenvalues_are_computed_once_for_each_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three values share them, and fairseq asks for all of them after each batch."""
+    calls = []
+    eigvalsh = torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda matrix: calls.append(matrix) or eigvalsh(matrix))
+    validated(small_electra(), electra_criterion(), small_batch((12, 7), seed=1), small_batch((12, 12, 5), seed=2))
+    assert len(calls) == 1

@@ -205,12 +205,12 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("deviation", "said"), [(0.009, True), (0.011, False)])
-def test_a_run_that_ends_with_equal_logits_has_collapsed(tmp_path, deviation, said):
+def test_a_run_that_ends_with_equal_logits_is_named(tmp_path, deviation, said):
     run = tmp_path / "run"
     run.mkdir()
     write_metrics(run, rtd_logit_std=deviation)
     page = report(tmp_path, run)
-    assert ("the same probability since update 10 (" in page.text) == said
+    assert ("since update 10 the logits of a batch have been equal" in page.text) == said
 
 
 def test_old_figures_are_removed_and_a_run_counts_once(tmp_path):
