@@ -28,6 +28,7 @@ MOST_DIGITS = 100
 LONGEST_NAME = 1000
 # Sizes, updates and counts beyond this are in no file that this package or Hugging Face writes.
 LARGEST_COUNT = 2**53
+_KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
 
 
 def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> bytes:
@@ -87,21 +88,21 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
 
 
 def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
-    """Return the content of a JSON text; ``hooks`` are further arguments of ``json.loads``.
+    """Return the content of a JSON text; ``hooks`` are arguments of ``json.loads``, after the checks here or instead of them.
 
     Raises:
         ValueError: it is not JSON, contains another ``kind`` of value, is nested too deeply, or contains a number that no
             float can represent; the reason continues the sentence "FILE ...".
     """
+    checks = {"parse_int": _integer, "parse_float": _float, "parse_constant": _float}
     try:
-        content = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_float, **hooks)
+        content = json.loads(text, **checks | hooks)
     except RecursionError:
         raise ValueError(f"is nested more than {DEEPEST} levels deep") from None
     except ValueError as error:
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(content, kind):
-        expected = {dict: "an object", list: "a list"}[kind]
-        raise ValueError(f"contains {reprlib.repr(content)}, not {expected}")
+        raise ValueError(f"contains {reprlib.repr(content)}, not {_KINDS[kind]}")
     collections.deque(values_in(content), maxlen=0)
     return content
 
@@ -141,6 +142,21 @@ def values_in(content: Any) -> Iterator[Any]:
             raise ValueError(f"has more than {MOST_VALUES:,} values")
         level = parts
     raise ValueError(f"is nested more than {DEEPEST} levels deep")
+
+
+def field(content: Any, name: str, kind: type) -> Any:
+    """Return ``content[name]``; raise ``ValueError`` unless ``content`` is a dictionary that has it, of type ``kind``."""
+    value = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {reprlib.repr(value)}, not {_KINDS[kind]}")
+    return value
+
+
+def text_in(value: Any) -> str:
+    """Return ``value``; raise ``ValueError`` unless it is a string that UTF-8 can represent."""
+    if not isinstance(value, str) or not is_unicode(value):
+        raise ValueError(f"{reprlib.repr(value)} is not a string of Unicode characters")
+    return value
 
 
 def finite_number(value: Any, low: float = -math.inf, high: float = math.inf) -> float:

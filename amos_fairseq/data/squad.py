@@ -24,7 +24,7 @@ from fairseq.data import Dictionary, FairseqDataset
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import read_json
+from amos_fairseq.strangers import LARGEST_COUNT, field, parse_json, plain_name, read_json, text_in, whole_number
 
 MANIFEST = "squad.json"
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
@@ -53,17 +53,32 @@ class Example(NamedTuple):
 
     @classmethod
     def from_json(cls, line: str) -> "Example":
-        content = json.loads(line)
+        content = parse_json(line)
         answers = (
-            AlignedAnswer(a["text"], a["start"], None if a["tokens"] is None else tuple(a["tokens"]))
-            for a in content["answers"]
+            AlignedAnswer(text_in(a["text"]), whole_number(a["start"], -LARGEST_COUNT), _token_range(a["tokens"]))
+            for a in field(content, "answers", list)
         )
-        return cls(content["id"], content["context"], tuple(answers), content["is_impossible"])
+        is_impossible = field(content, "is_impossible", bool)
+        return cls(text_in(content["id"]), whole_number(content["context"]), tuple(answers), is_impossible)
+
+    @property
+    def last_token(self) -> int:
+        """The last context token of all answers; -1 if no answer is aligned."""
+        return max((answer.tokens[1] for answer in self.answers if answer.tokens is not None), default=-1)
 
     @property
     def target(self) -> Optional[Tuple[int, int]]:
         """The training target: the tokens of the first aligned answer."""
         return next((answer.tokens for answer in self.answers if answer.tokens is not None), None)
+
+
+def _token_range(tokens: Any) -> Optional[Tuple[int, int]]:
+    if tokens is None:
+        return None
+    first, last = map(whole_number, tokens)
+    if first > last:
+        raise ValueError(f"the tokens {first} to {last} are none")
+    return first, last
 
 
 class SquadSplit:
@@ -81,8 +96,17 @@ class SquadSplit:
         self.questions, self.contexts, self.starts, self.ends = (
             open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
         )
-        if len(self.questions) != len(self.examples) or not len(self.contexts) == len(self.starts) == len(self.ends):
+        lengths = self.contexts.sizes
+        if len(self.questions) != len(self.examples) or not all(
+            np.array_equal(lengths, offsets.sizes) for offsets in (self.starts, self.ends)
+        ):
             raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
+        for example in self.examples:
+            if example.context >= len(lengths) or example.last_token >= lengths[example.context]:
+                raise UserError(
+                    f"{prefix}.examples.jsonl is damaged (the answers of {example.id!r:.60} are not in its context): "
+                    "prepare the data again"
+                )
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -90,7 +114,7 @@ class SquadSplit:
     @functools.cached_property
     def texts(self) -> List[str]:
         """The text of each paragraph."""
-        return _parsed(self.directory / f"{self.split}.contexts.jsonl", lambda line: str(json.loads(line)["text"]))
+        return _parsed(self.directory / f"{self.split}.contexts.jsonl", lambda line: text_in(parse_json(line)["text"]))
 
     def offsets(self, context: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
@@ -101,20 +125,29 @@ def read_manifest(directory: Path) -> Dict[str, Any]:
     """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
-    if manifest.keys() >= {"settings", "tokenizer_sha256", "splits"}:
-        return manifest
-    raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
+    try:
+        field(manifest, "settings", dict)
+        text_in(manifest["tokenizer_sha256"])
+        for split in field(manifest, "splits", dict).values():
+            for count in ("questions", "source_questions", "impossible"):
+                whole_number(split[count])
+        for source in field(manifest, "sources", dict).values():
+            plain_name(source["name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} was not written by prepare.sh: {_HINT}") from error
+    return manifest
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> List[Any]:
     """Return what ``parse`` makes of each line."""
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise UserError(f"{path} is missing, or no file: {_HINT}")
     try:
         with path.open(encoding="utf-8", newline="\n") as stream:
             return [parse(line) for line in stream]
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {_HINT}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}): prepare the data again") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = type(error).__name__ if isinstance(error, KeyError | TypeError) else error
+        raise UserError(f"{path} is damaged ({reason}): prepare the data again") from error
 
 
 class WindowLimits(NamedTuple):

@@ -9,6 +9,7 @@ SPLIT.words.jsonl                               the words of each sentence
 dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from amos_fairseq.data.seeding import EpochOrder
 from amos_fairseq.data.word_files import COLUMN_NAME
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json
+from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_text
 
 MANIFEST = "tagging.json"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
@@ -57,9 +58,9 @@ def are_labels(labels: Any) -> bool:
     """Return whether this is a list of different labels that fit on the lines of ``labels.txt``."""
     return (
         isinstance(labels, list)
-        and len(labels) == len(set(labels)) > 0
         and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n\0]", label) for label in labels)
         and all(map(is_unicode, labels))
+        and len(labels) == len(set(labels)) > 0
     )
 
 
@@ -72,23 +73,26 @@ def read_labels(directory: Path) -> list[str]:
     """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them.
 
     Raises:
-        UserError: the file is not UTF-8.
+        UserError: the file has something else than different labels.
     """
     path = directory / LABELS_FILE
-    try:
-        return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason}): give the labels with --labels, or remove it") from error
+    if not os.path.lexists(path):
+        return []
+    hint = "give the labels with --labels, or remove it"
+    labels = read_text(path, hint).split("\n")[:-1]
+    if labels and not are_labels(labels):
+        raise UserError(f"{path} does not have one label a line, each once: {hint}")
+    return labels
 
 
 def read_words(directory: Path, split: str) -> list[list[str]]:
     """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing or damaged."""
     path = directory / f"{split}.words.jsonl"
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise UserError(f"{path} is missing, or no file: {_HINT}")
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             sentences = [parse_json(line, list) for line in lines]
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {_HINT}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): prepare the data again") from error
     for number, words in enumerate(sentences, 1):

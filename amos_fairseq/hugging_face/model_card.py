@@ -1,7 +1,6 @@
 """The model card of an exported folder: the facts of the run, and how to use the class."""
 
 import html
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from amos_fairseq.checkpoints.write import import_source
 from amos_fairseq.data.tagging import read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import read_header
+from amos_fairseq.finetuning.glue.tasks import TASKS
 from amos_fairseq.hugging_face.parts import TASK_FILE, Part
 from amos_fairseq.hugging_face.weights import (
     AUTO_CLASSES,
@@ -26,6 +26,7 @@ from amos_fairseq.hugging_face.weights import (
     TOKEN_CLASSIFICATION,
 )
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
 from amos_fairseq.versions import version_of
 
@@ -337,11 +338,12 @@ def dataset_of(part: Part, directory: Path) -> tuple[str, str] | None:
     """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
     try:
         if part.kind == SEQUENCE_CLASSIFICATION:
-            return "glue", f"GLUE {json.loads((directory / TASK_FILE).read_text(encoding='utf-8'))['task']}"
+            task = read_json(directory / TASK_FILE, "prepare the data again")["task"]
+            return ("glue", f"GLUE {task}") if task in TASKS else None
         if part.kind == TOKEN_CLASSIFICATION:
             manifest = read_manifest(directory)
-            return "unknown", f"{manifest['column']} of {manifest['sources']['valid']['name']}"
-    except (OSError, UserError, ValueError, KeyError, TypeError):
+            return "unknown", f"{manifest['column']} of {plain_name(manifest['sources']['valid']['name'])}"
+    except (UserError, ValueError, KeyError, TypeError):
         pass
     return None
 

@@ -5,7 +5,6 @@ outputs with our own code, which the exported model is compared with.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.weight_names import Weights
-from amos_fairseq.data.tagging import read_labels
+from amos_fairseq.data.tagging import are_labels, read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import (
     DETECTION,
@@ -39,6 +38,7 @@ from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_last_layer
 from amos_fairseq.modules.heads import DenseDetectionHead, MlmHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
+from amos_fairseq.strangers import read_json
 
 TASK_FILE = "task.json"  # written by preprocess/glue
 
@@ -274,12 +274,10 @@ def labels_of_task(loaded: LoadedCheckpoint, num_classes: int) -> list[str]:
         labels = read_labels(loaded.file.parent)
         return labels if len(labels) == num_classes else numbered
     path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
-    if not path.is_file():
-        return numbered
-    try:
-        labels = json.loads(path.read_text(encoding="utf-8")).get("labels") or []
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{path} does not name the labels of the task: give them with --labels A,B,...") from error
+    hint = "it does not name the labels of the task, give them with --labels A,B,..."
+    labels = (read_json(path, hint, optional=True) or {}).get("labels") or []
+    if labels and not are_labels(labels):
+        raise UserError(f"{path} has no list of different labels: {hint}")
     return labels if len(labels) == num_classes else numbered
 
 

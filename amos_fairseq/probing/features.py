@@ -28,6 +28,7 @@ from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.preprocess.common.command import progress_bar, say
 from amos_fairseq.probing.targets import Example
+from amos_fairseq.strangers import read_json
 from amos_fairseq.tokenization.words import encode_words
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
@@ -198,7 +199,7 @@ def _read_features(
 ) -> dict[str, dict[Layer, Tensor]] | None:
     """Return the features in ``folder``; None if a file is missing, or is not the one whose checksum was stored beside it."""
     try:
-        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        checksums = read_json(folder / CHECKSUMS, "the features are computed again")
         features: dict[str, dict[Layer, Tensor]] = {}
         for split, encoded in splits.items():
             features[split] = {}
@@ -209,7 +210,7 @@ def _read_features(
                 features[split][layer] = array = _open(folder, split, layer)
                 if array.dim() != 2 or array.size(0) != encoded.num_pieces or array.dtype != torch.float32:
                     return None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (UserError, OSError, EOFError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return features
 

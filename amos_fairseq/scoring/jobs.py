@@ -15,7 +15,16 @@ from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.output import FORMATS, Row, UnfinishedRows, write_whole
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, ScoredLine, num_lines, read_texts
-from amos_fairseq.scoring.reranking import TextScore, Utterance, choose_lambda, error_rates, read_nbest, winners
+from amos_fairseq.scoring.reranking import (
+    NUM_MARKS,
+    TextScore,
+    Utterance,
+    choose_lambda,
+    error_rates,
+    read_nbest,
+    winners,
+)
+from amos_fairseq.strangers import finite_number, parse_json, whole_number
 
 STDIN = "-"
 
@@ -75,22 +84,34 @@ def rerank(scorer: LineScorer, nbest: Path, dev: Path | None, weight: float | No
     # Each distinct hypothesis once: the lists of one utterance share many, and dev may repeat them.
     texts = list(dict.fromkeys(h.text for utterance in utterances + dev_utterances for h in utterance.hypotheses))
 
-    def result(rows: Iterable[str]) -> str:
-        scores = {text: TextScore(*json.loads(row)) for text, row in zip(texts, rows, strict=True)}
+    def result(scored: Iterable[TextScore]) -> str:
+        scores = dict(zip(texts, scored, strict=True))
         name_too_long(scorer, {nbest: utterances} | ({} if dev is None else {dev: dev_utterances}), scores)
         return reranking_result(scores, utterances, dev_utterances, weight)
 
     if out is None:
-        print(result(itertools.chain.from_iterable(scored_rows(scorer, texts, text_score_row, len(texts)))))
+        rows = itertools.chain.from_iterable(scored_rows(scorer, texts, text_score_row, len(texts)))
+        print(result(map(read_text_score, rows)))
         return
     sources = [nbest] if dev is None else [nbest, dev]
     with UnfinishedRows(out, identity(scorer, sources, "text score")) as unfinished:
-        write_whole(out, [result(resumed_rows(scorer, texts, text_score_row, len(texts), unfinished))])
+        rows = resumed_rows(scorer, texts, text_score_row, len(texts), unfinished)
+        try:
+            scored = [read_text_score(row) for row in rows]
+        except ValueError as error:
+            raise unfinished.damaged() from error
+        write_whole(out, [result(scored)])
         unfinished.remove()
 
 
 def text_score_row(scored: ScoredLine) -> str:
     return json.dumps(TextScore(scored.pll, len(scored.line.tokens)))
+
+
+def read_text_score(row: str) -> TextScore:
+    """Read what :func:`text_score_row` wrote; raise ``ValueError`` if it is damaged."""
+    pll, num_tokens = parse_json(row, list)
+    return TextScore(None if pll is None else finite_number(pll), whole_number(num_tokens, NUM_MARKS))
 
 
 def name_too_long(scorer: LineScorer, lists: Mapping[Path, list[Utterance]], scores: Mapping[str, TextScore]) -> None:
@@ -173,6 +194,8 @@ def resumed_rows(
     """Score the texts that earlier runs have not scored; return all rows."""
     if unfinished.discarded_others:
         print(f"{unfinished.path} was of another text, checkpoint or format: starting from line 1", file=sys.stderr)
+    elif unfinished.num_rows > num_texts:
+        raise unfinished.damaged()
     elif unfinished.num_rows:
         print(f"{unfinished.path}: {unfinished.num_rows} of {num_texts} lines are already scored", file=sys.stderr)
     rest = itertools.islice(texts, unfinished.num_rows, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import no_links, whole_file
 from amos_fairseq.scoring.pseudo_likelihood import ScoredLine
 
 Row = Callable[[ScoredLine], str]
@@ -71,7 +71,7 @@ class UnfinishedRows:
         """Open the file at the end of its last complete row; a row cut short by a kill or a full disk is removed."""
         self.num_rows = 0
         if self.path.is_file():
-            file = self.path.open("r+b")
+            file = open(self.path, "r+b", opener=no_links)  # noqa: SIM115 - closed by __exit__
             if file.readline() == self._header:
                 end = len(self._header)
                 for row in file:
@@ -82,7 +82,8 @@ class UnfinishedRows:
                 return file
             file.close()
             self.discarded_others = True
-        file = self.path.open("w+b")
+        self.path.unlink(missing_ok=True)  # truncated, it could be a link to another file
+        file = self.path.open("x+b")
         file.write(self._header)
         return file
 
@@ -100,8 +101,14 @@ class UnfinishedRows:
         """Yield all rows, including those of earlier runs."""
         self._file.seek(len(self._header))
         for row in self._file:
-            yield row.decode("utf-8").removesuffix("\n")
+            try:
+                yield row.decode("utf-8").removesuffix("\n")
+            except UnicodeDecodeError as error:
+                raise self.damaged() from error
         self._file.seek(0, os.SEEK_END)
+
+    def damaged(self) -> UserError:
+        return UserError(f"{self.path} is damaged: remove it and repeat the command, which then starts from line 1")
 
     def __enter__(self) -> "UnfinishedRows":
         return self

@@ -22,8 +22,6 @@ A file of n-best lists holds the hypotheses of a recognizer or translator for ea
 ``score`` is f(x | s), the log-probability of the text, or any score that is larger for better texts.
 """
 
-import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +29,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import finite_number, parse_json, read_text, text_in
 
 LAMBDAS = tuple(step / 20 for step in range(1, 21))
 
+LARGEST_FILE_BYTES = 1 << 30  # 500 hypotheses for each utterance of LibriSpeech's test sets have a third of it
 NUM_MARKS = 2  # <s> and </s>, the tokens of an empty text
 
 
@@ -110,12 +110,12 @@ def read_nbest(path: Path) -> list[Utterance]:
         UserError: the file cannot be read or has another format, a list is empty, a score is not a number, or all
             references are empty, so that the error rate is undefined.
     """
+    text = read_text(path, "give a JSON file of n-best lists", LARGEST_FILE_BYTES)
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_unique_keys)
-    except OSError as error:
-        raise UserError(f"{path}: the n-best lists cannot be read ({error.strerror})") from error
-    except ValueError as error:  # from UTF-8, JSON or _unique_keys
-        raise UserError(f"{path}: not a JSON file of n-best lists ({error})") from error
+        # A score that is nan is refused with its place.
+        content = parse_json(text, object, object_pairs_hook=_unique_keys, parse_constant=float)
+    except ValueError as error:  # from JSON or _unique_keys
+        raise UserError(f"{path} {error}: give a JSON file of n-best lists") from error
     if not isinstance(content, dict) or not content:
         raise UserError(
             f'{path}: expected an object {{"id": {{"reference": ..., "hypotheses": [...]}}, ...}} of utterances'
@@ -130,24 +130,28 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse duplicate ids: the second list would silently replace the first."""
     key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 1)
     if count > 1:
-        raise ValueError(f"{key!r} occurs {count} times in one object")
+        raise ValueError(f"{key!r:.100} occurs {count} times in one object")
     return dict(pairs)
 
 
 def _utterance(path: Path, id_: str, entry: Any) -> Utterance:
-    reference = entry.get("reference") if isinstance(entry, dict) else None
-    if not isinstance(reference, str):
-        raise UserError(f"{path}: utterance {id_!r} needs a string 'reference'")
+    try:
+        text_in(id_)  # it is written with the result
+        reference = text_in(entry.get("reference") if isinstance(entry, dict) else None)
+    except ValueError as error:
+        raise UserError(f"{path}: utterance {id_!r:.100} needs a string 'reference' ({error})") from error
     entries = entry.get("hypotheses")
     if not isinstance(entries, list) or not entries:
-        raise UserError(f"{path}: utterance {id_!r} needs a list 'hypotheses' with at least one entry")
+        raise UserError(f"{path}: utterance {id_!r:.100} needs a list 'hypotheses' with at least one entry")
     hypotheses = []
     for number, each in enumerate(entries, start=1):
         text, score = (each.get("text"), each.get("score")) if isinstance(each, dict) else (None, None)
-        is_number = isinstance(score, (int, float)) and not isinstance(score, bool) and math.isfinite(score)
-        if not isinstance(text, str) or not is_number:
-            raise UserError(f"{path}: hypothesis {number} of {id_!r} needs a 'text' and a finite number 'score'")
-        hypotheses.append(Hypothesis(text, float(score), WordErrors.of(reference, text)))
+        try:
+            hypotheses.append(Hypothesis(text_in(text), finite_number(score), WordErrors.of(reference, text)))
+        except ValueError as error:
+            raise UserError(
+                f"{path}: hypothesis {number} of {id_!r:.100} needs a 'text' and a finite number 'score' ({error})"
+            ) from error
     return Utterance(id_, reference, hypotheses)
 
 

@@ -20,6 +20,7 @@ from amos_fairseq.preprocess.glue.encoding import encode_rows, start_encoding_pr
 from amos_fairseq.preprocess.glue.tables import Table, find_files, has_any_file, read_table
 from amos_fairseq.preprocess.glue.tasks import TASKS, GlueTask, is_test, parse_tasks
 from amos_fairseq.preprocess.glue.workspace import Workspace
+from amos_fairseq.strangers import field
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
@@ -165,10 +166,14 @@ def _is_finished(
     if any(record.get(name) != value for name, value in settings.describe().items()):
         return False
     present = files_sha256(work.out / task.name)
-    if any(present.get(name) != sha256 for name, sha256 in record.get("sha256", {}).items()):
-        return False
-    known = {split: facts["sha256"] for split, facts in record["splits"].items()}
-    if known.keys() != sources.keys() or record["files"] != _sizes(work.out / task.name):
+    hashes = {"sha256": {}} | record  # records of an earlier version have none
+    try:
+        if any(present.get(name) != sha256 for name, sha256 in field(hashes, "sha256", dict).items()):
+            return False
+        known = {split: facts["sha256"] for split, facts in field(record, "splits", dict).items()}
+    except (ValueError, KeyError, TypeError):
+        return False  # the record is damaged
+    if known.keys() != sources.keys() or record.get("files") != _sizes(work.out / task.name):
         return False
     return all(file_sha256(path) == known[split] for split, path in sources.items())
 

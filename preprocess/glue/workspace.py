@@ -10,6 +10,7 @@ from typing import Any, Dict, Optional
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.preprocess.common.processes import take_lock
+from amos_fairseq.strangers import read_json
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
@@ -68,13 +69,11 @@ class Workspace:
         directory = self.out / task
         if not directory.exists():
             return None
-        try:
-            record = json.loads((directory / TASK_FILE).read_text(encoding="utf-8"))
-            if record["task"] == task:
-                return record
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        raise UserError(f"{directory} was not written by prepare.sh: give another OUT, or remove it")
+        hint = f"{directory} was not written by prepare.sh; give another OUT, or remove it"
+        record = read_json(directory / TASK_FILE, hint)
+        if record.get("task") == task:
+            return record
+        raise UserError(f"{directory / TASK_FILE} is not of {task}: {hint}")
 
     def publish(self, task: str, record: Dict[str, Any]) -> None:
         """Replace an earlier version of the task by the finished one; the tokenizer is published before the first task."""

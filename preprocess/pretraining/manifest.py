@@ -1,6 +1,6 @@
 """``corpus.json``: the inputs, settings and content of a finished corpus."""
 
-import json
+import reprlib
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +11,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.pretraining.encoding import Counts
 from amos_fairseq.preprocess.pretraining.splitting import Split
 from amos_fairseq.preprocess.pretraining.workspace import MANIFEST
+from amos_fairseq.strangers import field, read_json, text_in, whole_number
 from amos_fairseq.tokenization import Tokenizer
 from amos_fairseq.versions import version_of
 
@@ -71,8 +72,8 @@ def is_finished(out: Path, settings: Dict[str, Any], inputs: List[Path]) -> bool
     if different:
         name = different[0]
         raise UserError(
-            f"{out} contains a finished corpus with {name} = {earlier.get(name)}, not {settings[name]}: give another "
-            "--out, or remove it"
+            f"{out} contains a finished corpus with {name} = {reprlib.repr(earlier.get(name))}, not {settings[name]!r}: give "
+            "another --out, or remove it"
         )
     _compare_inputs(out, inputs, records)
     shutil.rmtree(out / ".prepare", ignore_errors=True)  # left by a run that was killed in its last step
@@ -82,13 +83,17 @@ def is_finished(out: Path, settings: Dict[str, Any], inputs: List[Path]) -> bool
 def read_manifest(out: Path) -> Dict[str, Any]:
     """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
     path = out / MANIFEST
+    manifest = read_json(path, "it was not written by prepare.sh; give another --out")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest.keys() >= {"task_data", "settings", "inputs", "shards"}:
-            return manifest
-    except (ValueError, AttributeError):
-        pass
-    raise UserError(f"{path} was not written by prepare.sh: give another --out")
+        text_in(manifest["task_data"])
+        field(manifest, "settings", dict)
+        field(manifest, "shards", list)
+        for record in field(manifest, "inputs", list):
+            whole_number(record["bytes"])
+            text_in(record["sha256"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} was not written by prepare.sh: give another --out") from error
+    return manifest
 
 
 def _compare_inputs(out: Path, inputs: List[Path], records: List[Dict[str, Any]]) -> None:

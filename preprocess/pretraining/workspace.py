@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -12,10 +13,13 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.preprocess.pretraining.splitting import Piece, Split
+from amos_fairseq.strangers import field, finite_number, read_json, whole_number
 
 MANIFEST = "corpus.json"
 _COUNTS = "counts.json"
 _HIDDEN = ".prepare"
+_PIECE_NAME = re.compile(r"(\d{5,}|valid|sample)\.txt")
+_REPEAT = "what is unfinished was removed, repeat the command"
 
 
 class Workspace:
@@ -90,16 +94,28 @@ class Workspace:
         path = self.text / "split.json"
         if not path.is_file():
             return None
-        record = json.loads(path.read_text(encoding="utf-8"))
-        pieces = [Piece(**piece) for piece in record["pieces"]]
-        return Split(record["inputs"], pieces, Piece(**record["valid"]), Piece(**record["sample"]))
+        record = read_json(path, _REPEAT)
+        try:
+            pieces = [_piece(piece) for piece in field(record, "pieces", list)]
+            return Split(field(record, "inputs", list), pieces, _piece(record["valid"]), _piece(record["sample"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged: {_REPEAT}") from error
 
     def save_counts(self, directory: Path, counts: Dict[str, Any]) -> None:
         write_json(directory / _COUNTS, counts)
 
     def load_counts(self, number: int) -> Optional[Dict[str, Any]]:
         path = self.shard(number) / _COUNTS
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        counts = read_json(path, _REPEAT, optional=True)
+        if counts is None:
+            return None
+        try:
+            for part in ("train", "valid") if number == 0 else ("train",):
+                for count in field(counts, part, dict).values():
+                    finite_number(count)
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}): {_REPEAT}") from error
+        return counts
 
     def publish(self, shards: int, manifest: Dict[str, Any]) -> None:
         """Move the finished parts into ``out``, the manifest last; the next run completes an interrupted move."""
@@ -115,7 +131,10 @@ class Workspace:
         path = self.root / MANIFEST
         if not path.is_file():
             return False
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        hint = f"remove {self.out} and repeat the command"
+        manifest = read_json(path, hint)
+        if not isinstance(manifest.get("shards"), list):
+            raise UserError(f"{path} is damaged: {hint}")
         self.publish(len(manifest["shards"]), manifest)
         return True
 
@@ -130,7 +149,8 @@ class Workspace:
 
     def _claim(self) -> None:
         path = self.root / "identity.json"
-        if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != self._identity:
+        identity = read_json(path, f"remove {self.root} and repeat the command", optional=True)
+        if identity not in (None, self._identity):
             raise UserError(
                 f"{self.out} contains an unfinished corpus of other inputs or settings: repeat the command that started it, "
                 f"or remove {self.root}"
@@ -141,6 +161,14 @@ class Workspace:
         for path in self.root.glob("*.unfinished"):
             # After Ctrl-C an ending process may still write there; the next run removes the rest.
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _piece(record: Any) -> Piece:
+    """Return a piece; raise ``ValueError``, ``KeyError`` or ``TypeError`` if it is damaged. The file that it names is removed
+    once it is encoded, so it must be one of the workspace."""
+    if not _PIECE_NAME.fullmatch(field(record, "name", str)):
+        raise ValueError(f"{record['name']!r:.60} is not the name of a piece")
+    return Piece(record["name"], *(whole_number(record[count]) for count in ("documents", "paragraphs", "bytes")))
 
 
 def write_json(path: Path, content: Any) -> None:

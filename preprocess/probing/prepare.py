@@ -18,6 +18,7 @@ from amos_fairseq.files import whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
 from amos_fairseq.preprocess.common.command import ending_in_one_line, say
 from amos_fairseq.preprocess.common.reading import InputFile
+from amos_fairseq.strangers import read_json
 
 MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
@@ -234,11 +235,8 @@ def _described(counts: dict[str, Any]) -> str:
 def _is_finished(out: Path, sources: list[dict[str, str]]) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
-    try:
-        found = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"OUT {out} exists and is not what prepare.sh wrote: give another directory") from None
-    if found != sources:
+    hint = f"OUT {out} is not what prepare.sh wrote; give another directory"
+    if read_json(out / MANIFEST, hint).get("sources") != sources:
         raise UserError(f"{out} was made from other files: give another OUT, or remove it")
     return True
 

@@ -295,6 +295,38 @@ def test_rows_of_another_text_are_not_continued(run, long_text, tmp_path, capsys
     assert len(table(out.read_text(encoding="utf-8"))) == 2
 
 
+@pytest.mark.parametrize("rows", ["null", "[1]", '["x", 5]', "[-1.5, 1e999]", "[-1.5, 4]\n" * 2, "\udcff", "[" * 10**5])
+def test_damaged_rows_are_not_continued(run, tmp_path, capsys, monkeypatch, rows):
+    nbest, out = tmp_path / "nbest.json", tmp_path / "out.json"
+    nbest.write_text('{"u": {"reference": "the fox", "hypotheses": [{"text": "the fox", "score": 0}]}}')
+    command = ["score", str(run), "--rerank", str(nbest), "--lambda", "1", "--out", str(out)]
+    monkeypatch.setattr("amos_fairseq.scoring.jobs.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    main(command)
+    monkeypatch.undo()
+    unfinished = tmp_path / "out.json.unfinished"
+    identity = unfinished.read_bytes().splitlines(keepends=True)[0]
+    unfinished.write_bytes(identity + rows.encode(errors="surrogateescape") + b"\n")
+    assert "out.json.unfinished is damaged: remove it and repeat the command" in error_line(
+        capsys, main, *command, reports_progress=True
+    )
+    assert not out.exists()
+    unfinished.unlink()
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_unfinished_rows_are_not_written_through_a_link(run, long_text, tmp_path, capsys, link):
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    link(precious, tmp_path / "scores.tsv.unfinished")
+    command = ["score", str(run), str(long_text), "--out", str(tmp_path / "scores.tsv")]
+    if link is os.symlink:
+        assert "scores.tsv.unfinished is a link" in error_line(capsys, main, *command)
+    else:
+        assert main(command) == 0
+    assert precious.read_text() == "precious\n"
+
+
 def test_no_more_lines_are_read_than_a_window_needs(run):
     """At most 32 batches or 4,096 lines, so that memory does not grow with the file."""
     taken = 0

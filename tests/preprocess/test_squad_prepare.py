@@ -84,8 +84,25 @@ def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
     assert len(SquadSplit(copy, "valid")) == len(SquadSplit(data, "valid"))
     (copy / "squad.json").unlink()
     (copy / "valid.examples.jsonl").write_text('{"id": 5}\n')
-    with pytest.raises(UserError, match=r"examples\.jsonl is damaged \(KeyError\): prepare the data again"):
+    with pytest.raises(
+        UserError, match=r"examples\.jsonl is damaged \(answers is None, not a list\): prepare the data again"
+    ):
         SquadSplit(copy, "valid")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("context", 10**6), ("tokens", [0, 10**6]), ("tokens", [1, 0]), ("tokens", [-1, 0])]
+)
+def test_answers_outside_of_their_context_are_refused(data, tmp_path, field, value):
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    (copy / "squad.json").unlink()  # the hashes
+    examples = [json.loads(line) for line in (copy / "train.examples.jsonl").read_text().splitlines()]
+    example = next(example for example in examples if example["answers"])
+    (example if field == "context" else example["answers"][0])[field] = value
+    (copy / "train.examples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in examples))
+    with pytest.raises(UserError, match=r"train\.examples\.jsonl is damaged \(.*\): prepare the data again"):
+        SquadSplit(copy, "train")
 
 
 def test_file_names_and_dtype(data):
@@ -212,7 +229,7 @@ FIRST = ["data", 0, "paragraphs", 0]
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "data must be a list, it is missing"),
+        ([], "contains [], not an object"),
         ({"version": "v2.0"}, "data must be a list, it is missing"),
         (change(["data", 0, "paragraphs"], {"a": 1}), 'data[0].paragraphs must be a list, it is {"a": 1}'),
         (change([*FIRST, "context"], None), "data[0].paragraphs[0].context must be a string, it is missing"),

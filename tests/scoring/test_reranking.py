@@ -103,10 +103,10 @@ def test_oracle_above_zero(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"nbest.json: the n-best lists cannot be read \(No such file"),
+        (None, r"nbest.json is missing: give a JSON file of n-best lists"),
         ("[]", "expected an object"),
         ("{}", "expected an object"),
-        ("{", "not a JSON file of n-best lists"),
+        ("{", "is not JSON .*: give a JSON file of n-best lists"),
         ({"u": {"hypotheses": []}}, "utterance 'u' needs a string 'reference'"),
         ({"u": "a b"}, "utterance 'u' needs a string 'reference'"),
         (

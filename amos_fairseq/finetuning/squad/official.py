@@ -6,7 +6,6 @@ removed it in version 5.19 or 5.20 (a test compares them).
 """
 
 import json
-import math
 import re
 import string
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.common.reading import InputFile
+from amos_fairseq.strangers import finite_number, is_unicode, parse_json
 
 LARGEST_FILE_BYTES = 1 << 30  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -74,38 +74,36 @@ def read_squad(path: Path) -> SquadFile:
     content = _Node(path, "", _read_json(path))
     paragraphs = []
     for article in content.items("data"):
-        title = str(article.value.get("title", "")) if isinstance(article.value, dict) else ""
         for node in article.items("paragraphs"):
             context = node.text("context")
-            paragraphs.append(Paragraph(title, context, tuple(_question(each) for each in node.items("qas"))))
-    version = content.value.get("version", "")
-    data = SquadFile(path, version if isinstance(version, str) else "", tuple(paragraphs))
+            questions = tuple(_question(each) for each in node.items("qas"))
+            paragraphs.append(Paragraph(article.optional_text("title"), context, questions))
+    data = SquadFile(path, content.optional_text("version"), tuple(paragraphs))
     _check_ids(data)
     return data
 
 
 def read_predictions(path: Path) -> dict[str, str]:
     """Read ``{question id: answer}``, the official format of predictions; raise :class:`UserError` for anything else."""
-    content = _read_json(path)
-    if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
-        raise UserError(f"{path} holds no predictions: expected one JSON object of question ids and answer texts")
+    hint = "it holds no predictions, expected one JSON object of question ids and answer texts"
+    content = _read_json(path, hint)
+    if not all(isinstance(text, str) for text in content.values()):
+        raise UserError(f"{path} has values that are no texts: {hint}")
     return content
 
 
 def read_null_odds(path: Path) -> dict[str, float]:
     """Read ``{question id: odds}``, where a higher value means that no answer is more likely; raise :class:`UserError`
     for anything else."""
-    content = _read_json(path)
-    if isinstance(content, dict) and all(
-        isinstance(odds, (int, float)) and not isinstance(odds, bool) and math.isfinite(odds)
-        for odds in content.values()
-    ):
-        return {name: float(odds) for name, odds in content.items()}
-    raise UserError(f"{path} holds no null odds: expected one JSON object of question ids and numbers")
+    hint = "it holds no null odds, expected one JSON object of question ids and numbers"
+    try:
+        return {name: finite_number(odds) for name, odds in _read_json(path, hint).items()}
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: {hint}") from error
 
 
-def _read_json(path: Path) -> Any:
-    """Read a JSON file, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
+def _read_json(path: Path, hint: str = "give an official file of SQuAD") -> dict[str, Any]:
+    """Read a JSON file of one object, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -113,9 +111,11 @@ def _read_json(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
-        return json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}): give an official file of SQuAD") from error
+        return parse_json(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}): {hint}") from error
+    except ValueError as error:
+        raise UserError(f"{path} {error}: {hint}") from error
 
 
 class _Node:
@@ -128,12 +128,20 @@ class _Node:
         found = self.value.get(name) if isinstance(self.value, dict) else None
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
             where = f"{self.name}.{name}" if self.name else name
-            shown = "missing" if found is None else json.dumps(found, ensure_ascii=False)[:60]
+            shown = "missing" if found is None else json.dumps(found)[:60]
             raise UserError(f"{self.path} does not have SQuAD's layout: {where} must be {expected}, it is {shown}")
         return found
 
     def text(self, name: str) -> str:
-        return self.field(name, str, "a string")
+        text = self.field(name, str, "a string")
+        if not is_unicode(text):
+            raise UserError(f"{self.path}: {self.name}.{name} has half of a surrogate pair: remove the character")
+        return text
+
+    def optional_text(self, name: str) -> str:
+        """Return a text that nothing depends on; an empty one if the file has another value."""
+        text = self.value.get(name)
+        return text if isinstance(text, str) and is_unicode(text) else ""
 
     def items(self, name: str) -> list["_Node"]:
         prefix = f"{self.name}." if self.name else ""

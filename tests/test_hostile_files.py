@@ -1,0 +1,197 @@
+"""Readers of files that a stranger may have written, each with some 200 damaged files: read, or refused in one line."""
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amos_fairseq.data.squad import Example, _parsed, read_manifest
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue.tasks import TASKS as SCORED_TASKS
+from amos_fairseq.finetuning.squad.official import read_null_odds, read_predictions, read_squad
+from amos_fairseq.hugging_face import model_card
+from amos_fairseq.hugging_face.parts import label_settings
+from amos_fairseq.preprocess.glue import prepare as prepare_glue
+from amos_fairseq.preprocess.glue.tasks import TASKS
+from amos_fairseq.preprocess.glue.workspace import Workspace as GlueWorkspace
+from amos_fairseq.preprocess.pretraining.manifest import is_finished
+from amos_fairseq.preprocess.pretraining.workspace import Workspace
+from amos_fairseq.preprocess.probing import prepare as prepare_probing
+from amos_fairseq.scoring.reranking import read_nbest
+
+TEXTS = (
+    *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", "9" * 400, "9" * 5000, '"\\ud800"'),
+    *("[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5),
+)  # fmt: skip
+# As they are spelled in a file: json.dumps refuses an integer of 5,000 digits.
+VALUES = (
+    *("null", "5", "-1", "true", "1e308", "1e400", "NaN", "-Infinity", "9" * 19, "9" * 400, "9" * 5000, "[]", "[5]", "{}"),
+    *('"x"', '""', '"\\ud800"', '"a\\u0000b"', '"a\\nb"', '"../../x"', '"/etc/passwd"', json.dumps("x" * 5000)),
+)  # fmt: skip
+
+QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"text": "a", "answer_start": 0}]}
+SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}
+NBEST = {"u": {"reference": "a b", "hypotheses": [{"text": "a", "score": -1.5}, {"text": "a b", "score": -2}]}}
+ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
+EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
+COUNTS = {"questions": 1, "source_questions": 1, "impossible": 0}
+SQUAD_MANIFEST = {
+    "settings": {"seed": 1}, "tokenizer_sha256": "x", "splits": {"train": COUNTS},
+    "sources": {"train": {"name": "x", "sha256": "x"}},
+}  # fmt: skip
+CORPUS = {
+    "task_data": "x", "settings": {"seed": 1}, "inputs": [{"bytes": 2, "sha256": "x"}], "shards": [{"directory": "."}],
+}  # fmt: skip
+PIECE = {"name": "00000.txt", "documents": 1, "paragraphs": 1, "bytes": 2}
+SPLIT = {"inputs": [{}], "pieces": [PIECE], "valid": PIECE | {"name": "valid.txt"}, "sample": PIECE}
+IDENTITY = {"settings": {"seed": 1}}
+GLUE_TASK = {
+    "task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None,
+    "splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {},
+}  # fmt: skip
+LABELS = {"task": "RTE", "labels": ["a", "b"]}
+
+
+def glue_is_finished(path: Path) -> bool:
+    workspace = GlueWorkspace(path.parents[1], SimpleNamespace(sha256="x"))
+    settings = prepare_glue.Settings(None, 1)
+    return prepare_glue._is_finished(workspace, TASKS["RTE"], {}, SimpleNamespace(sha256="x"), settings)
+
+
+def labels(path: Path, head: str | None = None) -> list[str]:
+    task, model = {"data": str(path.parent)}, SimpleNamespace(tagging_head=head)
+    loaded = SimpleNamespace(model=model, task=task, file=path.parent / "checkpoint_last.pt")
+    names = list(label_settings(loaded, 2, None)["id2label"].values())
+    assert all(isinstance(name, str) and name.encode() for name in names)
+    return names
+
+
+def name_in_card(path: Path) -> None:
+    found = model_card.dataset_of(SimpleNamespace(kind=model_card.SEQUENCE_CLASSIFICATION), path.parent)
+    assert found is None or found[1].removeprefix("GLUE ") in SCORED_TASKS
+
+
+def workspace(path: Path) -> Workspace:
+    return Workspace(path.parents[2], IDENTITY)
+
+
+def claim(path: Path) -> None:
+    Workspace(path.parents[1], IDENTITY)._claim()
+    assert json.loads(path.read_text()) == IDENTITY
+
+
+def continue_publishing(path: Path) -> None:
+    unfinished = workspace(path / "x")
+    unfinished.publish = lambda shards, manifest: None
+    unfinished.continue_publishing()
+
+
+READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
+    "SQuAD": ("dev.json", SQUAD, read_squad),
+    "predictions": ("predictions.json", {"q": "a"}, read_predictions),
+    "null odds": ("odds.json", {"q": 1.5}, read_null_odds),
+    "n-best lists": ("nbest.json", NBEST, read_nbest),
+    "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: _parsed(path, Example.from_json)),
+    "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_manifest(path.parent)),
+    "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished(path.parent, {"seed": 1}, [])),
+    "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
+    "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),
+    "counts of a shard": (
+        ".prepare/shard0/counts.json", {"train": {"words": 1}, "valid": {"words": 1}},
+        lambda path: workspace(path).load_counts(0),
+    ),
+    "corpus.json that is moved": (".prepare/corpus.json", CORPUS, continue_publishing),
+    "task.json": ("RTE/task.json", GLUE_TASK, glue_is_finished),
+    "probing.json": ("probing.json", {"sources": []}, lambda path: prepare_probing._is_finished(path.parent, [])),
+    "labels of task.json": ("task.json", LABELS, labels),
+    "labels.txt": ("labels.txt", None, lambda path: labels(path, "a head")),
+    "task in a model card": ("task.json", LABELS, name_in_card),
+}  # fmt: skip
+
+
+def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of every value in nested containers."""
+    parts = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for name, part in parts:
+        yield (*place, name)
+        yield from places(part, (*place, name))
+
+
+def damaged(content: Any) -> Iterator[str]:
+    """Yield the text of ``content`` with each of its values removed, and replaced by each of ``VALUES``."""
+    for *place, name in places(content):
+        changed = copy.deepcopy(content)
+        container = changed
+        for part in place:
+            container = container[part]
+        container[name] = "<here>"
+        for value in VALUES:
+            yield json.dumps(changed).replace('"<here>"', value)
+        del container[name]
+        yield json.dumps(changed)
+
+
+def outcome(read: Callable[[Path], Any], path: Path) -> str:
+    """Return what is wrong with the way in which a file was read or refused."""
+    try:
+        read(path)
+    except UserError as error:
+        message = str(error).replace(str(path.parent), "")
+        return "" if "\n" not in message and len(message) < 500 else f"message: {message[:500]}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return ""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_files_are_read_or_refused(name, tmp_path):
+    file_name, content, read = READERS[name]
+    path = tmp_path / "out" / file_name
+    path.parent.mkdir(parents=True)
+    path.write_text("a\nb\n" if content is None else json.dumps(content))
+    if name not in ("corpus.json", "task.json"):  # of other inputs
+        read(path)
+    wrong = {}
+    for text in (*TEXTS, *damaged(content)):
+        path.write_text(text)
+        wrong[text[:200]] = outcome(read, path)
+    path.write_bytes(b"\xff\xfe{")
+    wrong["not UTF-8"] = outcome(read, path)
+    path.unlink()
+    path.mkdir()
+    wrong["a folder"] = outcome(read, path)
+    path.rmdir()
+    path.symlink_to(path.name)
+    wrong["a circle of links"] = outcome(read, path)
+    path.unlink()
+    os.mkfifo(path)
+    wrong["a pipe"] = outcome(read, path)
+    assert {text: what for text, what in wrong.items() if what} == {}
+    shutil.rmtree(tmp_path)
+
+
+def test_a_workspace_names_no_files_elsewhere(tmp_path):
+    """Pieces are removed once they are encoded."""
+    path = tmp_path / ".prepare" / "text" / "split.json"
+    path.parent.mkdir(parents=True)
+    for name in ("../../elsewhere.txt", "/etc/passwd", "split.json", "valid.txt/..", "00000.txt\n"):
+        path.write_text(json.dumps(SPLIT | {"pieces": [PIECE | {"name": name}]}))
+        with pytest.raises(UserError, match=r"split\.json is damaged: what is unfinished was removed"):
+            workspace(path).load_split()
+
+
+def test_half_surrogates_are_refused_where_they_would_be_written(tmp_path):
+    for name, read, content in (
+        ("dev.json", read_squad, json.loads(json.dumps(SQUAD).replace('"w"', '"\\ud800"'))),
+        ("nbest.json", read_nbest, {"\ud800": NBEST["u"]}),
+        ("nbest.json", read_nbest, {"u": NBEST["u"] | {"reference": "a \udfff"}}),
+    ):
+        (tmp_path / name).write_text(json.dumps(content))
+        with pytest.raises(UserError, match=r"surrogate|Unicode"):
+            read(tmp_path / name)
