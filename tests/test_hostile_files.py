@@ -13,6 +13,7 @@ import pytest
 
 from amos_fairseq.data.squad import Example, _parsed, read_manifest
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.tasks import TASKS as SCORED_TASKS
 from amos_fairseq.finetuning.squad.official import read_null_odds, read_predictions, read_squad
 from amos_fairseq.hugging_face import model_card
@@ -42,8 +43,8 @@ ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
 EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
 COUNTS = {"questions": 1, "source_questions": 1, "impossible": 0}
 SQUAD_MANIFEST = {
-    "settings": {"seed": 1}, "tokenizer_sha256": "x", "splits": {"train": COUNTS},
-    "sources": {"train": {"name": "x", "sha256": "x"}},
+    "settings": {"seed": 1}, "tokenizer_sha256": "x", "splits": {"train": COUNTS, "valid": COUNTS},
+    "sources": {split: {"name": "x", "sha256": "x"} for split in ("train", "valid")},
 }  # fmt: skip
 CORPUS = {
     "task_data": "x", "settings": {"seed": 1}, "inputs": [{"bytes": 2, "sha256": "x"}], "shards": [{"directory": "."}],
@@ -55,6 +56,10 @@ GLUE_TASK = {
     "task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None,
     "splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {},
 }  # fmt: skip
+PREPARED_GLUE = GLUE_TASK | {
+    "kind": "classification", "labels": ["a", "b"], "num_classes": 2, "notes": ["note"],
+    "splits": {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")},
+}  # fmt: skip
 LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 
@@ -62,6 +67,12 @@ def glue_is_finished(path: Path) -> bool:
     workspace = GlueWorkspace(path.parents[1], SimpleNamespace(sha256="x"))
     settings = prepare_glue.Settings(None, 1)
     return prepare_glue._is_finished(workspace, TASKS["RTE"], {}, SimpleNamespace(sha256="x"), settings)
+
+
+def notes_of_glue(path: Path) -> list[str]:
+    notes = list(read_glue_data(path.parents[1], "RTE").notes())
+    assert all(note.encode() for note in notes)
+    return notes
 
 
 def labels(path: Path, head: str | None = None) -> list[str]:
@@ -108,6 +119,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     ),
     "corpus.json that is moved": (".prepare/corpus.json", CORPUS, continue_publishing),
     "task.json": ("RTE/task.json", GLUE_TASK, glue_is_finished),
+    "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, lambda path: prepare_probing._is_finished(path.parent, [])),
     "labels of task.json": ("task.json", LABELS, labels),
     "labels.txt": ("labels.txt", None, lambda path: labels(path, "a head")),

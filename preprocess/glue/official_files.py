@@ -16,6 +16,7 @@ from typing import Callable, Dict, Optional, Tuple
 
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import no_links
 
 BASE_URL = "https://dl.fbaipublicfiles.com"
 
@@ -65,6 +66,7 @@ REMOTE_FILES: Dict[str, Tuple[RemoteFile, ...]] = {
     "AX": _archive("AX.tsv", 222_257, "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),
 }
 
+LARGEST_BYTES = 1 << 30  # three times the largest file
 TRIES = 5
 _TIMEOUT_SECONDS = 60
 _READ_BYTES = 1 << 18
@@ -157,13 +159,18 @@ def _continue(url: str, part: Path, on_size: Callable[[int], object]) -> bool:
         if answer.status != _PARTIAL_CONTENT:
             have = 0  # the server sends the whole file
         length = answer.headers.get("Content-Length")
-        with open(part, "ab" if have else "wb") as stream:
+        with open(part, "ab" if have else "wb", opener=no_links) as stream:
             size = have
             on_size(size)
             while chunk := answer.read(_READ_BYTES):
-                stream.write(chunk)
                 size += len(chunk)
+                if size > LARGEST_BYTES:
+                    break
+                stream.write(chunk)
                 on_size(size)
+    if size > LARGEST_BYTES:
+        part.unlink()
+        raise UserError(f"{url} has more than {LARGEST_BYTES >> 20:,} MiB: this is not an official file; {_ADVICE}")
     if length is not None and size - have < int(length):
         raise _Incomplete(f"the connection ended after {size} bytes")
     return have == 0

@@ -9,9 +9,13 @@ from typing import Dict, Iterable, List, Set, Tuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.common.reading import InputFile
+from amos_fairseq.strangers import plain_name
 
-# Ten times the largest official table, MNLI's training set.
-LARGEST_FILE_BYTES = 1 << 30
+# Ten times the tables of the largest official archive, that of MNLI.
+LARGEST_BYTES = 1 << 30
+# zipfile decompresses the others without a limit on memory, and official archives have only these.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+LONGEST_NAME = 200  # file systems have a limit of 255 bytes
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 _MRPC_HEADER = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 _MRPC_TEST_HEADER = ("index", *_MRPC_HEADER[1:])
@@ -31,9 +35,11 @@ def extract_tables(archive: Path, folder: str, names: List[str], directory: Path
             missing = [name for name in names if name not in entries]
             if missing:
                 raise UserError(f"{archive.name} contains no {folder}/{missing[0]}: is it the archive of {folder}?")
-            for name, entry in entries.items():
-                if name in names or name.lower().endswith(".txt"):
-                    _extract(archive, file, entry, directory / name)
+            wanted = {name: entry for name, entry in entries.items() if name in names or name.lower().endswith(".txt")}
+            _check(archive, list(wanted.values()))
+            for name, entry in wanted.items():
+                with file.open(entry) as source, open(directory / name, "wb") as stream:
+                    shutil.copyfileobj(source, stream)  # at most the stated size; the end checks size and CRC
     except _BROKEN as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk, not of the archive
@@ -50,7 +56,7 @@ def _entries(archive: Path, file: zipfile.ZipFile, folder: str) -> Dict[str, zip
         is_link = stat.S_ISLNK(entry.external_attr >> 16)
         if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or ":" in entry.filename or is_link:
             raise UserError(
-                f"{archive.name}: its entry {entry.filename!r} leads out of the archive, so nothing is extracted: this is "
+                f"{archive.name}: its entry {entry.filename!r:.200} leads out of the archive, so nothing is extracted: this is "
                 "not an official file, download it from elsewhere"
             )
         if path.parts[:-1] == (folder,) and not entry.is_dir():
@@ -58,13 +64,18 @@ def _entries(archive: Path, file: zipfile.ZipFile, folder: str) -> Dict[str, zip
     return found
 
 
-def _extract(archive: Path, file: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:
-    if entry.file_size > LARGEST_FILE_BYTES:
-        raise UserError(
-            f"{archive.name}: {entry.filename} would take {entry.file_size >> 20} MiB: not an official file"
-        )
-    with file.open(entry) as source, open(target, "wb") as stream:  # reading to the end checks size and CRC
-        shutil.copyfileobj(source, stream)
+def _check(archive: Path, entries: List[zipfile.ZipInfo]) -> None:
+    advice = "this is not an official file, download it from elsewhere"
+    size = sum(entry.file_size for entry in entries)
+    if size > LARGEST_BYTES:
+        raise UserError(f"{archive.name}: its files would take {size >> 20:,} MiB: {advice}")
+    for entry in entries:
+        if entry.compress_type not in _COMPRESSIONS:
+            raise UserError(f"{archive.name}: {entry.filename!r:.60} is not compressed by deflate: {advice}")
+        try:
+            plain_name(entry.filename, LONGEST_NAME)
+        except ValueError as error:
+            raise UserError(f"{archive.name}: the name {error}: {advice}") from error
 
 
 def build_mrpc(train: Path, test: Path, dev_ids: Path, directory: Path) -> None:

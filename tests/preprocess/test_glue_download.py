@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import stat
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -254,6 +255,24 @@ def linked() -> bytes:
     return stream.getvalue()
 
 
+def compressed_by(method: int) -> bytes:
+    """An archive whose licence is compressed by a method that zipfile decompresses in parts of any size."""
+    stream = io.BytesIO(make_archive({name: text for name, text in RTE.items() if name != "RTE/readme.txt"}))
+    with zipfile.ZipFile(stream, "a", method) as archive:
+        archive.writestr("RTE/readme.txt", bytes(10**6))
+    return stream.getvalue()
+
+
+def with_size(declared: int) -> bytes:
+    """An archive that declares another size of its licence, of 7 bytes, in both of its headers."""
+    content = make_archive(RTE)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entry = archive.getinfo("RTE/readme.txt")
+    sizes = struct.pack("<II", entry.compress_size, entry.file_size)
+    assert content.count(sizes) == 2
+    return content.replace(sizes, struct.pack("<II", entry.compress_size, declared))
+
+
 def damaged() -> bytes:
     """An archive with one wrong byte, which its own checksum shows."""
     content = bytearray(make_archive({**RTE, "RTE/train.tsv": RTE["RTE/train.tsv"] + "x" * 1000}))
@@ -267,6 +286,19 @@ MALICIOUS = {
     "absolute": (lambda: make_archive({**RTE, "/evil.txt": "evil"}), "leads out of the archive"),
     "drive": (lambda: make_archive({**RTE, "C:evil.txt": "evil"}), "leads out of the archive"),
     "link": (linked, "leads out of the archive"),
+    "bzip2": (lambda: compressed_by(zipfile.ZIP_BZIP2), "'RTE/readme.txt' is not compressed by deflate"),
+    "lzma": (lambda: compressed_by(zipfile.ZIP_LZMA), "'RTE/readme.txt' is not compressed by deflate"),
+    "larger than declared": (lambda: with_size(3), "is not a complete ZIP archive (Bad CRC-32"),
+    "declared as 3 GiB": (lambda: with_size(3 << 30), "its files would take 3,072 MiB"),
+    "many files": (
+        lambda: make_archive({**RTE, **{f"RTE/{number}.txt": "x" * 2**20 for number in range(1025)}}),
+        "its files would take 1,025 MiB",
+    ),
+    "control characters": (
+        lambda: make_archive({**RTE, "RTE/a\x1b[2J.txt": "x"}),
+        "a character that cannot be printed",
+    ),
+    "long name": (lambda: make_archive({**RTE, f"RTE/{'x' * 10**4}.txt": "x"}), "has 10,008 characters"),
     "no archive": (lambda: b"<html>not here</html>", "is not a complete ZIP archive"),
     "cut": (lambda: make_archive(RTE)[:-30], "is not a complete ZIP archive"),
     "damaged": (damaged, "is not a complete ZIP archive"),
@@ -292,8 +324,25 @@ def test_malicious_and_broken_archives(server, tmp_path, capsys, name):
 
 
 def test_too_large_a_file(server, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("amos_fairseq.preprocess.glue.unpacking.LARGEST_FILE_BYTES", 20)
+    monkeypatch.setattr("amos_fairseq.preprocess.glue.unpacking.LARGEST_BYTES", 20)
     assert "not an official file" in refused(capsys, server, tmp_path / "glue", "RTE")
+
+
+def test_an_endless_download_ends(server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(official_files, "LARGEST_BYTES", 100)
+    for flags in ([], ["--accept-other-hashes"]):
+        line = refused(capsys, server, tmp_path / "glue", "RTE", *flags)
+        assert "has more than 0 MiB: this is not an official file" in line
+        assert not (tmp_path / "glue").exists()
+
+
+def test_a_download_is_not_written_through_a_link(server, tmp_path, capsys):
+    work = tmp_path / "glue" / ".download"
+    work.mkdir(parents=True)
+    (tmp_path / "precious").write_text("precious")
+    (work / "RTE.zip.part").symlink_to(tmp_path / "precious")
+    assert "RTE.zip.part is a link" in refused(capsys, server, tmp_path / "glue", "RTE")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_other_files_in_out_are_unchanged(server, tmp_path, capsys):

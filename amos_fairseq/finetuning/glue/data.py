@@ -1,5 +1,6 @@
 """Prepared GLUE data for evaluation: the files that ``preprocess/glue/prepare.sh`` wrote, in their order."""
 
+import re
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_texts, join_texts
+from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped, Task
 from amos_fairseq.finetuning.glue.tasks import TASKS
 from amos_fairseq.finetuning.runs import content_sha256, read_json
+from amos_fairseq.strangers import field, finite_number, plain_name, read_text, whole_number
 
 TOKENS_PER_BATCH = 8192
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
@@ -24,7 +27,8 @@ ROWS_TOLERANCE = 0.001
 # The fields of task.json that, with the source files, determine the data.
 IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
 
-_FIELD_TYPES = {"task": str, "kind": str, "labels": list, "splits": dict}
+PREPARE_AGAIN = "prepare the data again"
+_SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,8 @@ class GlueData:
             official, source = TASKS[name].official_rows.get(split), facts.get("source_rows", facts["rows"])
             if official and abs(source - official) > ROWS_TOLERANCE * official and not split.startswith("test"):
                 yield (
-                    f"{name}: the {split} file ({facts['source']}) has {source:,} rows, the official one {official:,}; "
-                    "the scores are not comparable with published ones"
+                    f"{name}: the {split} file ({facts.get('source', split)}) has {source:,} rows, the official one "
+                    f"{official:,}; the scores are not comparable with published ones"
                 )
             if split == "train" and facts["rows"] < source:
                 yield f"{name}: trained on {facts['rows']:,} of {source:,} rows"
@@ -107,14 +111,17 @@ class GlueData:
         dictionary = Dictionary.load(str(self.directory / name / "dict.txt"))
         sentences = data_utils.load_indexed_dataset(str(self.directory / name / split), dictionary)
         if sentences is None:
-            raise UserError(f"{self.directory / name}/{split}.idx is missing: prepare the data again")
+            raise UserError(f"{self.directory / name}/{split}.idx is missing: {PREPARE_AGAIN}")
         return sentences
 
     def labels(self, split: str) -> np.ndarray:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
         if self.is_regression:
             file = self.directory / "label" / f"{split}.label"
-            return np.array([float(line) for line in file.read_text(encoding="utf-8").split()])
+            try:
+                return np.array([finite_number(float(line)) for line in read_text(file, PREPARE_AGAIN).split()])
+            except ValueError as error:
+                raise UserError(f"{file} is damaged ({error}): {PREPARE_AGAIN}") from error
         dictionary = Dictionary.load(str(self.directory / "label" / "dict.txt"))
         rows = data_utils.load_indexed_dataset(str(self.directory / "label" / split), dictionary)
         return np.array([int(row[0]) - dictionary.nspecial for row in rows])
@@ -123,7 +130,7 @@ class GlueData:
         """Return the leaderboard's ids; row numbers if the file has no ids."""
         file = self.directory / f"{split}.ids"
         if file.is_file():
-            return file.read_text(encoding="utf-8").splitlines()
+            return read_text(file, PREPARE_AGAIN).split("\n")[:-1]  # an id can contain other characters that end a line
         return [str(i) for i in range(self.record["splits"][split]["rows"])]
 
 
@@ -134,15 +141,39 @@ def read_glue_data(data: Path, task: str) -> GlueData:
         raise UserError(
             f"{data / task} holds no prepared data: preprocess/glue/prepare.sh GLUE_DIR {task} TOKENIZER_DIR {data}"
         )
-    if any(not isinstance(record.get(name), kind) for name, kind in _FIELD_TYPES.items()):
-        raise UserError(f"{data / task / 'task.json'} was not written by prepare.sh: prepare the data again")
+    try:
+        check_record(record)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = error if isinstance(error, ValueError) else type(error).__name__
+        raise UserError(
+            f"{data / task / 'task.json'} was not written by prepare.sh ({reason}): {PREPARE_AGAIN}"
+        ) from error
     if record["task"] != task:
-        raise UserError(f"{data / task} holds {record['task']}, not {task}: prepare the data again")
+        raise UserError(f"{data / task} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
     if task in TASKS and not {"train", "valid"} <= record["splits"].keys():
-        raise UserError(f"{data / task / 'task.json'} lacks train or valid: prepare the data again")
+        raise UserError(f"{data / task / 'task.json'} lacks train or valid: {PREPARE_AGAIN}")
     for split in record["splits"]:
         check_texts(data / task, split)
     return GlueData(data / task, record)
+
+
+def check_record(record: dict[str, Any]) -> None:
+    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what the other functions here read."""
+    task, kind, labels = (field(record, name, kind) for name, kind in (("task", str), ("kind", str), ("labels", list)))
+    plain_name(task, 100)
+    if labels and not are_labels(labels):
+        raise ValueError(f"the labels of {task} are not different names")
+    if (kind == "regression") == bool(labels) or whole_number(record["num_classes"]) != max(1, len(labels)):
+        raise ValueError("kind, labels and num_classes contradict each other")
+    for note in field({"notes": []} | record, "notes", list):
+        plain_name(note)
+    for split, facts in field(record, "splits", dict).items():
+        if not _SPLIT.fullmatch(split):
+            raise ValueError(f"{split!r:.60} is no split")
+        whole_number(facts["rows"])
+        whole_number(facts.get("source_rows", 0))
+        whole_number(facts.get("broken", 0))
+        plain_name(facts.get("source", split))
 
 
 def batches(sequences: list[Tensor], pad: int, stop: threading.Event) -> Iterator[tuple[list[int], Tensor]]:
