@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import glob
+import json
 import os
 import pickle
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import is_unicode
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,6 +53,15 @@ def write_text(path: str | os.PathLike, content: str) -> None:
     """Write a UTF-8 file atomically (:func:`whole_file`)."""
     with whole_file(str(path)) as unfinished:
         Path(unfinished).write_text(content, encoding="utf-8")
+
+
+def json_text(content: Any) -> str:
+    """Return readable JSON, with a line end, that UTF-8 can represent.
+
+    A path has half of a surrogate pair for each byte that is not text in the locale; such content is escaped as a whole.
+    """
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    return (text if is_unicode(text) else json.dumps(content, indent=2)) + "\n"
 
 
 def refuse_link(path: str | os.PathLike) -> None:

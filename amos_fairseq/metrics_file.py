@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.strangers import finite_number, parse_json, plain_name, whole_number
+from amos_fairseq.strangers import finite_number, parse_json, plain_name, read_bytes, whole_number
 
 FILE_NAME = "metrics.jsonl"
 TAIL_BYTES = 4096  # longer than any record
@@ -59,7 +59,8 @@ def read_records(save_dir: Path) -> list[dict[str, Any]]:
     path = save_dir / FILE_NAME
     if not path.is_file():
         return []
-    return [line.record for line in parse_lines(path.read_bytes()) if line.record is not None]
+    content = read_bytes(path, "remove it, or copy the run again")
+    return [line.record for line in parse_lines(content) if line.record is not None]
 
 
 def updates_so_far(save_dir: Path) -> int:

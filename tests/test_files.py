@@ -1,5 +1,6 @@
 """Files that replace others whole, when two processes write the same one and when one of them is killed."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file, no_links, whole_file
+from amos_fairseq.files import checkpoint_file, json_text, no_links, whole_file, write_text
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -29,6 +30,14 @@ def test_each_process_writes_to_a_file_of_its_own(tmp_path: Path, monkeypatch: p
         assert path.read_text() == "second, longer"
     assert path.read_text() == "first"
     assert unfinished_files(tmp_path) == []
+
+
+def test_json_names_a_path_that_is_no_text(tmp_path: Path) -> None:
+    """A file name may be any bytes; in the locale C, each letter that is not ASCII is such bytes."""
+    path, file = os.fsdecode(b"/data/\xff"), tmp_path / "record.json"
+    write_text(file, json_text({"path": path, "text": "é"}))
+    assert json.loads(file.read_text(encoding="utf-8")) == {"path": path, "text": "é"}
+    assert json_text({"text": "é"}) == '{\n  "text": "é"\n}\n'
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import json_text, write_text
 from amos_fairseq.finetuning.benchmark import Task
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
 from amos_fairseq.versions import version_of
@@ -216,7 +216,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(file, json_text(content))
 
 
 def content_sha256(content: Any) -> str:

@@ -28,6 +28,11 @@ from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 
 DEVICE = torch.device("meta")
+# A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
+OF_A_RUN = (
+    "task._name", "task.tokens_per_sample", "criterion._name", "model.encoder_embed_dim", "optimization.max_update",
+    "optimization.update_freq", "distributed_training.distributed_world_size", "dataset",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,24 @@ def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[Dict
         overrides: ``KEY=VALUE`` settings, such as ``model.dropout=0.2``.
 
     Raises:
-        UserError: the source does not exist or is damaged, or an override names an unknown setting.
+        UserError: the source does not exist or is damaged, is no run of pretraining, or an override names an unknown setting.
     """
     path = Path(source)
     if path.suffix == ".pt" or path.is_dir():
-        return read_checkpoint_configuration(checkpoint_file(path), overrides)
+        file = checkpoint_file(path)
+        cfg, vocabulary_size = read_checkpoint_configuration(file, overrides)
+        if missing := missing_settings(cfg):
+            raise UserError(
+                f"{file} does not contain the settings of a run ({missing[0]} is missing): give a checkpoint of pretraining"
+            )
+        return cfg, vocabulary_size
     config_dir, name = find_recipe(source)
     return compose_recipe(name, overrides, config_dir), None
+
+
+def missing_settings(cfg: DictConfig) -> list[str]:
+    """Return the settings of :data:`OF_A_RUN` that the settings in a checkpoint lack."""
+    return [key for key in OF_A_RUN if OmegaConf.select(cfg, key) is None]
 
 
 def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int]:

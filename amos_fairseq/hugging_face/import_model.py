@@ -278,6 +278,8 @@ def _read_weight_file(file: Path) -> Weights:
             weights = load_file(file)
         except SafetensorError as error:
             raise UserError(f"{file} is not a whole safetensors file ({error}): download it again") from error
+        except (OSError, MemoryError) as error:  # the whole file is mapped
+            raise UserError(f"{file} cannot be read ({error}): download it again, or free some memory") from error
     else:
         with explain_load_errors(str(file)):
             weights = torch.load(file, map_location="cpu", weights_only=True)

@@ -20,6 +20,7 @@ from yaml import YAMLError
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 from amos_fairseq.plotting.style import GREY, RC_PARAMS, depth_colours, legend_label, run_colour, run_style, save
+from amos_fairseq.strangers import read_bytes
 
 PANEL_INCHES = (5.2, 3.6)
 
@@ -143,13 +144,7 @@ def recipe_of(file: str) -> str:
 
 def read_curves(file: str) -> dict[str, dict[str, Curve]]:
     """Return all values of one metrics file by split and key. A broken last line is skipped with a message."""
-    try:
-        content = Path(file).read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{file}: no metrics to plot ({error.strerror}); name a SAVE_DIR of fairseq-train with "
-            f"--user-dir amos_fairseq, or its {FILE_NAME}"
-        ) from error
+    content = read_bytes(file, f"name a SAVE_DIR of fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}")
     curves: dict[str, dict[str, Curve]] = {}
     lines = parse_lines(content)
     for number, text, record in lines:

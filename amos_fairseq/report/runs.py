@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.training import training_seconds
-from amos_fairseq.flops.recipe import read_checkpoint_configuration
+from amos_fairseq.flops.recipe import missing_settings, read_checkpoint_configuration
 from amos_fairseq.flops.training import training_flops
 from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
 from amos_fairseq.inspection.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
@@ -24,11 +24,6 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.plotting.curves import Run, run_names
 from amos_fairseq.plotting.curves import read_runs as read_curves
 
-# A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
-OF_A_RUN = (
-    "task._name", "task.tokens_per_sample", "criterion._name", "model.encoder_embed_dim", "optimization.max_update",
-    "optimization.update_freq", "distributed_training.distributed_world_size",
-)  # fmt: skip
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
 GPU = re.compile(r"name = (\S.*?)\s*$", re.MULTILINE)  # fairseq logs a line "rank 0: ... ; name = ..." for each GPU
@@ -138,7 +133,7 @@ def _read_run(path: Path, name: str, options: Options) -> ReportRun:
         )
     missing: dict[str, str] = {}
     cfg, vocabulary_size = read_checkpoint_configuration(loaded.file, ())
-    if any(OmegaConf.select(cfg, key) is None for key in OF_A_RUN):
+    if missing_settings(cfg):
         cfg, missing["recipe"] = None, f"{loaded.file} does not contain the settings of its run"
     inspections = _inspections(loaded, options, missing)
     losses = _losses(loaded, options, missing)

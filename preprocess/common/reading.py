@@ -17,6 +17,8 @@ from amos_fairseq.errors import UserError
 BUFFER_BYTES = 1 << 20
 # A document is held in memory and belongs to one shard, so its size is limited.
 LARGEST_DOCUMENT_BYTES = 1 << 27
+# Parsed, an empty list of two bytes takes eighty, so that a line of a few kilobytes, compressed, would fill the memory.
+LARGEST_NUMBER_OF_BRACKETS = 10_000_000
 # What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
 _LARGEST_WINDOW_BYTES = 1 << 27
 _COMPRESSED_PART_BYTES = 512  # at most 16 MiB of text
@@ -151,6 +153,10 @@ class InputFile:
         for number, line in lines:
             if not line.strip():
                 continue
+            if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
+                raise UserError(
+                    f"{self.path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
+                )
             try:
                 text = json.loads(line)["text"]
                 paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))

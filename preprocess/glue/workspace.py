@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import json_text, write_text
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.strangers import read_json
 from amos_fairseq.tokenization import load_tokenizer
@@ -78,7 +78,7 @@ class Workspace:
     def publish(self, task: str, record: Dict[str, Any]) -> None:
         """Replace an earlier version of the task by the finished one; the tokenizer is published before the first task."""
         directory = self.root / task
-        write_text(directory / TASK_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        write_text(directory / TASK_FILE, json_text(record))
         if not (self.out / "tokenizer").exists():
             copy = self.root / "tokenizer.copy"
             self._tokenizer.save(copy)

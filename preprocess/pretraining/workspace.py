@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import json_text, write_text
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.preprocess.pretraining.splitting import Piece, Split
 from amos_fairseq.strangers import field, finite_number, read_json, whole_number
@@ -173,5 +173,4 @@ def _piece(record: Any) -> Piece:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    with whole_file(str(path)) as unfinished:
-        Path(unfinished).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json_text(content))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import whole_folder
+from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
 from amos_fairseq.preprocess.common.command import ending_in_one_line, say
 from amos_fairseq.preprocess.common.reading import InputFile
@@ -213,7 +213,7 @@ def prepare(corpora: list[Corpus], out: Path) -> None:
                 (unfinished / name / f"{split}.jsonl").write_text(text, encoding="utf-8")
             counts[name] = _counts(splits)
             say(f"{name}: {_described(counts[name])}")
-        manifest = json.dumps({"sources": sources, "tasks": counts}, indent=2, ensure_ascii=False) + "\n"
+        manifest = json_text({"sources": sources, "tasks": counts})
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
 

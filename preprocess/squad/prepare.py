@@ -5,7 +5,6 @@ Read both files -> sample training questions -> encode, align, write to a tempor
 
 import argparse
 import dataclasses
-import json
 import random
 import shutil
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from amos_fairseq.data.fingerprint import file_sha256, files_sha256
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import whole_folder
+from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
 from amos_fairseq.preprocess.common.command import ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
@@ -62,7 +61,7 @@ def prepare(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, settings: S
     with whole_folder(out.absolute()) as unfinished:
         facts = _write(unfinished, files, paragraphs, tokenizer)
         content = description | {"splits": facts, "sha256": files_sha256(unfinished)}
-        manifest = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        manifest = json_text(content)
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
 

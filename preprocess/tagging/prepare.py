@@ -15,7 +15,7 @@ from typing import Any
 from amos_fairseq.data.fingerprint import file_sha256, files_sha256
 from amos_fairseq.data.word_files import COLUMN_NAME, CONLLU_NAMES, Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import whole_folder
+from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans
 from amos_fairseq.preprocess.common.command import ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.preprocess.common.reading import kind_and_compression
@@ -93,7 +93,7 @@ def prepare(
             split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
         }
         content = description | kind | {"splits": facts, "sha256": files_sha256(unfinished)}
-        manifest = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        manifest = json_text(content)
         (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
     _report(kind, facts)
     if mark_spans(labels_of["train"]) and not kind["has_spans"]:

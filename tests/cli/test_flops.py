@@ -69,6 +69,7 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
         ({"criterion": [5]}, "the criterion [5] is not known"),
         ({"common": 5}, "has no settings in cfg.common"),
         ({"dataset": None}, "has no settings in cfg.dataset"),
+        ({}, "does not contain the settings of a run (task._name is missing)"),
     ],
 )
 def test_settings_of_a_stranger_are_one_line(

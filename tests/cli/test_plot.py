@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from amos_fairseq.cli.main import main
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
+from amos_fairseq.metrics_file import read_records
 from amos_fairseq.plotting import curves as plotting
 from amos_fairseq.plotting.scores import read_results, scores_figure
 
@@ -208,6 +210,20 @@ def test_bad_logs_are_refused(tmp_path, content, message):
     (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
         plotting.read_runs([str(tmp_path)])
+
+
+def test_what_is_no_log_is_refused(tmp_path):
+    """A pipe would be waited for; a file of a terabyte does not fit into memory."""
+    log = tmp_path / "metrics.jsonl"
+    os.mkfifo(log)
+    with pytest.raises(UserError, match=r"metrics\.jsonl is a pipe or a device, not a file: name a SAVE_DIR"):
+        plotting.read_runs([str(tmp_path)])
+    log.unlink()
+    log.touch()
+    os.truncate(log, 1 << 40)
+    for read in (plotting.read_runs, lambda paths: read_records(Path(paths[0]))):
+        with pytest.raises(UserError, match=r"metrics\.jsonl is too large"):
+            read([str(tmp_path)])
 
 
 def test_log_without_a_value_to_draw_is_one_line(tmp_path, capsys):

@@ -74,9 +74,7 @@ def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith(
-        "amos_fairseq: error: absent: no metrics to plot (No such file or directory); name a"
-    )
+    assert result.stderr.startswith("amos_fairseq: error: absent is missing: name a SAVE_DIR")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -262,6 +262,18 @@ def test_weights_in_several_files(folders, tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError("Cannot allocate memory")])
+def test_weights_that_cannot_be_mapped_are_refused(error, folders, tmp_path, capsys, monkeypatch):
+    """The library maps the whole file, for which a limit on memory may be too low."""
+
+    def load_file(file):
+        raise error
+
+    monkeypatch.setattr("safetensors.torch.load_file", load_file)
+    line = refused(capsys, folders / "bert", tmp_path / "a.pt", *TINY)
+    assert f"model.safetensors cannot be read ({error})" in line
+
+
 def test_broken_folders_are_refused(folders, tmp_path, capsys):
     out = tmp_path / "out" / "model.pt"
     assert "is not a directory" in refused(capsys, tmp_path / "nowhere", out)

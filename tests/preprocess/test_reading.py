@@ -190,6 +190,17 @@ def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, unit, messa
     assert peak < 20 << 20
 
 
+@pytest.mark.parametrize("value", ["[]", "{}"])
+def test_json_of_many_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch, value):
+    """Each takes eighty bytes. A text has few."""
+    monkeypatch.setattr(reading, "LARGEST_NUMBER_OF_BRACKETS", 1000)
+    path = tmp_path / "lines.jsonl"
+    documents = [{"text": "[a text] " * 999}, {"text": "a", "b": [json.loads(value)] * 999}]
+    path.write_text("\n".join(map(json.dumps, documents)))
+    with pytest.raises(UserError, match="line 2: more than 1,000 brackets"):
+        list(InputFile(path).documents())
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_whole_content_has_a_maximum_size(tmp_path, suffix):
     path = tmp_path / f"small.json{suffix}"
