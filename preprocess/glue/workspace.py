@@ -1,7 +1,6 @@
 """The output directory and a hidden one for unfinished tasks: a task is either complete or absent."""
 
 import contextlib
-import json
 import os
 import shutil
 from pathlib import Path

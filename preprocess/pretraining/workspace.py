@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import shutil
