@@ -65,11 +65,9 @@ def json_text(content: Any) -> str:
 
 
 def refuse_link(path: str | os.PathLike) -> None:
-    """Raise :class:`UserError` if ``path`` is a link: in a stranger's SAVE_DIR it leads to any file."""
+    """Raise :class:`UserError` if ``path`` is a link: in SAVE_DIR of another person's run it can point to any file."""
     if os.path.islink(path):
-        raise UserError(
-            f"{path} is a link, and nothing is written through links: remove it, or copy the file to its place"
-        )
+        raise UserError(f"{path} is a link, which is not followed: remove it, or replace it by a copy")
 
 
 def no_links(path: str, flags: int) -> int:
@@ -117,7 +115,7 @@ def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     try:
         unfinished.mkdir(parents=True)
         yield unfinished
-        if replace and path.exists():
+        if replace and os.path.lexists(path):
             _exchange(unfinished, path)
         else:
             os.rename(unfinished, path)
@@ -133,7 +131,10 @@ def _exchange(unfinished: Path, path: Path) -> None:
     except OSError:
         os.rename(replaced, path)
         raise
-    shutil.rmtree(replaced)
+    if replaced.is_dir() and not replaced.is_symlink():
+        shutil.rmtree(replaced)
+    else:
+        replaced.unlink()
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:

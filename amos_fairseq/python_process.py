@@ -8,6 +8,8 @@ run would be executed. Here a command starts Python with this file as a script, 
 The script needs only the standard library. ``PYTHONPATH`` has its usual effect; an empty entry in it is the current folder.
 """
 
+import contextlib
+import io
 import os
 import runpy
 import signal
@@ -17,7 +19,7 @@ import time
 
 WITH_PARENT = "--with-parent"
 # The time that a training has to finish its update and to write a checkpoint after its parent was killed.
-SECONDS_TO_SAVE = 60.0
+SECONDS_TO_SAVE = 300.0
 
 
 def python_command(module: str, *options: str, with_parent: bool = False) -> list[str]:
@@ -56,13 +58,15 @@ def prepare_streams() -> None:
                 os.close(opened)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the end
-    sys.stdout.reconfigure(errors="replace", encoding=None if sys.stdout.isatty() else "utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not in a notebook
+        sys.stdout.reconfigure(errors="replace", encoding=None if sys.stdout.isatty() else "utf-8")
 
 
 def end_with_parent() -> None:
     """End this process when the other end of its standard input is closed: the kernel does that even after SIGKILL.
 
-    SIGTERM lets a training save a checkpoint. The standard input is then empty, and not inherited.
+    SIGTERM lets a training save a checkpoint. /dev/null then replaces the standard input, so that child processes do not
+    inherit the pipe.
     """
     parent = os.dup(0)
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -72,7 +76,8 @@ def end_with_parent() -> None:
     def wait() -> None:
         while os.read(parent, 1):
             pass
-        os.write(2, b"amos_fairseq: the command that started this process has ended: stopping\n")
+        with contextlib.suppress(OSError):  # a full disk, or a closed pipe
+            os.write(2, b"amos_fairseq: the command that started this process has ended: stopping\n")
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(SECONDS_TO_SAVE)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -87,10 +92,10 @@ def main() -> None:
     package = os.path.dirname(os.path.abspath(__file__))
     if os.path.dirname(package) not in sys.path:
         sys.path.append(os.path.dirname(package))  # a checkout that is not installed; last, so that it hides no library
+    prepare_streams()
     if sys.argv[1] == WITH_PARENT:
         del sys.argv[1]
         end_with_parent()
-    prepare_streams()
     module = sys.argv.pop(1)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

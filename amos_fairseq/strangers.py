@@ -17,7 +17,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 
-# Parsed JSON takes some twenty times as much memory as its file. The largest of the files here are those of tokenizers.
+# Parsed JSON takes some twenty times as much memory as its file: at most 6 GB. The largest files here are those of tokenizers.
 LARGEST_FILE = 256 << 20
 # Code that walks through nested values calls itself for each level; the files here have ten at most.
 DEEPEST = 100
@@ -78,8 +78,13 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
     Raises:
         UserError: see :func:`read_bytes` and :func:`parse_json`.
     """
-    if optional and not os.path.lexists(path):
-        return None
+    if optional:
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError):
+            pass  # read_text says why it cannot be read
     text = read_text(path, hint)
     try:
         return parse_json(text, kind)
@@ -88,7 +93,10 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
 
 
 def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
-    """Return the content of a JSON text; ``hooks`` are arguments of ``json.loads``, after the checks here or instead of them.
+    """Return the content of a JSON text.
+
+    Args:
+        hooks: arguments of ``json.loads``. A hook for numbers replaces the check of that kind of number.
 
     Raises:
         ValueError: it is not JSON, contains another ``kind`` of value, is nested too deeply, or contains a number that no
@@ -134,12 +142,12 @@ def values_in(content: Any) -> Iterator[Any]:
             yield value
             value = vars(value) if isinstance(value, argparse.Namespace) else value
             if isinstance(value, (dict, list, tuple)):
+                number += len(value)
+                if number > MOST_VALUES:  # before they are collected
+                    raise ValueError(f"has more than {MOST_VALUES:,} values")
                 parts += value.values() if isinstance(value, dict) else value
-        number += len(parts)
         if not parts:
             return
-        if number > MOST_VALUES:
-            raise ValueError(f"has more than {MOST_VALUES:,} values")
         level = parts
     raise ValueError(f"is nested more than {DEEPEST} levels deep")
 
@@ -187,10 +195,11 @@ def is_unicode(text: str) -> bool:
 
 
 def plain_name(value: Any, longest: int = LONGEST_NAME) -> str:
-    """Return ``value``; raise ``ValueError`` unless it is a string that can be printed and can be a part of a path.
+    """Return ``value``; raise ``ValueError`` unless it is a string that can be printed.
 
-    Such a string is not empty, not too long, and has neither control characters (NUL ends paths, others change a terminal)
-    nor halves of surrogate pairs, which UTF-8 cannot represent.
+    It may contain ``/`` and ``..``: who makes a path of it checks that. Such a string is not empty, not too long, and has
+    neither control characters (NUL ends paths, others change a terminal) nor halves of surrogate pairs, which UTF-8 cannot
+    represent.
     """
     if not isinstance(value, str):
         raise ValueError(f"{reprlib.repr(value)} is not a string")

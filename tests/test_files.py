@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file, json_text, no_links, whole_file, write_text
+from amos_fairseq.files import checkpoint_file, json_text, no_links, whole_file, whole_folder, write_text
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -103,3 +103,20 @@ def test_checkpoint_of_a_folder(saved: str, chosen: str | None, tmp_path: Path) 
             checkpoint_file(tmp_path)
     else:
         assert checkpoint_file(tmp_path) == tmp_path / f"checkpoint_{chosen}.pt"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
+def test_a_whole_folder_replaces_what_is_there(kind: str, tmp_path: Path) -> None:
+    """A link is replaced, and the folder that it leads to stays."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    (other if kind == "link" else place if kind == "folder" else tmp_path / "x").mkdir()
+    if kind == "file":
+        place.touch()
+    elif "link" in kind:
+        place.symlink_to(other)
+    with whole_folder(place, replace=True) as unfinished:
+        (unfinished / "new").touch()
+    assert sorted(path.name for path in place.iterdir()) == ["new"]
+    assert not place.is_symlink()
+    assert not any("replaced" in path.name for path in tmp_path.iterdir())
+    assert other.is_dir() == (kind == "link")

@@ -2,8 +2,11 @@
 
 import ast
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +130,24 @@ def test_every_character_can_be_printed(starts: str, variables: dict[str, str], 
     assert os.read(reader, 100) == b"88.9 ? 0.1 ?\r\n"
     os.close(reader)
     os.close(terminal)
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Path) -> None:
+    """Where an output is closed, its number must not become the pipe's; where it is full, the message must not stop the end."""
+    (tmp_path / "wait.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(60)\n")
+    command = [*python_command("wait", with_parent=True)]
+    shell = f"exec {shlex.join(command)} {'>&-' if closed == 'stdout' else '2>/dev/full'}"
+    child = subprocess.Popen(
+        shell, shell=True, cwd=tmp_path, stdin=subprocess.PIPE, env=environment({"PYTHONPATH": str(tmp_path)})
+    )
+    end = time.monotonic() + 60
+    while not (tmp_path / "started").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    assert child.poll() is None
+    child.stdin.close()
+    assert child.wait(30) == -signal.SIGTERM
 
 
 def test_one_function_starts_python() -> None:

@@ -81,6 +81,10 @@ def test_every_value_is_visited_and_circles_end(monkeypatch):
     for content, reason in ((circle, "values"), (tower, "values"), (nested_list(101), "deep")):
         with pytest.raises(ValueError, match=reason):
             collections.deque(values_in(content), maxlen=0)
+    seen = []
+    with pytest.raises(ValueError, match="values"):
+        seen.extend(values_in([[0] * 900] * 900))
+    assert len(seen) <= 2, "the limit holds before a level is collected, not after it"
 
 
 def nested_list(levels: int) -> list:

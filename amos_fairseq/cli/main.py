@@ -55,8 +55,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    parsed = parser.parse_args(arguments)
+    subcommand = "--help"
     try:
+        parsed = parser.parse_args(arguments)
+        subcommand = parsed.subcommand
         parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:  # `amos inspect ... | head` closes the output early
@@ -73,7 +75,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             discard_output()
         raise UserError(f"{place} cannot be written ({error.strerror}): make room, then start again") from error
     except KeyboardInterrupt:
-        print(f"amos {parsed.subcommand}: interrupted", file=sys.stderr)
+        print(f"amos {subcommand}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
 

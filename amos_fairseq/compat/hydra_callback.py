@@ -35,6 +35,10 @@ from amos_fairseq.files import refuse_link
 PACKAGE = Path(__file__).parents[1]
 
 
+# Where the recipes of this package let TensorBoard write, in SAVE_DIR.
+TENSORBOARD = "tensorboard"
+
+
 class ImportPlugin(Callback):
     """Check that ``common.user_dir`` is the package that Python has imported.
 
@@ -85,10 +89,11 @@ def _check_writable(folder: str) -> None:
 
 
 def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
-    """Raise :class:`UserError` if Hydra's log, or its copies of the settings, is a link in one of these folders."""
-    names = (f"{config.hydra.job.name}.log", "multirun.yaml", ".hydra")
+    """Raise :class:`UserError` if what Hydra or TensorBoard writes in one of these folders is a link."""
+    names = (f"{config.hydra.job.name}.log", "multirun.yaml", ".hydra", TENSORBOARD)
     for folder in folders:
-        for path in (*(Path(folder, name) for name in names), *Path(folder, ".hydra").glob("*.yaml")):
+        inner = (*Path(folder, ".hydra").glob("*.yaml"), *Path(folder, TENSORBOARD).glob("*"))
+        for path in (*(Path(folder, name) for name in names), *inner):
             refuse_link(path)
 
 

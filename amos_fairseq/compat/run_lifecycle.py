@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FILE = "checkpoint_last.pt"
 LOCK_FILE = ".lock"
-_LOCK_CONTENT = re.compile(rb"(process \d+ on [^\n]*\n)?")
+# A full disk cuts it, and a power failure leaves bytes of 0.
+_LOCK_CONTENT = re.compile(rb"\0*|process \d+[^\n\0]*\n?")
 NEW_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
 LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
@@ -120,7 +121,7 @@ def claim_save_dir(save_dir: str) -> None:
         raise not_writable(save_dir, error) from error
     if not _LOCK_CONTENT.fullmatch(content):  # it may be a hard link, and is truncated below
         file.close()
-        raise UserError(f"{path} is not the lock of a run: move it away, or give another --save-dir")
+        raise UserError(f"{path} has content that no run wrote: move it away to continue, or give another --save-dir")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -139,6 +140,10 @@ def claim_save_dir(save_dir: str) -> None:
 
 
 def not_writable(save_dir: str, error: OSError) -> UserError:
+    """Return the error for a folder that cannot be created or written."""
+    if isinstance(error, FileExistsError):
+        found = "is a link to a folder that does not exist" if os.path.islink(save_dir) else "is a file"
+        return UserError(f"{save_dir} {found}: mount or remove it, or give another --save-dir (checkpoint.save_dir)")
     return UserError(
         f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir "
         "(checkpoint.save_dir)"

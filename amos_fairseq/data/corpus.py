@@ -94,17 +94,21 @@ def check_prepared(directory: Path, manifest: str, split: str) -> None:
     A process reads a file once. Data without a manifest, or with one of an earlier version, have no hashes.
 
     Raises:
-        UserError: a file is not the one that prepare.sh wrote.
+        UserError: a file is missing, or is not the one that prepare.sh wrote.
     """
     file = directory / manifest
     hashes = (read_json(file, _BINARIZE_AGAIN, optional=True) or {}).get("sha256", {})
-    if not isinstance(hashes, dict):
+    if not isinstance(hashes, dict) or not all(isinstance(each, str) for each in hashes.values()):
         raise UserError(f"{file} was not written by prepare.sh: {_BINARIZE_AGAIN}")
-    names = (f"{split}.", DICTIONARY_FILE)
-    for path in sorted(path for path in directory.rglob("*") if path.name.startswith(names) and path.is_file()):
-        expected = hashes.get(path.relative_to(directory).as_posix())
-        if expected is not None and expected != _sha256_of(str(path), file_version(str(path))):
-            raise UserError(f"{path} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+    # The names of a stranger's manifest are looked up, not opened: they could lead out of the directory.
+    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    for name, expected in sorted(hashes.items()):
+        if not name.rpartition("/")[2].startswith((f"{split}.", DICTIONARY_FILE)):
+            continue
+        if name not in files:
+            raise UserError(f"{directory}/{name} is missing: {_BINARIZE_AGAIN}")
+        if expected != _sha256_of(str(files[name]), file_version(str(files[name]))):
+            raise UserError(f"{files[name]} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,15 +21,14 @@ from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
 from amos_fairseq.metrics_file import updates_so_far
-from amos_fairseq.python_process import python_command
-from amos_fairseq.strangers import LARGEST_COUNT, finite_number
+from amos_fairseq.python_process import SECONDS_TO_SAVE, python_command
+from amos_fairseq.strangers import LARGEST_COUNT, finite_number, plain_name, read_text
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
 PROCESS_FILE = "train.process"  # name and host of the process that trains
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-SECONDS_TO_SAVE = 300.0
 POLL_SECONDS = 0.2
 
 
@@ -116,8 +115,8 @@ def _lock(log: BinaryIO, directory: Path) -> None:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         try:
-            name = holder.read_bytes()[:200].decode(errors="replace").strip()
-        except OSError:
+            name = plain_name(read_text(holder, "", largest=200).strip())
+        except (UserError, ValueError):
             name = "another process"  # which has not written it yet
         raise RunFailed(f"{name} is training in {directory}: wait until it exits, or stop it") from error
     holder.unlink(missing_ok=True)  # of a process that was killed

@@ -319,7 +319,7 @@ def read_tokenizer(path: Path) -> FastTokenizer:
         _read_config_file(path / CONFIG_FILE)
     for file in path.iterdir():
         if not (file.is_dir() or os.path.isfile(file)):  # such as a pipe, which has no end
-            raise UserError(f"{file} is no file: remove it, or give --tokenizer DIR")
+            raise UserError(f"{file} is a pipe, a device or a broken link: remove it, or give --tokenizer DIR")
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as converted:

@@ -60,7 +60,6 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
         assert message in error_line(capsys, main, "flops", tmp_path, "--set", mistake)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -81,6 +80,7 @@ def test_settings_of_a_stranger_are_one_line(
     assert message in error_line(capsys, main, "flops", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     main(["flops", "electra_tiny"])

@@ -112,9 +112,25 @@ def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> No
     run.mkdir()
     precious.write_text("precious\n")
     link(precious, run / ".lock")
-    with pytest.raises(UserError, match=r"run/\.lock is (a link|not the lock of a run)"):
+    with pytest.raises(UserError, match=r"run/\.lock (is a link|has content that no run wrote)"):
         claim_save_dir(str(run))
     assert precious.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"process 5 on host", b"process 5 on host\n", bytes(20)])
+def test_what_a_crash_leaves_of_a_lock_is_accepted(content: bytes, tmp_path: Path) -> None:
+    """A full disk cuts the line, and a power failure can leave bytes of 0."""
+    (tmp_path / ".lock").write_bytes(content)
+    claim_save_dir(str(tmp_path))
+    assert (tmp_path / ".lock").read_bytes() == f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+
+
+def test_a_save_dir_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    for name, found in (("file", "is a file"), ("link", "is a link to a folder that does not exist")):
+        with pytest.raises(UserError, match=f"{name} {found}: mount or remove it"):
+            claim_save_dir(str(tmp_path / name))
 
 
 def test_a_save_dir_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Damaged and foreign files of a corpus, noticed before the first update, and by ``amos verify``."""
 
+import hashlib
 import json
 import shutil
 import struct
@@ -11,6 +12,7 @@ from saved_models import small_tokenizer
 from synthetic_corpus import make_task, write_corpus, write_split
 
 from amos_fairseq.cli.main import main
+from amos_fairseq.data.corpus import check_prepared
 from amos_fairseq.data.fingerprint import sample_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.pretraining.manifest import file_hashes
@@ -123,3 +125,26 @@ def test_a_sample_has_both_ends_and_the_size(tmp_path: Path) -> None:
         change(path, offset, b"\0")
     cut(path)
     assert sample_sha256(path) != whole
+
+
+def test_prepared_files_are_all_there_and_unchanged(tmp_path: Path) -> None:
+    """A missing second text would turn a task on pairs into one on first texts."""
+    contents = {"input0/train.bin": b"0", "input1/train.bin": b"1", "input1/valid.bin": b"2", "dict.txt": b"3"}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    manifest = tmp_path / "task.json"
+    manifest.write_text(json.dumps({"sha256": hashes}))
+    check_prepared(tmp_path, "task.json", "train")
+    (tmp_path / "input1/valid.bin").unlink()
+    check_prepared(tmp_path, "task.json", "train")
+    (tmp_path / "input1/train.bin").unlink()
+    with pytest.raises(UserError, match=r"input1/train\.bin is missing"):
+        check_prepared(tmp_path, "task.json", "train")
+    (tmp_path / "input1/train.bin").write_bytes(b"4")
+    with pytest.raises(UserError, match=r"input1/train\.bin is not the file that prepare\.sh wrote"):
+        check_prepared(tmp_path, "task.json", "train")
+    manifest.write_text(json.dumps({"sha256": hashes | {"input1/train.bin": None}}))
+    with pytest.raises(UserError, match=r"task\.json was not written by prepare\.sh"):
+        check_prepared(tmp_path, "task.json", "train")

@@ -18,7 +18,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.preprocess.common.reading import InputFile
 from amos_fairseq.strangers import finite_number, is_unicode, parse_json
 
-LARGEST_FILE_BYTES = 1 << 30  # decompressed; the training set of SQuAD 2.0 has 40 MiB
+LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
