@@ -73,7 +73,11 @@ def console_filters() -> list[ConsoleFilter]:
 
 
 def quiet_console(cfg: Any) -> None:
-    """Filter what a run prints, where a log file or a terminal shows that the output is not itself the log."""
+    """Filter what a run prints, where a log file or a terminal shows that the output is not itself the log.
+
+    A line that cannot be printed, on a full disk or to a closed pipe, is lost without a traceback of its own; the run goes on.
+    """
+    logging.raiseExceptions = False
     if cfg.get("job_logging_cfg"):  # fairseq configures Hydra's logging again from this
         with open_dict(cfg):
             cfg.job_logging_cfg.filters = {"console": {"()": f"{ConsoleFilter.__module__}.{ConsoleFilter.__name__}"}}

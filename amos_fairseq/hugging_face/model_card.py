@@ -3,6 +3,7 @@
 import html
 import os
 import re
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,10 +125,10 @@ def check_card_settings(settings: CardSettings) -> None:
     values = [("--data-license", settings.data_license), ("--language", settings.language)]
     values += [("--base-model", settings.base_model), *(("--dataset", name) for name in settings.datasets)]
     for flag, value in values:
-        if value is not None and not re.fullmatch(r"(?=.*\w)[\w ./,:+-]+", value):
+        if value is not None and not re.fullmatch(r"(?=.*\w)[\w ./,:+-]{1,200}", value):
             raise UserError(
-                f"{flag} {value!r} is not a name: give an identifier such as cc-by-4.0, en or google/bert, without other "
-                "characters than letters, digits, spaces and . , : / + - _"
+                f"{flag} {reprlib.repr(value)} is not a name: give an identifier such as cc-by-4.0, en or google/bert, of at "
+                "most 200 letters, digits, spaces and . , : / + - _"
             )
 
 

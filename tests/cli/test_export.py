@@ -301,6 +301,7 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
         (["amos", "--tokenizer", "other"], "other is not the tokenizer that"),
         (["amos", "--data-license", " "], "--data-license ' ' is not a name"),
         (["amos", "--base-model", "<b>a</b>"], "--base-model '<b>a</b>' is not a name"),
+        (["amos", "--base-model", "a" * 5000], "aaa' is not a name"),
         (["amos", "--dataset", "[a](b)"], "--dataset '[a](b)' is not a name"),
     ],
 )

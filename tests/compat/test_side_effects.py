@@ -1,6 +1,8 @@
 """A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened, nor
 fairseq's classes copied for each composition."""
 
+import io
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from tiny_runs import ROOT
 
+from amos_fairseq.compat import side_effects
 from amos_fairseq.composition import compose_with_hydra
 
 # As a CUDA build beside a CPU build of torch.
@@ -63,3 +66,19 @@ def test_a_composition_shares_the_config_store_and_leaves_it_unchanged() -> None
     before = stored()
     compose_with_hydra("amos_tiny", ["model.dropout=0.5", "optimizer.weight_decay=1"])
     assert stored() == before
+
+
+def test_a_log_that_cannot_be_printed_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As with ``amos train RECIPE | head -1``, once for each line of the log."""
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # as a new process has it
+    stream = io.StringIO()
+    stream.close()  # writing raises ValueError
+    logger = logging.Logger("run")
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.error("a line")
+    assert "Traceback" in capsys.readouterr().err
+    side_effects.quiet_console({})
+    logger.error("a line")
+    assert capsys.readouterr().err == ""
