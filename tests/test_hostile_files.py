@@ -198,6 +198,45 @@ def test_a_workspace_names_no_files_elsewhere(tmp_path):
             workspace(path).load_split()
 
 
+@pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer", ".prepare/text", ".prepare/shard0", "tokenizer"])
+def test_a_workspace_writes_and_removes_nothing_through_links(link, tmp_path):
+    """Of a stranger's folder, with the identity of this command or without one."""
+    precious, out = tmp_path / "precious", tmp_path / "out"
+    (precious / "x.unfinished").mkdir(parents=True)
+    (precious / "tokenizer.json").write_text("precious")
+    for identity in (None, IDENTITY):
+        (out / ".prepare" / "tokenizer").mkdir(parents=True)
+        (out / ".prepare" / "tokenizer" / "tokenizer.json").write_text("stranger")
+        (out / ".prepare" / "corpus.json").write_text(json.dumps({"shards": []}))
+        if identity:
+            (out / ".prepare" / "identity.json").write_text(json.dumps(identity))
+        if (out / link).exists():
+            shutil.rmtree(out / link)
+        (out / link).symlink_to(precious)
+        with pytest.raises(UserError, match=r"is a link|corpus of other inputs"), Workspace(out, IDENTITY) as work:
+            work.continue_publishing()
+        assert {path.name for path in precious.iterdir()} == {"x.unfinished", "tokenizer.json"}
+        assert (precious / "tokenizer.json").read_text() == "precious"
+        shutil.rmtree(out)
+
+
+def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
+    (tmp_path / ".prepare" / "text").mkdir(parents=True)
+    with pytest.raises(UserError, match="unfinished corpus of other inputs or settings"), Workspace(tmp_path, IDENTITY):
+        pass
+
+
+@pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer"])
+def test_the_workspace_of_glue_removes_nothing_through_links(link, tmp_path):
+    (tmp_path / "precious" / "folder").mkdir(parents=True)
+    path = tmp_path / "out" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="is a link"), GlueWorkspace(tmp_path / "out", SimpleNamespace(sha256="x")):
+        pass
+    assert (tmp_path / "precious" / "folder").is_dir()
+
+
 def test_half_surrogates_are_refused_where_they_would_be_written(tmp_path):
     for name, read, content in (
         ("dev.json", read_squad, json.loads(json.dumps(SQUAD).replace('"w"', '"\\ud800"'))),

@@ -31,6 +31,7 @@ import amos_fairseq
 from amos_fairseq.compat.run_lifecycle import not_writable
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import refuse_link
+from amos_fairseq.python_process import leave_out_current_folder
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -51,6 +52,7 @@ class ImportPlugin(Callback):
     """
 
     def __init__(self, user_dir: str | None = None) -> None:
+        leave_out_current_folder()  # of the jobs that a launcher of Hydra starts with "python -m", before any configuration
         amos_fairseq.register()  # at once, unless `amos` has postponed it
         if user_dir is not None:
             with report_user_errors():  # Hydra would wrap the message in three lines of its own

@@ -27,10 +27,12 @@ from typing import Any, BinaryIO
 import torch
 from fairseq.data import iterators
 from fairseq.file_io import PathManager
+from fairseq.logging import meters
 
 from amos_fairseq.collectives import on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links, read_header, task_state_of
+from amos_fairseq.strangers import LARGEST_COUNT, field, finite_number, whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +176,12 @@ def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
         raise UserError(f"{path} contains other things than tensors as weights: give another checkpoint")
     extra = _part(header, "extra_state", dict, path)
     history = [part for part in _part(header, "optimizer_history", list, path) if isinstance(part, dict)]
-    if not history or type(history[-1].get("num_updates")) is not int:
-        raise UserError(f"{path} does not say after how many updates it was saved: give another checkpoint")
+    try:
+        whole_number(history[-1].get("num_updates") if history else None)
+    except ValueError as error:
+        raise UserError(
+            f"{path} does not say after how many updates it was saved (num_updates: {error}): give another checkpoint"
+        ) from error
     if not (starts_anew or cfg.reset_optimizer):
         optimizer = header.get("last_optimizer_state")
         if optimizer is None and history[-1]["num_updates"] > 0:
@@ -183,20 +189,84 @@ def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
                 f"{path} has no optimizer state, so the run would start its schedule again: give it as --finetune-from-model "
                 "with another --save-dir, or as --restore-file with --reset-optimizer --reset-lr-scheduler"
             )
-        if optimizer is not None and not isinstance(optimizer, dict):
-            raise UserError(f"{path} contains a damaged optimizer state: give another checkpoint")
+        try:
+            if optimizer is not None:
+                _check_optimizer(optimizer)
+        except ValueError as error:
+            raise UserError(f"{path} contains a damaged optimizer state ({error}): give another checkpoint") from error
         for name, kind in (("criterion_name", str), ("optimizer_name", str), ("lr_scheduler_state", dict)):
             _part(history[-1], name, kind, path)
+        try:
+            _check_score(history[-1]["lr_scheduler_state"].get("best"))
+        except ValueError as error:
+            raise UserError(f"{path} has a damaged lr_scheduler_state ({error}): give another checkpoint") from error
     position = _part(extra, "train_iterator", dict, path)
-    numbers = {"epoch": position.get("epoch")}  # fairseq prints it in any case
+    try:
+        if "previous_training_time" in extra:
+            _named("previous_training_time", finite_number, extra["previous_training_time"], 0, LARGEST_COUNT)
+        if not (starts_anew or cfg.reset_meters):
+            _check_score(extra.get("best"))
+            for name, saved in field({"metrics": {}} | extra, "metrics", dict).items():
+                _named(f"metrics.{name:.100}" if isinstance(name, str) else "metrics", _check_meters, saved)
+    except ValueError as error:
+        raise UserError(f"{path} has a damaged extra_state ({error}): give another checkpoint") from error
+    # fairseq reads these two in any case.
+    numbers = {"epoch": position.get("epoch"), "version": position.get("version", 1)}
     if not (starts_anew or cfg.reset_dataloader):
         numbers["iterations_in_epoch"] = position.get("iterations_in_epoch")
         numbers |= {name: value for name, value in position.items() if name.startswith("blocks_")}
     for name, number in numbers.items():
-        if type(number) is not int or number < (name == "epoch"):
+        try:
+            whole_number(number, low=int(name == "epoch"))
+        except ValueError as error:
             raise UserError(
-                f"{path} has no valid position in the data (train_iterator.{name} is {number!r}): give another checkpoint"
-            )
+                f"{path} has no valid position in the data (train_iterator.{name}: {error}): give another checkpoint"
+            ) from error
+
+
+def _named(name: str, check: Callable[..., Any], *arguments: Any) -> None:
+    """Call ``check``; put the name of what it checks before the reason of its ``ValueError``."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _check_optimizer(saved: Any) -> None:
+    """Raise ``ValueError`` unless this is the state of an optimizer of torch, or of several in fairseq's ``composite``."""
+    parts = saved.values() if isinstance(saved, dict) else ()
+    composed = [part for part in parts if isinstance(part, dict) and "param_groups" in part]
+    for part in composed or [saved]:
+        for index, state in field(part, "state", dict).items():
+            if not isinstance(state, dict):
+                raise ValueError(f"state[{index!r:.100}] is not an object")
+        for group in field(part, "param_groups", list):
+            field(group, "params", list)
+            if isinstance(group.get("lr"), (str, int, float)):  # some optimizers have a tensor or None
+                _named("lr", finite_number, group["lr"])
+
+
+def _check_score(score: Any) -> None:
+    if score is not None and type(score) not in (int, float):  # it may be infinite
+        raise ValueError("best is not a number")
+
+
+def _check_meters(saved: Any) -> None:
+    """Raise ``ValueError`` unless fairseq can load these meters and read their values."""
+    if not isinstance(saved, (list, tuple)):
+        raise ValueError("these are no meters")
+    try:
+        for _, _, kind, state in saved:  # fairseq calls what has this name in its module
+            if not issubclass(getattr(meters, kind), meters.Meter):
+                raise TypeError(kind)
+            for value in state.values():
+                if not (value is None or isinstance(value, (int, float)) or torch.is_tensor(value)):
+                    raise TypeError(kind)
+        loaded = meters.MetersDict()
+        loaded.load_state_dict(saved)
+        loaded.get_smoothed_values()
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
+        raise ValueError("these are no meters") from error
 
 
 def _part(content: dict[str, Any], name: str, kind: type, path: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, write_text
+from amos_fairseq.files import json_text, refuse_link, write_text
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.strangers import read_json
 from amos_fairseq.tokenization import load_tokenizer
@@ -30,6 +30,7 @@ class Workspace:
         Raises:
             UserError: ``out`` contains other files, or data of another tokenizer, or another run is writing it.
         """
+        refuse_link(self.root)  # what is in it is removed
         self._check_out()
         self._created_out = not self.out.exists()
         self.root.mkdir(parents=True, exist_ok=True)
@@ -102,5 +103,6 @@ class Workspace:
     def _clear(self) -> None:
         """Remove what a killed run left."""
         for path in self.root.iterdir():
+            refuse_link(path)
             if path.is_dir():
                 shutil.rmtree(path)

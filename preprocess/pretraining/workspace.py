@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, write_text
+from amos_fairseq.files import json_text, refuse_link, write_text
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.preprocess.pretraining.splitting import Piece, Split
 from amos_fairseq.strangers import field, finite_number, read_json, whole_number
@@ -31,13 +31,14 @@ class Workspace:
         """``identity``: settings and inputs; a run continues an earlier one only if they are equal.
 
         Raises:
-            UserError: ``out`` contains other files or another unfinished corpus, or another run is writing it.
+            UserError: ``out`` contains other files, another unfinished corpus or links in it, or another run is writing it.
         """
         self.out, self._identity = out, identity
         self.root = out / _HIDDEN
         self._lock: Optional[int] = None
 
     def __enter__(self) -> "Workspace":
+        refuse_link(self.root)
         self._created_out = not self.out.exists()
         if not self._created_out and not self.root.is_dir() and any(self.out.iterdir()):
             raise UserError(
@@ -48,6 +49,7 @@ class Workspace:
         self._lock = take_lock(self.root / "lock", refusal)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(os.close, self._lock)
+            self._refuse_links()
             self._claim()
             on_failure.pop_all()
         self._remove_unfinished()
@@ -141,15 +143,26 @@ class Workspace:
         return self.out / f"shard{number}" if shards > 1 else self.out
 
     def _move(self, source: Path, target: Path) -> None:
+        if target != self.out:  # the user named OUT, which may be a link
+            refuse_link(target)
         target.mkdir(exist_ok=True)
         for path in sorted(source.iterdir()) if source.is_dir() else []:
             if path.name != _COUNTS:
                 os.replace(path, target / path.name)
 
+    def _refuse_links(self) -> None:
+        """The files of a folder that is a link would be moved, replaced or removed elsewhere."""
+        for folder, folders, files in os.walk(self.root):  # it follows no links
+            for name in (*folders, *files):
+                refuse_link(Path(folder, name))
+
     def _claim(self) -> None:
         path = self.root / "identity.json"
         identity = read_json(path, f"remove {self.root} and repeat the command", optional=True)
-        if identity not in (None, self._identity):
+        # The identity is written before any part, so parts without one are not of this command.
+        parts = [self.root / MANIFEST, self.text, self.tokenizer, *self.root.glob("shard*")]
+        is_new = identity is None and not any(part.exists() for part in parts)
+        if identity != self._identity and not is_new:
             raise UserError(
                 f"{self.out} contains an unfinished corpus of other inputs or settings: repeat the command that started it, "
                 f"or remove {self.root}"

@@ -1,5 +1,6 @@
 """The Hydra callback that imports the plugin before fairseq chooses ranks and devices."""
 
+import os
 from pathlib import Path
 
 import fairseq.utils
@@ -41,6 +42,13 @@ def test_a_package_beside_fairseq_is_found_from_any_directory(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     ImportPlugin(user_dir="amos_fairseq")
     fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+def test_jobs_of_a_launcher_import_nothing_from_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit starts them with "python -m" before fairseq has prepared anything."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # restored after the test
+    ImportPlugin()
+    assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
 @pytest.mark.parametrize("mode", ["run", "sweep"])

@@ -150,10 +150,13 @@ POSITION = {"version": 2, "epoch": 2, "iterations_in_epoch": 3, "shuffle": True,
 WHOLE = {
     "model": {"weight": torch.zeros(2)},
     "optimizer_history": [{"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}],
-    "extra_state": {"train_iterator": POSITION},
-    "last_optimizer_state": {"state": {}},
+    "extra_state": {"train_iterator": POSITION, "previous_training_time": 3.5, "best": math.inf},
+    "last_optimizer_state": {"state": {0: {}}, "param_groups": [{"params": [0], "lr": 0.1}]},
 }
-START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloader": False}
+OPTIMIZER = WHOLE["last_optimizer_state"]
+START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloader": False, "reset_meters": False}
+AVERAGE = {"val": 1.0, "sum": torch.tensor(2.0), "count": 2, "round": 3}
+METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"init": 1.5, "n": 0, "round": 0})]
 
 
 @pytest.mark.parametrize(
@@ -167,18 +170,48 @@ START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloade
         ({"model": {"weight": 3}}, "other things than tensors"),
         ({"optimizer_history": []}, "does not say after how many updates"),
         ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
-        ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is missing"),
         *(
-            ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name} is")
+            ({"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": number}]}, "after how many updates")
+            for number in (10**400, 10**5000, -5, True)
+        ),
+        ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is missing"),
+        (
+            {"optimizer_history": [WHOLE["optimizer_history"][0] | {"lr_scheduler_state": {"best": "x"}}]},
+            "lr_scheduler_state .best is not a number",
+        ),
+        *(
+            ({"last_optimizer_state": state}, "damaged optimizer state")
+            for state in (
+                {}, {"state": 5}, {"state": {}}, OPTIMIZER | {"state": {0: 5}}, OPTIMIZER | {"param_groups": [5]},
+                OPTIMIZER | {"param_groups": [{"params": 5}]}, OPTIMIZER | {"param_groups": [{"params": [], "lr": "x"}]},
+            )
+        ),
+        *(
+            ({"extra_state": WHOLE["extra_state"] | part}, rf"damaged extra_state \({next(iter(part))}")
+            for part in (
+                {"previous_training_time": "x"}, {"previous_training_time": None}, {"previous_training_time": math.nan},
+                {"best": "x"}, {"metrics": [5]}, {"metrics": {"default": 5}}, {"metrics": {"default": [5]}},
+                {"metrics": {5: [(1, "loss", "OrderedDict", {})]}}, {"metrics": {"train": [(1, "a", "AverageMeter", {})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": "x", "count": 0})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": 10**400})]}},
+                {"metrics": {"train": [METERS[0], METERS[0]]}},
+            )
+        ),
+        *(
+            ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name}: ")
             for name, value in [
                 ("epoch", 0), ("epoch", "2"), ("epoch", None), ("iterations_in_epoch", -1),
                 ("iterations_in_epoch", [3]), ("blocks_in_epoch", 1.5), ("blocks_per_update", -4),
+                ("epoch", 10**400), ("iterations_in_epoch", 10**400), ("version", "2"),
             ]
         ),
     ],
 )  # fmt: skip
 def test_a_checkpoint_with_nonsense_is_one_line(changes: dict, words: str) -> None:
-    check_content("a.pt", WHOLE, SimpleNamespace(**START))
+    meters = {"extra_state": WHOLE["extra_state"] | {"metrics": {"default": METERS}}}
+    check_content("a.pt", WHOLE | meters, SimpleNamespace(**START))
+    composite = WHOLE | {"last_optimizer_state": {"encoder": OPTIMIZER, "decoder": OPTIMIZER}}
+    check_content("a.pt", composite, SimpleNamespace(**START))
     with pytest.raises(UserError, match=f"^a.pt .*{words}"):
         check_content("a.pt", WHOLE | changes, SimpleNamespace(**START))
 
