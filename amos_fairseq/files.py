@@ -1,9 +1,11 @@
 """Write files atomically; load checkpoints as data only, and verify their checksums."""
 
 import contextlib
+import csv
 import errno
 import functools
 import glob
+import io
 import os
 import pickle
 import re
@@ -11,13 +13,17 @@ import shutil
 import socket
 import stat
 import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from amos_fairseq.errors import UserError
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_FORMULA = ("=", "+", "-", "@", "\t")
+_NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
 
 @contextlib.contextmanager
@@ -51,6 +57,22 @@ def write_text(path: str | os.PathLike, content: str) -> None:
     """Write a UTF-8 file atomically (:func:`whole_file`)."""
     with whole_file(str(path)) as unfinished:
         Path(unfinished).write_text(content, encoding="utf-8")
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as CSV in which no cell is a formula: names and labels may come from a stranger.
+
+    Spreadsheets run a cell that starts with one of ``=+-@``, also in quotes, so an apostrophe precedes texts that do; numbers
+    are unchanged.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        cells = ("" if cell is None else str(cell) for cell in row)
+        writer.writerow(
+            f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell for cell in cells
+        )
+    return text.getvalue()
 
 
 def refuse_link(path: str | os.PathLike) -> None:
