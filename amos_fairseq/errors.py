@@ -37,6 +37,14 @@ class CollapsedError(UserError):
     exit_code = COLLAPSED
 
 
+def one_line(text: str) -> str:
+    """Return a text that may contain names from files as one line that changes no terminal.
+
+    Characters that cannot be printed, such as escape sequences and bytes of a file's name that are not UTF-8, become U+FFFD.
+    """
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+
+
 @contextlib.contextmanager
 def report_user_errors() -> Iterator[None]:
     """Print a :class:`UserError` as one line on stderr and exit with its code, 1 for most.
@@ -46,5 +54,5 @@ def report_user_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"amos_fairseq: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"amos_fairseq: error: {one_line(str(error))}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)

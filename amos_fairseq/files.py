@@ -1,10 +1,15 @@
 """Write files atomically; load checkpoints as data only, and verify their checksums."""
 
 import contextlib
+import csv
 import errno
 import functools
 import glob
+<<<<<<< HEAD
 import json
+=======
+import io
+>>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
 import os
 import pickle
 import re
@@ -12,14 +17,18 @@ import shutil
 import socket
 import stat
 import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import is_unicode
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_FORMULA = ("=", "+", "-", "@", "\t")
+_NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
 
 @contextlib.contextmanager
@@ -55,6 +64,7 @@ def write_text(path: str | os.PathLike, content: str) -> None:
         Path(unfinished).write_text(content, encoding="utf-8")
 
 
+<<<<<<< HEAD
 def json_text(content: Any) -> str:
     """Return readable JSON, with a line end, that UTF-8 can represent.
 
@@ -62,6 +72,22 @@ def json_text(content: Any) -> str:
     """
     text = json.dumps(content, indent=2, ensure_ascii=False)
     return (text if is_unicode(text) else json.dumps(content, indent=2)) + "\n"
+=======
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as CSV in which no cell is a formula: names and labels may come from a stranger.
+
+    Spreadsheets run a cell that starts with one of ``=+-@``, also in quotes, so an apostrophe precedes texts that do; numbers
+    are unchanged.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        cells = ("" if cell is None else str(cell) for cell in row)
+        writer.writerow(
+            f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell for cell in cells
+        )
+    return text.getvalue()
+>>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
 
 
 def refuse_link(path: str | os.PathLike) -> None:

@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.compat.patching import running_scripts
-from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.errors import INTERRUPTED, UserError, one_line
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.setting_checks import describe
 
@@ -106,7 +106,7 @@ def report(error: BaseException) -> int | None:
         return None
     name = f"rank {rank}: " if rank > 0 else ""
     sys.stdout.flush()
-    print(f"amos_fairseq: error: {name}{' '.join(line.split())}", file=sys.stderr, flush=True)
+    print(f"amos_fairseq: error: {name}{one_line(line)}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, UserError) else UserError.exit_code
 
 

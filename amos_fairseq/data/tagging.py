@@ -21,7 +21,7 @@ from fairseq.data import Dictionary, FairseqDataset
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.seeding import EpochOrder
-from amos_fairseq.data.word_files import COLUMN_NAME
+from amos_fairseq.data.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_text
@@ -45,7 +45,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         # The column is part of the names of folders, which must be inside OUT.
         if (
             is_complete
-            and COLUMN_NAME.fullmatch(plain_name(manifest["column"], 100))
+            and COLUMN_NAME.fullmatch(plain_name(manifest["column"], LONGEST_COLUMN_NAME))
             and are_labels(manifest["labels"])
         ):
             return manifest

@@ -11,6 +11,7 @@ from amos_fairseq.errors import UserError
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
 COLUMN_NAME = re.compile(r"[\w.:+-]*\w[\w.:+-]*")  # such as upos: part of the names of folders
+LONGEST_COLUMN_NAME = 100
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
@@ -104,9 +105,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
     for number, line in InputFile(path).lines():
         text = line.decode("utf-8").rstrip("\r\n")
-        if "\r" in text:
+        if "\r" in text or "\0" in text:
+            what = "carriage return" if "\r" in text else "NUL character"
             raise UserError(
-                f"{path}, line {number}: a carriage return inside of the line: convert the file to Unix line ends"
+                f"{path}, line {number}: a {what} inside of the line: convert the file to Unix line ends and UTF-8"
             )
         yield number, text
 

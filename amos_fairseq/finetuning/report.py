@@ -1,7 +1,5 @@
 """Statistics over seeds, tables as text, Markdown and CSV, and the summary ``OUT/NAME.json`` for other programs."""
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import csv_text, write_text
 from amos_fairseq.finetuning.runs import Result, read_json
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
@@ -148,11 +146,7 @@ class Table:
 
     def as_csv(self) -> str:
         """Return header and rows, without the notes."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(self.rows)
-        return text.getvalue()
+        return csv_text([self.columns, *self.rows])
 
     def save(self, stem: Path) -> list[Path]:
         """Write STEM.md and STEM.csv; return their paths."""

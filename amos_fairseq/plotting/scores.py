@@ -73,7 +73,7 @@ def scores_figure(results: list[Results]) -> Figure:
         offset = (index - (len(results) - 1) / 2) * width
         columns = [(column + offset, result.scores[task]) for column, task in enumerate(tasks) if task in result.scores]
         _draw_result(ax, index, legend_label(result.name), columns, 0.8 * width)
-    ax.set_xticks(range(len(tasks)), tasks)
+    ax.set_xticks(range(len(tasks)), map(legend_label, tasks))
     ax.set(title="Scores on the development sets", ylabel="main score of the task (%)")
     ax.grid(axis="y", alpha=0.25, linewidth=0.6)
     figure.legend(

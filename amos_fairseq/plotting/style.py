@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib import colormaps, colors
 from matplotlib.figure import Figure
 
+from amos_fairseq.errors import one_line
 from amos_fairseq.files import whole_file
 
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -39,12 +40,8 @@ def depth_colours(num_depths: int) -> list[str]:
 
 
 def legend_label(name: str) -> str:
-    """Return a label that matplotlib shows unchanged: it hides labels that start with "_" and parses "$" as mathematics.
-
-    Characters that cannot be printed, such as bytes of a folder's name that are not UTF-8, become U+FFFD.
-    """
-    shown = "".join(character if character.isprintable() else "\ufffd" for character in name)
-    return " " + shown.replace("$", r"\$")
+    """Return a label that matplotlib shows unchanged: it hides labels that start with "_" and parses "$" as mathematics."""
+    return " " + one_line(name).replace("$", r"\$")
 
 
 def save(figure: Figure, directory: str | Path, name: str) -> list[str]:

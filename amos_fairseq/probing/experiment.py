@@ -5,8 +5,6 @@ OUT/results.csv, table.md, probing.png, .svg      made of them at the end
 OUT/features/                                     memory maps, removed as soon as their probes are trained
 """
 
-import csv
-import io
 import shutil
 import sys
 import time
@@ -20,7 +18,7 @@ import torch
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import csv_text, write_text
 from amos_fairseq.finetuning.report import Table
 from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.plotting.probing import plot_probing
@@ -308,8 +306,4 @@ def in_order(results: Sequence[Result]) -> list[Result]:
 
 def results_csv(results: Sequence[Result]) -> str:
     """Return one line for each result, under the names of the fields."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Result)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(result) for result in results)
-    return text.getvalue()
+    return csv_text([[field.name for field in fields(Result)], *(asdict(result).values() for result in results)])

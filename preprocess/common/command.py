@@ -8,13 +8,21 @@ from typing import Any, Callable, Dict, Iterator, Optional
 
 from tqdm import tqdm
 
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, one_line
 from amos_fairseq.files import NO_ROOM
+from amos_fairseq.strangers import is_unicode
 
 
 def say(line: str, name: str = "prepare") -> None:
     """Print a line about the work to stderr, where the progress bars are."""
-    print(f"{name}: {line}", file=sys.stderr, flush=True)
+    print(f"{name}: {one_line(line)}", file=sys.stderr, flush=True)
+
+
+def check_names(*paths: Path) -> None:
+    """Raise :class:`UserError` if UTF-8 cannot represent the path of an input or output, which manifests contain."""
+    for path in paths:
+        if not is_unicode(str(path)):
+            raise UserError(f"the name of {str(path)!r} is not UTF-8: rename it, for example with convmv")
 
 
 def progress_bar(total: int, name: str, unit: str, delay: float = 0.0) -> tqdm:

@@ -12,7 +12,13 @@ from typing import Any, Dict, List, Optional
 
 from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
+from amos_fairseq.preprocess.common.command import (
+    check_names,
+    ending_in_one_line,
+    number_of_processes,
+    progress_bar,
+    say,
+)
 from amos_fairseq.preprocess.common.processes import (
     end_children_with_this_process,
     in_own_process,
@@ -181,6 +187,7 @@ def run(given: argparse.Namespace) -> None:
     """
     with ending_in_one_line("it continues after the last finished part"):
         # What can be checked is checked before any work.
+        check_names(*given.text, given.out)
         _check_inputs(given.text)
         if ":" in str(given.out):
             raise UserError(

@@ -16,7 +16,7 @@ from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
-from amos_fairseq.preprocess.common.command import ending_in_one_line, say
+from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, say
 from amos_fairseq.preprocess.common.reading import InputFile
 from amos_fairseq.strangers import read_json
 
@@ -278,7 +278,9 @@ def main(arguments: Optional[list[str]] = None) -> None:
     """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
     with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
-        prepare(corpora_of(given), given.out)
+        corpora = corpora_of(given)
+        check_names(*(path for corpus in corpora for path in corpus.paths.values()))
+        prepare(corpora, given.out)
 
 
 if __name__ == "__main__":

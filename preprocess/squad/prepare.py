@@ -15,7 +15,7 @@ from amos_fairseq.data.fingerprint import file_sha256, files_sha256
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
-from amos_fairseq.preprocess.common.command import ending_in_one_line, is_finished, progress_bar, say
+from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 _DESCRIPTION = """Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
@@ -149,6 +149,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
         # Check as much as possible before any work.
+        check_names(given.train, given.dev)
         for path in (given.train, given.dev):
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give an official file of SQuAD")

@@ -13,11 +13,18 @@ from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.data.fingerprint import file_sha256, files_sha256
-from amos_fairseq.data.word_files import COLUMN_NAME, CONLLU_NAMES, Sentence, read_columns, read_conllu
+from amos_fairseq.data.word_files import (
+    COLUMN_NAME,
+    CONLLU_NAMES,
+    LONGEST_COLUMN_NAME,
+    Sentence,
+    read_columns,
+    read_conllu,
+)
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans
-from amos_fairseq.preprocess.common.command import ending_in_one_line, is_finished, progress_bar, say
+from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.preprocess.common.reading import kind_and_compression
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.tokenizer import UNK
@@ -176,6 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     with ending_in_one_line("nothing was left"):
         given = build_parser().parse_args(arguments)
         # Check as much as possible before any work.
+        check_names(given.train, given.dev)
         for path in (given.train, given.dev):
             if not path.is_file():
                 raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
@@ -184,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
                 f"OUT {given.out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it"
             )
         for name in given.columns or ():
-            if not COLUMN_NAME.fullmatch(name) or given.columns.count(name) > 1:
+            if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
                 raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
         prepare(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
 

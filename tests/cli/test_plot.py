@@ -258,11 +258,19 @@ def test_markers_of_seeds_and_bars_of_medians(tmp_path):
     ]
     figure = scores_figure(read_results(files))
     ax = figure.axes[0]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["RTE", "CoLA"]
+    assert [label.get_text().strip() for label in ax.get_xticklabels()] == ["RTE", "CoLA"]
     assert [sorted(line.get_ydata()) for line in ax.get_lines()] == [[50.0, 52.0, 60.0], [10.0], [48.0]]
     bars = [collection.get_segments()[0][:, 1].tolist() for collection in ax.collections]
     assert bars == [[52.0, 52.0], [10.0, 10.0], [48.0, 48.0]]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " base"]
+
+
+def test_names_of_tasks_are_not_mathematics(tmp_path):
+    """matplotlib reports "$x^$" as a mistake when it draws the figure."""
+    file = write_results(tmp_path / "a $1^$", **{"$x^$": [80.0]})
+    figure = scores_figure(read_results([file]))
+    assert [label.get_text().strip() for label in figure.axes[0].get_xticklabels()] == [r"\$x^\$"]
+    figure.canvas.draw()
 
 
 def test_command_writes_figures_of_scores(tmp_path, capsys):

@@ -77,6 +77,7 @@ def test_conllu(tmp_path):
         ("a\tX\nb\t\n", "line 2: column 2 is empty"),
         ("a\nb\n", "one column"),
         ("a X\rb X\n", "line 1: a carriage return inside of the line"),
+        ("a X\nb a\0b\n", "line 2: a NUL character inside of the line"),
         ("\n-DOCSTART- O\n\n", "no sentence"),
     ],
 )

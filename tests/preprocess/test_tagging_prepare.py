@@ -93,6 +93,18 @@ def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [(["x" * 101], "'xxx"), (["../x"], "'../x'"), ([".."], "'..'"), (["a\nb"], "'a\\nb'"), ([""], "''")],
+)
+def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, names, wrong):
+    source = data.parent / "train.txt"
+    flags = [f"--columns=pos,{names[0]}", f"--column={names[0]}"]
+    line = error_line(capsys, prepare.main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
+    assert f"--columns: {wrong}" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
     before = (data / "tagging.json").stat().st_mtime_ns
