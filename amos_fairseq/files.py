@@ -5,11 +5,8 @@ import csv
 import errno
 import functools
 import glob
-<<<<<<< HEAD
-import json
-=======
 import io
->>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
+import json
 import os
 import pickle
 import re
@@ -64,7 +61,6 @@ def write_text(path: str | os.PathLike, content: str) -> None:
         Path(unfinished).write_text(content, encoding="utf-8")
 
 
-<<<<<<< HEAD
 def json_text(content: Any) -> str:
     """Return readable JSON, with a line end, that UTF-8 can represent.
 
@@ -72,7 +68,8 @@ def json_text(content: Any) -> str:
     """
     text = json.dumps(content, indent=2, ensure_ascii=False)
     return (text if is_unicode(text) else json.dumps(content, indent=2)) + "\n"
-=======
+
+
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV in which no cell is a formula: names and labels may come from a stranger.
 
@@ -87,7 +84,6 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
             f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell for cell in cells
         )
     return text.getvalue()
->>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
 
 
 def refuse_link(path: str | os.PathLike) -> None:

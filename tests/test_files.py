@@ -1,11 +1,8 @@
 """Files that replace others whole, when two processes write the same one and when one of them is killed."""
 
-<<<<<<< HEAD
-import json
-=======
 import csv
 import io
->>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
+import json
 import multiprocessing
 import os
 import socket
@@ -13,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file, json_text, no_links, whole_file, whole_folder, write_text
-=======
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import checkpoint_file, csv_text, no_links, whole_file
->>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
+from amos_fairseq.files import checkpoint_file, csv_text, json_text, no_links, whole_file, whole_folder, write_text
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -42,14 +34,14 @@ def test_each_process_writes_to_a_file_of_its_own(tmp_path: Path, monkeypatch: p
     assert unfinished_files(tmp_path) == []
 
 
-<<<<<<< HEAD
 def test_json_names_a_path_that_is_no_text(tmp_path: Path) -> None:
     """A file name may be any bytes; in the locale C, each letter that is not ASCII is such bytes."""
     path, file = os.fsdecode(b"/data/\xff"), tmp_path / "record.json"
     write_text(file, json_text({"path": path, "text": "é"}))
     assert json.loads(file.read_text(encoding="utf-8")) == {"path": path, "text": "é"}
     assert json_text({"text": "é"}) == '{\n  "text": "é"\n}\n'
-=======
+
+
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:
     """Read again with Python's reader: texts that a spreadsheet would compute have an apostrophe, all else is as it was."""
     formulas = [
@@ -90,7 +82,6 @@ def test_messages_are_one_line_that_changes_no_terminal(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit), report_user_errors():
         raise UserError("a\nb \x1b[2Jc \udcff é \x07 日本\r")
     assert capsys.readouterr().err == "amos_fairseq: error: a b \ufffd[2Jc \ufffd é \ufffd 日本\n"
->>>>>>> c595ced4da9ebe34d12d9219063b3d70f29f2cdf
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
