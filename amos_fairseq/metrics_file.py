@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import finite_number, parse_json, plain_name, read_bytes, whole_number
 
 FILE_NAME = "metrics.jsonl"
@@ -64,9 +65,16 @@ def read_records(save_dir: Path) -> list[dict[str, Any]]:
 
 
 def updates_so_far(save_dir: Path) -> int:
-    """Return the update of the last whole record of a run; 0 before the first. Only the end of the file is read."""
+    """Return the update of the last whole record of a run; 0 before the first. Only the end of the file is read.
+
+    Raises:
+        UserError: something else than a file has its name.
+    """
+    path = save_dir / FILE_NAME
+    if path.exists() and not path.is_file():  # opening a pipe waits for its writer
+        raise UserError(f"{path} is not a file: remove it")
     try:
-        with (save_dir / FILE_NAME).open("rb") as file:
+        with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = parse_lines(file.read())
     except FileNotFoundError:

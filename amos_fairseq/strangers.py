@@ -1,7 +1,7 @@
 """Read what a stranger may have written: files, JSON, numbers and names. Every reader of such files uses these functions.
 
-:func:`read_bytes`, :func:`read_text` and :func:`read_json` raise :class:`UserError` with the path and a hint. The others raise
-``ValueError`` with the reason; their callers know the file and the line.
+:func:`read_bytes`, :func:`read_text`, :func:`read_json` and :func:`read_yaml` raise :class:`UserError` with the path and a
+hint. The others raise ``ValueError`` with the reason; their callers know the file and the line.
 """
 
 import argparse
@@ -90,6 +90,38 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
         return parse_json(text, kind)
     except ValueError as error:
         raise UserError(f"{path} {error}: {hint}") from error
+
+
+def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any:
+    """Return the content of a YAML file without aliases: nine lists of nine aliases each grow ninefold per level.
+
+    For the arguments see :func:`read_bytes`.
+
+    Raises:
+        UserError: see :func:`read_bytes`; or it is not YAML, has an alias or a tag of another type, or is nested too deeply.
+    """
+    import yaml  # not needed by most commands
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it has an alias")
+            return super().compose_node(parent, index)
+
+    text = read_text(path, hint, largest)
+    try:
+        return yaml.load(text, Loader)
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply: {hint}") from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ) as error:  # ValueError: the date 2000-99-99
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not YAML that can be read ({reason:.200}): {hint}") from error
 
 
 def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:

@@ -1,9 +1,11 @@
 """The reader of metrics.jsonl: which lines are records, and what readers get of a file that is missing or cut short."""
 
 import json
+import os
 
 import pytest
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines, read_records, updates_so_far
 
 
@@ -59,3 +61,10 @@ def test_progress_needs_the_end_of_the_file_only(tmp_path):
     assert updates_so_far(tmp_path) == 0
     (tmp_path / FILE_NAME).write_bytes(b"\x00" * 10_000 + b'\n{"split": "train", "update": 12}\n{"split": "tr')
     assert updates_so_far(tmp_path) == 12
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_in_the_place_of_the_file_is_refused(make, tmp_path):
+    make(tmp_path / FILE_NAME)
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not a file: remove it"):
+        updates_so_far(tmp_path)

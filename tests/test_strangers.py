@@ -10,7 +10,16 @@ import pytest
 
 from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import finite_number, parse_json, plain_name, read_bytes, read_json, values_in, whole_number
+from amos_fairseq.strangers import (
+    finite_number,
+    parse_json,
+    plain_name,
+    read_bytes,
+    read_json,
+    read_yaml,
+    values_in,
+    whole_number,
+)
 
 
 def nested(levels: int) -> str:
@@ -117,3 +126,26 @@ def test_names_can_be_printed_and_stored():
             plain_name(bad)
         assert len(str(refused.value)) < 200
         assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [", "[" * 20_000, "a: &x 5\nb: *x", "a: &x [*x]", "!!python/object:os.system {}", "a: 2000-99-99", "\0", "\ud800",
+        "a: 1" + "0" * 5000, "? [1]\n: 2", "# " + "x" * (1 << 20),
+    ],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_yaml_that_is_refused(text, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(text, errors="surrogatepass")
+    with pytest.raises(UserError, match=r"a\.yaml .*: hint$") as refusal:
+        read_yaml(path, "hint")
+    assert len(str(refusal.value)) < 600
+    assert "\n" not in str(refusal.value)
+
+
+def test_yaml_is_read_as_it_is(tmp_path):
+    """Interpolations too: a variable of the environment is not looked up."""
+    (tmp_path / "a.yaml").write_text("a: {b: [1, x]}\nc: ${oc.env:HOME}")
+    assert read_yaml(tmp_path / "a.yaml", "hint") == {"a": {"b": [1, "x"]}, "c": "${oc.env:HOME}"}

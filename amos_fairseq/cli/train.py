@@ -6,12 +6,16 @@ import sys
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.errors import UserError
 from amos_fairseq.python_process import python_command
 from amos_fairseq.recipe_files import PACKAGE, find_recipe, quoted, search_path
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
 # compat/side_effects.py come too late.
 WARNED_BY_HYDRA = ("__main__", "runpy", "sys", "hydra.main")
+
+# The groups of fairseq, whose import would take seconds.
+GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
 
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
@@ -42,6 +46,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if {"-h", "--help"} & set(arguments.settings):
         parser.print_help()
         return
+    for setting in arguments.settings:
+        _check_group(setting)
     config_dir, name = find_recipe(arguments.recipe)
     overrides = search_path(config_dir)
     if not any(setting.startswith("common.user_dir=") for setting in arguments.settings):
@@ -51,3 +57,18 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     variables = {"PYTHONWARNINGS": quiet} | os.environ  # a user's own value is kept
     sys.stdout.flush()
     os.execve(sys.executable, [*command, *overrides, *arguments.settings], variables)
+
+
+def _check_group(setting: str) -> None:
+    """Raise :class:`UserError` where Hydra would end with a traceback: a number, true, false or null in place of a group."""
+    key, _, value = setting.lstrip("+").partition("=")
+    if key in GROUPS and (value.lower() in ("true", "false", "null") or _is_number(value)):
+        raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

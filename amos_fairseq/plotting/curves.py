@@ -13,14 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 from amos_fairseq.plotting.style import GREY, RC_PARAMS, depth_colours, legend_label, run_colour, run_style, save
-from amos_fairseq.strangers import read_bytes
+from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
 
 PANEL_INCHES = (5.2, 3.6)
 
@@ -137,9 +134,9 @@ def recipe_of(file: str) -> str:
     """Return the name of the YAML that a run with Hydra was started from; empty for a run with flags."""
     settings = Path(file).with_name(".hydra") / "hydra.yaml"
     try:
-        return str(OmegaConf.load(settings).hydra.job.config_name or "") if settings.is_file() else ""
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
-        return ""  # another program wrote it
+        return plain_name(read_yaml(settings, "remove it")["hydra"]["job"]["config_name"])
+    except (UserError, ValueError, TypeError, LookupError):
+        return ""  # there is none, or another program wrote it
 
 
 def read_curves(file: str) -> dict[str, dict[str, Curve]]:

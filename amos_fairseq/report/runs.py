@@ -26,6 +26,7 @@ from amos_fairseq.plotting.curves import read_runs as read_curves
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
+LONGEST_LINE = 1000  # of a log, in characters; longer ones are read in parts
 GPU = re.compile(r"name = (\S.*?)\s*$", re.MULTILINE)  # fairseq logs a line "rank 0: ... ; name = ..." for each GPU
 
 
@@ -231,13 +232,15 @@ def logged_seconds(records: Sequence[dict[str, Any]]) -> float:
 
 def hardware_of(path: Path) -> str | None:
     """Return the names of the GPUs in the run's log, with their number; None where there is none."""
+    gpu, ranks = None, set()
     try:
-        text = (path / LOG).read_text(encoding="utf-8", errors="replace")
+        if not (path / LOG).is_file():  # opening a pipe waits for its writer
+            return None
+        with (path / LOG).open(encoding="utf-8", errors="replace") as log:
+            while line := log.readline(LONGEST_LINE):  # a log may be large, and a damaged one a single line
+                if "capabilities =" in line and (match := GPU.search(line)):
+                    gpu = match[1]
+                    ranks.add(re.sub(r".*(rank\s+\d+).*", r"\1", line))
     except OSError:
         return None
-    lines = [line for line in text.splitlines() if "capabilities =" in line]
-    gpus = [match[1] for line in lines if (match := GPU.search(line))]
-    ranks = {re.sub(r".*(rank\s+\d+).*", r"\1", line) for line in lines}
-    if not gpus:
-        return None
-    return f"{len(ranks)} x {gpus[-1]}" if len(ranks) > 1 else gpus[-1]
+    return f"{len(ranks)} x {gpu}" if len(ranks) > 1 else gpu

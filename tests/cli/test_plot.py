@@ -101,8 +101,10 @@ def test_title_names_run_and_recipe(save_dir, tmp_path):
     (save_dir / ".hydra").mkdir()
     (save_dir / ".hydra" / "hydra.yaml").write_text("hydra:\n  job:\n    config_name: variants/electra_tt\n")
     (named,) = plotting.read_runs([str(save_dir)])
-    (save_dir / ".hydra" / "hydra.yaml").write_text("hydra: [\n")
-    (broken,) = plotting.read_runs([str(save_dir)])
+    for text in ("hydra: 5", "hydra: {job: {config_name: 5}}", "hydra: {job: 5}", "5", "hydra: [\n", "[" * 20_000):
+        (save_dir / ".hydra" / "hydra.yaml").write_text(text)
+        (broken,) = plotting.read_runs([str(save_dir)])
+        assert broken.recipe == ""
     assert [each.label for each in (run, named, broken)] == ["run", "run (variants/electra_tt)", "run"]
     figure = plotting.panels_figure([plotting.PANELS[0]], [named])
     assert figure.get_suptitle().strip() == "run (variants/electra_tt)"

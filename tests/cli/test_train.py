@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 from failures import error_line
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import amos_fairseq
 from amos_fairseq.cli.main import main
+from amos_fairseq.cli.train import GROUPS
 from amos_fairseq.python_process import python_command
 from amos_fairseq.recipe_files import PACKAGE, RECIPES, quoted
 
@@ -63,6 +66,25 @@ def test_help_is_ours_at_any_place(started: list[list[str]], capsys: pytest.Capt
     main(["train", "amos_base", "--help"])
     assert capsys.readouterr().out.startswith("usage: amos train")
     assert started == []
+
+
+@pytest.mark.parametrize("setting", ["scoring=true", "+model=False", "task=1e3", "optimizer=null"])
+def test_a_value_in_place_of_a_group_is_one_line(
+    setting: str, started: list[list[str]], capsys: pytest.CaptureFixture
+) -> None:
+    name = setting.lstrip("+").partition("=")[0]
+    line = error_line(capsys, main, "train", "amos_base", "task.data=D", setting)
+    assert f"{setting}: {name} is a group of settings: name one of them, as in {name}._name=VALUE" in line
+    assert started == []
+
+
+def test_the_groups_are_those_of_fairseq(started: list[list[str]]) -> None:
+    amos_fairseq.register()
+    assert {*GROUPS} == {name for name, node in ConfigStore.instance().repo.items() if isinstance(node, dict)} - {
+        "hydra"
+    }
+    main(["train", "amos_base", "scoring=bleu", "model={dropout: 0}", "model.dropout=0"])
+    assert started[0][-3:] == ["scoring=bleu", "model={dropout: 0}", "model.dropout=0"]
 
 
 @pytest.mark.parametrize("path", ["/with space", "/a,b=[c]{d}", "/it's", r"/back\slash/x"])

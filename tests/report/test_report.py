@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import re
 from types import SimpleNamespace
 
@@ -329,6 +330,9 @@ def test_gpus_of_the_log(tmp_path):
     )
     assert hardware_of(tmp_path) == "2 x NVIDIA A100-SXM4-40GB"
     assert hardware_of(tmp_path / "absent") is None
+    (tmp_path / "hydra_train.log").unlink()
+    os.mkfifo(tmp_path / "hydra_train.log")
+    assert hardware_of(tmp_path) is None
 
 
 def test_ids_of_a_figure_are_its_own():
