@@ -5,7 +5,6 @@ import csv
 import errno
 import functools
 import glob
-import io
 import json
 import os
 import pickle
@@ -16,15 +15,16 @@ import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import is_unicode
+from amos_fairseq.strangers import LARGEST_COUNT, finite_number, is_unicode
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_FORMULA = ("=", "+", "-", "@", "\t")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
 
@@ -76,14 +76,15 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     Spreadsheets run a cell that starts with one of ``=+-@``, also in quotes, so an apostrophe precedes texts that do; numbers
     are unchanged.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    lines: list[str] = []
+    # Only with its default, CR LF as the end of a line, does the writer quote cells with a lone CR.
+    writer = csv.writer(SimpleNamespace(write=lines.append))
     for row in rows:
         cells = ("" if cell is None else str(cell) for cell in row)
         writer.writerow(
             f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell for cell in cells
         )
-    return text.getvalue()
+    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
 
 
 def refuse_link(path: str | os.PathLike) -> None:
@@ -246,6 +247,17 @@ def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(value, str | None) for value in state.values()):
         raise UserError(f"{path} has a damaged task_state: give another checkpoint")
     return state
+
+
+def training_seconds_of(checkpoint: dict[str, Any]) -> float:
+    """Return the training time up to a checkpoint; raise ``ValueError`` if it is missing or damaged."""
+    import torch
+
+    state = checkpoint.get("extra_state")
+    seconds = state.get("previous_training_time") if isinstance(state, dict) else None
+    if torch.is_tensor(seconds) and seconds.numel() == 1 and not seconds.is_complex():  # the mean over several ranks
+        seconds = seconds.item()
+    return finite_number(seconds, 0, LARGEST_COUNT)
 
 
 @contextlib.contextmanager

@@ -31,8 +31,8 @@ from fairseq.logging import meters
 
 from amos_fairseq.collectives import on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import no_links, read_header, task_state_of
-from amos_fairseq.strangers import LARGEST_COUNT, field, finite_number, whole_number
+from amos_fairseq.files import no_links, read_header, task_state_of, training_seconds_of
+from amos_fairseq.strangers import field, finite_number, whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
     position = _part(extra, "train_iterator", dict, path)
     try:
         if "previous_training_time" in extra:
-            _named("previous_training_time", finite_number, extra["previous_training_time"], 0, LARGEST_COUNT)
+            _named("previous_training_time", training_seconds_of, header)
         if not (starts_anew or cfg.reset_meters):
             _check_score(extra.get("best"))
             for name, saved in field({"metrics": {}} | extra, "metrics", dict).items():

@@ -16,13 +16,13 @@ import torch
 
 import amos_fairseq
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.files import no_links, read_header, whole_file, write_text
+from amos_fairseq.files import no_links, read_header, training_seconds_of, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.runs import Run
 from amos_fairseq.metrics_file import updates_so_far
 from amos_fairseq.python_process import SECONDS_TO_SAVE, python_command
-from amos_fairseq.strangers import LARGEST_COUNT, finite_number, plain_name, read_text
+from amos_fairseq.strangers import plain_name, read_text
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 LOG_FILE = "train.log"
@@ -168,10 +168,8 @@ def epoch_and_seconds(run: Run, checkpoint: Path) -> tuple[float, float]:
 
 def training_seconds(checkpoint: Path) -> float:
     """Return the training time up to a checkpoint, over all parts of the run, including validation and saving."""
-    state = read_header(str(checkpoint)).get("extra_state")
-    seconds = state.get("previous_training_time") if isinstance(state, dict) else None
     try:
-        return finite_number(seconds, 0, LARGEST_COUNT)
+        return training_seconds_of(read_header(str(checkpoint)))
     except ValueError:
         return 0.0
 
