@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 MASK_SYMBOL = "<mask>"
 # fairseq-preprocess --padding-factor appends symbols with this prefix to round up the dictionary's size.
 DICTIONARY_FILLER = "madeupword"
+LARGEST_VOCABULARY = 2**22  # four times the largest known; each entry takes memory
 
 
 def special_ids(dictionary: "Dictionary") -> list[int]:

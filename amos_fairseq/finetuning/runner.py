@@ -43,6 +43,8 @@ from amos_fairseq.finetuning.training import (
     training_command,
 )
 
+MOST_RUNS = 1024  # at a time
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -186,10 +188,12 @@ def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:
     """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time.
 
     Raises:
-        UserError: ``parallel`` is below 1.
+        UserError: ``parallel`` is below 1, or more than a machine can run.
     """
     if parallel < 1:
         raise UserError(f"--parallel {parallel} starts no run: give 1 or more")
+    if parallel > MOST_RUNS:
+        raise UserError(f"--parallel {parallel} asks for too many runs at a time: give at most {MOST_RUNS:,}")
     if cpu or not torch.cuda.is_available():
         return ("cpu",) * parallel
     return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))

@@ -24,7 +24,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import checkpoint_file
 from amos_fairseq.recipe_files import find_recipe
 from amos_fairseq.setting_checks import check_ranges, config_class
-from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 
 DEVICE = torch.device("meta")
@@ -180,8 +180,10 @@ def synthetic_dictionary(size: int) -> Dictionary:
     """Build a dictionary of ``size`` entries, special symbols and ``<mask>`` included; pieces have counts as in a corpus.
 
     Raises:
-        UserError: ``size`` leaves no room for a piece.
+        UserError: ``size`` leaves no room for a piece, or is larger than any vocabulary.
     """
+    if size > LARGEST_VOCABULARY:
+        raise UserError(f"a vocabulary of {size} is more than the {LARGEST_VOCABULARY:,} that can be counted")
     dictionary = Dictionary()
     num_pieces = size - len(dictionary) - 1
     if num_pieces < 1:

@@ -12,6 +12,8 @@ from amos_fairseq.errors import UserError, one_line
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.strangers import is_unicode
 
+MOST_PROCESSES = 1024
+
 
 def say(line: str, name: str = "prepare") -> None:
     """Print a line about the work to stderr, where the progress bars are."""
@@ -62,12 +64,14 @@ def number_of_processes(workers: Optional[int]) -> int:
     """Return the value of ``--workers``; without it, the number of processors available to this process.
 
     Raises:
-        UserError: it is less than 1.
+        UserError: it is less than 1, or so large that starting the processes would stop the machine.
     """
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:
         raise UserError(f"--workers {workers} must be at least 1")
+    if workers > MOST_PROCESSES:
+        raise UserError(f"--workers {workers} asks for too many processes: give at most {MOST_PROCESSES:,}")
     return workers
 
 

@@ -31,6 +31,7 @@ from amos_fairseq.preprocess.pretraining.arguments import DEFAULT_VOCAB_SIZE, DE
 from amos_fairseq.preprocess.pretraining.splitting import Split, SplitSettings, group_into_shards, split_corpus
 from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
 from amos_fairseq.preprocess.pretraining.workspace import Workspace
+from amos_fairseq.special_tokens import LARGEST_VOCABULARY
 from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.conversion import from_sentencepiece
@@ -230,6 +231,8 @@ def _settings(given: argparse.Namespace) -> Settings:
     size = DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
     if size < 1:
         raise UserError(f"--vocab-size {size} must be greater than 0")
+    if size > LARGEST_VOCABULARY:
+        raise UserError(f"--vocab-size {size} is too large: give at most {LARGEST_VOCABULARY:,}")
     return Settings(split, bpe, size, bpe == "sentencepiece" if given.cased is None else given.cased)
 
 

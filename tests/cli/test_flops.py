@@ -100,6 +100,7 @@ def test_the_tables_show_every_part(capsys: pytest.CaptureFixture, monkeypatch: 
         (["mlm_tiny", "--set", "task.data=/nowhere"], "/nowhere is not a directory"),
         (["mlm_tiny", "--length", "65"], "--length 65: the model takes 1 to 64 tokens"),
         (["mlm_tiny", "--vocabulary-size", "5"], "no room for pieces"),
+        (["mlm_tiny", "--vocabulary-size", str(2**62)], "more than the 4,194,304 that can be counted"),
         (["mlm_tiny", "--set", "optimization.max_update=0"], "sets no end"),
         (["mlm_tiny", "--set", "optimization.max_update=abc"], "abc"),
         (["mlm_tiny", "--set", "model.max_positions=63"], "allows 63"),

@@ -9,9 +9,11 @@ from typing import Any
 import sentencepiece
 import torch
 from fairseq.data import Dictionary
+from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
@@ -128,6 +130,15 @@ def write_run(
     cfg = {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15} | (task or {})}
     write_state(directory, "checkpoint_last.pt", objective, model, config, cfg=cfg)
     return directory
+
+
+def add_settings(run: Path, recipe: str) -> None:
+    """Give a checkpoint the settings of a recipe that its run would have."""
+    file = run / "checkpoint_last.pt"
+    state = torch.load(file, weights_only=True)
+    settings = OmegaConf.to_container(compose_recipe(recipe, ["task.data=none", "task.tokens_per_sample=20"]))
+    state["cfg"] = settings | {"model": settings["model"] | state["cfg"]["model"]}
+    torch.save(state, file)
 
 
 class WordTokenizer:

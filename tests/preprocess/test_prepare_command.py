@@ -74,6 +74,8 @@ BAD = {
         "--shard-megabytes 0.0 must be a finite number greater than 0",
     ),
     "workers": (lambda d: [text(d), "--workers", 0], "--workers 0 must be at least 1"),
+    "many workers": (lambda d: [text(d), "--workers", 2**31], "too many processes: give at most 1,024"),
+    "many pieces": (lambda d: [text(d), "--vocab-size", 2**31], "is too large: give at most 4,194,304"),
 }
 
 

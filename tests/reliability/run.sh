@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# bash tests/reliability/run.sh [--tries N] [--seed S] [--table FILE]: create the environment and attack runs, files and settings
-# with N kills, 3 N settings, N damaged files, 5 N damaged labels or features, N / 5 links and 6 N / 10 hostile files. Prints a
-# table in Markdown; exit code 1 if an attack succeeds. --tries 100 takes about an hour on two cores;
+# bash tests/reliability/run.sh [--tries N] [--seed S] [--table FILE] [--processes P]: create the environment and attack runs,
+# commands, files and settings: N kills, 3 N settings of a training and N of other commands, N damaged files of runs, 5 N damaged
+# labels or features, N damaged results, N / 5 links, 6 N / 10 hostile checkpoints, 3 N imported folders, N / 2 compression bombs,
+# N / 2 consoles and disks, N / 5 folders with planted modules and N / 20 kills of a command that trains in another process.
+# Prints a table in Markdown; exit code 1 if an attack succeeds. TODO
 # tests/reliability/test_attacks.py is the small version.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -10,11 +10,9 @@ import pytest
 import torch
 from benchmark_summary import write_summary, write_tagging
 from failures import error_line
-from omegaconf import OmegaConf
-from saved_models import CORPUS, UPDATES, write_run
+from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.probing.results import Result, write_results
 from amos_fairseq.report import write
 from amos_fairseq.report.page import inline_svg
@@ -76,15 +74,6 @@ def write_metrics(run, **values):
     records += [{"split": "train", "update": 20, **RECORD, **values, "wall": 3600.0, "wps": 300.0}]
     records += [{"split": "valid", "update": 20, **RECORD, **values}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def add_settings(run, recipe):
-    """Give a checkpoint the settings of a recipe that its run would have."""
-    file = run / "checkpoint_last.pt"
-    state = torch.load(file, weights_only=True)
-    settings = OmegaConf.to_container(compose_recipe(recipe, ["task.data=none", "task.tokens_per_sample=20"]))
-    state["cfg"] = settings | {"model": settings["model"] | state["cfg"]["model"]}
-    torch.save(state, file)
 
 
 def write_probing(folder, run):

@@ -30,6 +30,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         ([str(data), "--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
         ([str(data), "--tasks", "CoLA", "--seeds", "0"], "--seeds 0 asks for no run"),
         ([str(data), "--tasks", "CoLA", "--parallel", "0"], "--parallel 0 starts no run"),
+        ([str(data), "--tasks", "CoLA", "--parallel", str(2**62)], "too many runs at a time: give at most 1,024"),
         ([str(data), "--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
         ([str(data), "--tasks", "CoLA", "--lr", "nan"], "--lr nan must be above 0"),
         ([str(data), "--tasks", "CoLA", "--lr", "1e300"], "lr 1e+300 must be above 0 and at most 1,000"),

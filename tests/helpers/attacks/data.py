@@ -1,0 +1,133 @@
+"""Attacks by data: prepared labels and stored features, compressed text, and the files that report and plot read."""
+
+import gzip
+import lzma
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import zstandard
+from fairseq.data import Dictionary
+from saved_models import write_run
+from synthetic_tagging import prepare_tagging
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.tagging import TaggedSentences
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing.features import encode_split, parts_of, stored_features
+from amos_fairseq.probing.targets import Example
+from attacks.commands import Attack, Place, amos_harm, run_amos
+from attacks.damage import attack_json, damage
+from attacks.workplace import COMMANDS
+
+
+def damaged_data(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Damage prepared labels or stored features; the labels are refused, the features computed again."""
+    draw = random.Random(seed)
+    folder = place.folder / "data"
+    labels = prepare_tagging(folder)
+    loaded = load_checkpoint(write_run(folder / "run"))
+    part, dictionary = parts_of(loaded.model)["generator"], Dictionary.load(str(labels / "dict.txt"))
+    encoded = {"train": encode_split(loaded, [Example(["the", "quick", "brown", "fox"], [])] * 9)}
+
+    def features() -> torch.Tensor:
+        stored = stored_features(folder / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+        return stored["train"][1].clone()
+
+    expected = features()
+    for number in range(tries):
+        in_labels = draw.random() < 0.5
+        names = ("valid.*.bin", "valid.*.idx", "valid.*.jsonl") if in_labels else ("*",)
+        root = labels if in_labels else folder / "features"
+        path = draw.choice(sorted(path for name in names for path in root.glob(name)))
+        content = path.read_bytes()
+        how = damage(path, draw)
+        harm = ""
+        try:
+            if in_labels:
+                TaggedSentences(labels, "valid", dictionary, 3, 64)
+                harm = "accepted" if path.read_bytes() != content else ""
+            elif not torch.equal(features(), expected):
+                harm = "other features"
+        except UserError as error:
+            harm = "" if in_labels else f"refused: {error}"
+        except Exception as error:
+            harm = f"traceback: {type(error).__name__}: {error}"
+        yield Attack("damaged labels or features", f"{path.name}, {how}, seed {seed}, number {number}", harm)
+        if in_labels:
+            path.write_bytes(content)
+
+
+MIB = 1 << 20
+COMPRESS = {
+    "": bytes,
+    ".gz": lambda content: gzip.compress(content, 1),
+    ".xz": lambda content: lzma.compress(content, preset=0),
+    ".zst": zstandard.ZstdCompressor().compress,
+    ".bz2": bytes,  # refused by its name
+}
+# What is repeated, between a beginning and an end; a document that is too large has lines, because each takes its time.
+ENDLESS = {
+    ".txt": (("", "x", ""), ("a text\n\n", "x " * 512 + "\n", ""), ("", "\0", "")),
+    ".jsonl": (
+        ('{"text": "', "x", '"}\n'), ("", "[", ""), ('{"text": "a", "b": [', "[],", "[]]}\n"), ('{"text": ', "1", "}\n"),
+        ('{"text": "', "\\n", '"}\n'), ('{"text": "a", "b": {', '"":{},', '"":{}}}\n'),
+    ),
+}  # fmt: skip
+
+
+def bombs(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Prepare a small file that holds up to 4 GiB: it is refused, in little memory, and nothing is left."""
+    draw = random.Random(seed)
+    for number in range(tries):
+        folder = place.folder / "bomb"
+        folder.mkdir()
+        suffix, kind = draw.choice(list(COMPRESS)), draw.choice(list(ENDLESS))
+        before, unit, after = draw.choice(ENDLESS[kind])
+        # A line of 120 MiB is read, one of 128 MiB is not.
+        size = draw.choice([120 * MIB, 4096 * MIB])
+        text = folder / f"text{kind}{suffix}"
+        write_bomb(text, before, unit, after, size, suffix)
+        code, output = run_amos(["prepare", text, "--out", "out", "--workers", "1", "--vocab-size", "60"], folder)
+        harm = amos_harm(code, output, folder)
+        if not harm and (code == 0 or (folder / "out").exists()):
+            harm = "accepted" if code == 0 else "left OUT"
+        what = f"{before}{unit[:5]}{after}".strip()
+        yield Attack(
+            "compression bomb", f"{text.name} of {what}, {size // MIB} MiB, seed {seed}, number {number}", harm
+        )
+        shutil.rmtree(folder)
+
+
+def write_bomb(path: Path, before: str, unit: str, after: str, size: int, suffix: str) -> None:
+    """Write streams of 8 MiB one after another, which is a valid file of each kind; plain text is at most 256 MiB."""
+    compress = COMPRESS[suffix]
+    part = unit.encode() * (8 * MIB // len(unit))
+    stream = compress(part)
+    with path.open("wb") as file:
+        file.write(compress(before.encode()))
+        for _ in range(min(size, 4096 * MIB if len(stream) < MIB else 256 * MIB) // len(part)):
+            file.write(stream)
+        file.write(compress(after.encode()))
+
+
+def damaged_results(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Attack a file that ``amos report`` or ``amos plot`` reads; the page and the figures are drawn, or it is refused."""
+    draw = random.Random(seed)
+    files = [f"glue/{name}.json" for name in ("glue", "squad")] + ["tag/tagging.json", "probe/results.json"]
+    for number in range(tries):
+        folder = place.folder / "results"
+        shutil.copytree(place.workplace, folder)
+        name = draw.choice(["run/metrics.jsonl"] * 4 + files)
+        how = attack_json(folder / name, draw)
+        command = ["report", *COMMANDS["report"]]
+        if name != "probe/results.json" and draw.random() < 0.7:
+            command = ["plot", "run" if name.startswith("run") else name, "--out", "out/plots"]
+        code, text = run_amos(command, folder)
+        harm = amos_harm(code, text, folder)
+        if not harm and code == 0 and not any(path.is_file() for path in (folder / "out").rglob("*")):
+            harm = "nothing is drawn"
+        yield Attack("damaged results", f"amos {command[0]}, {name}: {how}, seed {seed}, number {number}", harm)
+        shutil.rmtree(folder)

@@ -1,0 +1,232 @@
+"""Models of a stranger: checkpoints and Hugging Face folders that try to run code, or whose contents do not fit."""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from hugging_face_folders import TOLERANCE, write_model
+from interrupted_run import RUN, checkpoint
+from safetensors.torch import load_file, save_file
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
+from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_command
+from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
+from attacks.runs import FLAGS
+
+
+class Bomb:
+    """An object whose loading creates a file."""
+
+    def __init__(self, canary: Path, call: Callable[..., Any], *arguments: Any) -> None:
+        self.reduced = (call, arguments or (str(canary),))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
+def bombs_of_pickle(canary: Path) -> list[Bomb]:
+    return [
+        Bomb(canary, Path.touch, Path(canary)), Bomb(canary, os.system, f"touch {canary}"), Bomb(canary, os.mkdir),
+        Bomb(canary, eval, f"__import__('os').mkdir({str(canary)!r})"), Bomb(canary, exec, f"open({str(canary)!r}, 'w')"),
+        Bomb(canary, subprocess.call, ["touch", str(canary)]), Bomb(canary, open, str(canary), "w"),
+    ]  # fmt: skip
+
+
+def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> Any:
+    """Return a checkpoint with an object or a setting that tries to run code."""
+    (canary.parent / "src").mkdir(exist_ok=True)
+    (canary.parent / "src" / "__init__.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    source = str(canary.parent / "src")
+    texts = [
+        f"--user-dir={source}", f"--user-dir {source}", source, "${oc.env:HOME}", "__import__('os').abort()", "../../x",
+        f"$(touch {canary})", f"tanh; touch {canary}", "{_target_: os.abort}", "!!python/object/apply:os.abort []",
+    ]  # fmt: skip
+    circle: list[Any] = []
+    circle += [circle, circle]
+    values = [*HOSTILE_VALUES, circle, argparse.Namespace(a=circle)]
+    place = draw.choice(["bomb", "setting", "setting", "key", "task state", "value", "value", "section", "missing"])
+    if place == "bomb":
+        state[draw.choice([*state, "more"])] = draw.choice(bombs_of_pickle(canary))
+    elif place == "setting":
+        section = draw.choice(["model", "model", "task", "criterion"])
+        state["cfg"][section][draw.choice(sorted(state["cfg"][section]))] = draw.choice(texts)
+    elif place == "value":
+        section = draw.choice(["model", "task", "criterion", "checkpoint"])
+        state["cfg"][section][draw.choice(sorted(state["cfg"][section]))] = draw.choice(values)
+    elif place == "section":
+        section = draw.choice(sorted(name for name, part in state["cfg"].items() if isinstance(part, dict)))
+        given = argparse.Namespace(**state["cfg"][section])
+        state["cfg"][section] = draw.choice([given, {"_name": "unknown"}, *values])
+    elif place == "missing":
+        section = draw.choice(sorted(name for name, part in state["cfg"].items() if isinstance(part, dict) and part))
+        part, key = draw.choice(
+            [(state["cfg"], section), (state["cfg"][section], draw.choice(sorted(state["cfg"][section])))]
+        )
+        del part[key]
+    elif place == "key":
+        state["cfg"]["model"][draw.choice(texts)] = draw.choice(texts)
+    else:
+        state["task_state"] = draw.choice([*texts, {"tokenizer_sha256": draw.choice(texts)}])
+    return state
+
+
+def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Give a stranger's checkpoint to the commands that read one; nothing of it is executed."""
+    draw = random.Random(seed)
+    original = place.references["float32"]
+    for number in range(tries):
+        folder = place.folder / "hostile"
+        (folder / "run").mkdir(parents=True)
+        shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
+        canary = folder / "executed"
+        state = hostile_states(canary, draw, checkpoint(original))
+        torch.save(state, folder / "run" / "checkpoint_last.pt", _use_new_zipfile_serialization=draw.random() < 0.8)
+        name, *arguments = draw.choice([
+            ["export", "run", "out", "--no-check"],
+            ["inspect", "run", "--text", "a text"],
+            ["flops", "run"],
+            ["glue", "--checkpoint", "run", "--data", "run", "--out", "out"],
+            ["train", str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")],
+        ])  # fmt: skip
+        if name == "train":
+            harm = command_harm(*run_command("fairseq_cli.train", arguments), folder)
+        else:
+            harm = amos_harm(*run_amos([name, *arguments], folder), folder)
+        harm = "executed" if canary.exists() else harm
+        yield Attack("hostile file", f"amos {name}, seed {seed}, number {number}", harm)
+        shutil.rmtree(folder)
+
+
+FAMILIES = {
+    "mpnet": "MPNetForMaskedLM",
+    "electra": "ElectraForPreTraining",
+    "bert": "BertModel",
+    "roberta": "RobertaModel",
+}
+JSON_FILES = ("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+CLASSES = ("Rag", "Marian", "Flaubert", "XLM", "Speech2Text", "Bert", "Evil", 5, ["a"], None)
+
+
+def imported_folders(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Import an attacked folder: it is refused and nothing is left, or the model computes what transformers computes."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    draw = random.Random(seed)
+    originals = place.folder / "originals"
+    for family, name in FAMILIES.items():
+        write_model(originals / family, family, name)
+    for number in range(tries):
+        folder = place.folder / "imported"
+        family = draw.choice(list(FAMILIES))
+        shutil.copytree(originals / family, folder / "in")
+        canary, file = folder / "executed", folder / "out" / "model.pt"
+        attack = draw.choice([attack_settings, attack_settings, attack_weights, plant_code])
+        how = attack(folder / "in", canary, draw)
+        code, text = run_amos(["import", "in", "out/model.pt", "--arch", "amos_tiny"], folder)
+        harm = "executed" if canary.exists() else amos_harm(code, text, folder)
+        if not harm and code != 0 and file.parent.exists():
+            harm = f"left {[path.name for path in file.parent.iterdir()]}"
+        if not harm and code == 0:
+            harm = other_states(folder / "in", file)
+        yield Attack("imported folder", f"{family}, {how}, seed {seed}, number {number}", harm)
+        shutil.rmtree(folder)
+
+
+def attack_settings(folder: Path, canary: Path, draw: random.Random) -> str:
+    name = draw.choice(JSON_FILES)
+    if not (folder / name).exists():
+        (folder / name).write_text('{"cls_token": "[CLS]", "a": {"b": ["c"]}}')
+    return f"{name}: {attack_json(folder / name, draw)}"
+
+
+def attack_weights(folder: Path, canary: Path, draw: random.Random) -> str:
+    """Damage the file of the weights, or save a state with a name, tensor or object that does not belong there."""
+    file = folder / "model.safetensors"
+    how = draw.choice(["damage", "replace", "index", "bomb", "name", "tensor", "tensor", "missing"])
+    if how == "damage":
+        return f"{file.name}: {damage(file, draw)}"
+    if how == "replace":
+        return f"{file.name}: {replace(file, draw)}"
+    state: dict[Any, Any] = load_file(file)
+    key = draw.choice(sorted(state))
+    if how == "index":
+        file.rename(folder / "part.safetensors")
+        named = draw.choice(["part.safetensors", "../../part.safetensors", "/dev/zero", ".", "", "x" * 500, None, 5])
+        content = {"weight_map": dict.fromkeys(state, "part.safetensors") | {key: named}}
+        (folder / f"{file.name}.index.json").write_text(json.dumps(content))
+        return f"index: {key} in {named!r:.30}"
+    pickled = draw.random() < 0.5
+    if how == "bomb":
+        key, pickled = draw.choice([key, "more"]), True
+        state[key] = draw.choice(bombs_of_pickle(canary))
+    elif how == "name":
+        name = draw.choice(["x" * 5000, "a\x1b[31m", key + ".\0", key.upper(), "encoder.layer.999.x", key + "2"])
+        state[name] = state.pop(key)
+    elif how == "missing":
+        del state[key]
+    else:
+        tensor = state[key]
+        changed = [tensor.half(), tensor.to(torch.int32), tensor.flatten(), tensor[:0], tensor[:1], torch.tensor(1.0)]
+        odd = [tensor.to(torch.complex64), tensor.to("meta"), tensor.to_sparse(), torch.ones(1).expand(2**40)]
+        state[key] = draw.choice([*changed, *odd] if pickled else changed)
+    file.unlink()
+    if pickled:
+        torch.save(state, folder / "pytorch_model.bin")
+    else:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, file, metadata={"format": "pt"})
+    return f"{how} of {key:.40}, {'pickled' if pickled else 'safetensors'}"
+
+
+def plant_code(folder: Path, canary: Path, draw: random.Random) -> str:
+    """Add modules, and let the configurations of model and tokenizer name their classes."""
+    for name in ("__init__", "evil", "configuration_evil", "tokenization_evil"):
+        (folder / f"{name}.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    entries = {
+        "auto_map": {
+            "AutoConfig": "configuration_evil.C", "AutoModel": "evil.M", "AutoTokenizer": ["tokenization_evil.T", "evil.F"],
+        },
+        "trust_remote_code": True, "custom_pipelines": {"x": {"impl": "evil.P", "pt": ["AutoModel"]}},
+        "_attn_implementation": "evil", "tokenizer_class": draw.choice(CLASSES), "_commit_hash": "x",
+    }  # fmt: skip
+    changes = {"config.json": {"model_type": "evil", "architectures": ["Evil"]}, "tokenizer_config.json": {}}
+    for name, more in changes.items():
+        content = json.loads((folder / name).read_text()) | {
+            key: entries[key] for key in entries if draw.random() < 0.7
+        }
+        if draw.random() < 0.3:
+            content |= more
+        (folder / name).write_text(json.dumps(content))
+    if without := draw.random() < 0.5:  # transformers then builds a tokenizer
+        (folder / "tokenizer.json").unlink()
+        (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    return f"code, {'without' if without else 'with'} tokenizer.json"
+
+
+@torch.no_grad()
+def other_states(folder: Path, file: Path) -> str:
+    """Compare the states of an imported model with those of transformers, which may refuse what has no effect here."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).float().eval()
+            imported = load_checkpoint(file)
+            ids, pad = row_map(imported.tokenizer), imported.dictionary.pad()
+            rows = torch.tensor(
+                [row for row, foreign in enumerate(ids.tolist()) if foreign != ABSENT and row != pad][:30]
+            )
+            expected = theirs(input_ids=ids[rows][None]).last_hidden_state
+    except Exception:
+        return ""
+    found = imported.model.extract_features(rows[None])
+    close = (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    return "" if close or not expected.isfinite().all() else "accepted, with other states"

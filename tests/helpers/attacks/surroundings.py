@@ -1,0 +1,113 @@
+"""Attacks by what surrounds a command: modules in the current folder, the locale, closed and full outputs, a full disk."""
+
+import os
+import random
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tiny_runs import TINY_RUN
+
+from amos_fairseq.python_process import python_command
+from attacks.commands import Attack, Place, amos_harm, amos_script, command_harm, run_amos, run_interpreter
+from attacks.workplace import COMMANDS, SMALL_RUN
+
+# Of the standard library, of what the package needs, and the package itself.
+PLANTED = (
+    "json", "queue", "pickle", "multiprocessing", "yaml", "numpy", "torch", "fairseq", "hydra", "amos_fairseq", "typing",
+    "sitecustomize", "transformers", "matplotlib", "tokenizers", "fairseq_cli", "amos_start", "sentencepiece",
+)  # fmt: skip
+
+
+def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Run a command in a folder with modules named like those that it imports; they are not executed."""
+    draw = random.Random(seed)
+    folder = place.folder / "modules"
+    canary, amos = place.folder / "executed", amos_script(place.folder)
+    of_trainings = {
+        "amos train": [*amos, "train", "amos_tiny", *SMALL_RUN, f"task.data={place.corpus}", "checkpoint.save_dir=out/run"],
+        "fairseq-train": [*python_command("fairseq_cli.train"), place.corpus, *TINY_RUN, "--save-dir", "out/run",
+                          "--max-update", "2", "--num-workers", "1"],
+    }  # fmt: skip
+    commands = {f"amos {name}": [*amos, name, *arguments] for name, arguments in COMMANDS.items()} | of_trainings
+    refused = ["--checkpoint", "run", "--data", "nothing", "--out", "out/x", "--cpu"]
+    commands |= {f"amos {name}": [*amos, name, *refused] for name in ("glue", "squad")}
+    commands |= {"amos verify": [*amos, "verify", place.corpus], "amos bench": [*amos, "bench", "nothing"]}
+    for number in range(tries):
+        shutil.copytree(place.workplace, folder)
+        name = draw.choice(list(commands))
+        planted = draw.sample(PLANTED, 10)
+        for module in planted:
+            source = draw.choice([folder / f"{module}.py", folder / module / "__init__.py"])
+            source.parent.mkdir(exist_ok=True)
+            source.write_text(f"open({str(canary)!r}, 'a').write({module + ' '!r})\n")
+        code, text = run_interpreter(commands[name], folder, {})
+        harm = f"executed {canary.read_text()}" if canary.exists() else command_harm(code, text, folder)
+        yield Attack("planted module", f"{name}, {', '.join(planted)}, seed {seed}, number {number}", harm)
+        canary.unlink(missing_ok=True)
+        shutil.rmtree(folder)
+
+
+# Python reads these when it starts: such a command needs a new process.
+LOCALES = (
+    {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"},
+)  # fmt: skip
+FILE_SIZES = (0, 100, 1000, 10_000, 100_000)
+
+
+def close_stdout() -> None:
+    os.close(1)
+    sys.stdout = None
+
+
+def fill_stdout() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
+def limit_files(size: int) -> Callable[[], None]:
+    """No file can grow beyond ``size`` bytes, as on a disk that is full then."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+    """Run a command in another locale, with a closed or full output, or on a full disk.
+
+    It ends well, or in one line; all of its files are then there, or the repeated command writes them.
+    """
+    draw = random.Random(seed)
+    folder, amos = place.folder / "console of Ω", amos_script(place.folder)
+    disturbances = {
+        **{str(variables): variables for variables in LOCALES},
+        **{f"at most {size} bytes in a file": limit_files(size) for size in FILE_SIZES},
+        "stdout closed": close_stdout, "stdout on /dev/full": fill_stdout,
+    }  # fmt: skip
+    names = [name for name in COMMANDS if name != "tag"]  # it trains as the command train does
+    expected: dict[str, set[str]] = {}
+    for number in range(tries):
+        name, what = draw.choice(names), draw.choice(list(disturbances))
+        command = [name, *COMMANDS[name]]
+        if name not in expected:
+            shutil.copytree(place.workplace, folder)
+            code, text = run_amos(command, folder)
+            assert code == 0, text[-3000:]
+            expected[name] = files_in(folder / "out")
+            shutil.rmtree(folder)
+        shutil.copytree(place.workplace, folder)
+        if what in map(str, LOCALES):
+            code, text = run_interpreter([*amos, *command], folder, disturbances[what])
+        else:
+            code, text = run_amos(command, folder, before=disturbances[what])
+        harm = amos_harm(code, text, folder)
+        if not harm and files_in(folder / "out") != expected[name]:
+            harm = "files are missing" if code == 0 else ""
+            code, text = run_amos(command, folder)
+            if not harm and (code != 0 or files_in(folder / "out") != expected[name]):
+                harm = f"the repeated command ends with {code}: {text[-300:]}"
+        yield Attack("console and disk", f"amos {name}, {what}, seed {seed}, number {number}", harm)
+        shutil.rmtree(folder)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

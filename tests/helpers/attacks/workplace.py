@@ -1,0 +1,103 @@
+"""A folder with small inputs for every command of ``amos``, and command lines that are run in it."""
+
+import json
+import random
+from pathlib import Path
+
+from benchmark_summary import write_summary, write_tagging
+from hugging_face_folders import write_model
+from saved_models import CORPUS, UPDATES, add_settings, write_run
+from synthetic_squad import untrained_checkpoint
+from synthetic_tagging import prepare_tagging
+
+from amos_fairseq.probing.results import Result, write_results
+
+SMALL_RUN = (
+    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=16", "dataset.num_workers=0", "optimization.max_update=2",
+)  # fmt: skip
+RECIPE = """\
+defaults: {lr: 3.0e-3, epochs: 4, batch_size: 8, warmup: 0.1, dropout: 0.1, attention_dropout: 0.1, num_separators: 2}
+tasks: {tagging: {}}
+"""
+# Each writes to the folder out alone, and takes seconds.
+COMMANDS = {
+    "recipes": ["amos_tiny"],
+    "flops": ["run"],
+    "inspect": ["run", "--text", "the quick ± fox", "--html", "out/page.html"],
+    "score": ["mlm", "text.txt", "--out", "out/scores.tsv"],
+    "plot": ["run", "--out", "out/plots"],
+    "report": ["run", "--glue", "glue", "--tag", "tag", "--probe", "probe", "--text", "text.txt", "--sentence", "the fox",
+               "--masked-tokens", "50", "--out", "out/page.html"],
+    "import": ["bert", "out/model.pt", "--arch", "amos_tiny"],
+    "export": ["run", "out/folder", "--no-check"],
+    "prepare": ["text.txt", "--out", "out/corpus", "--vocab-size", "60", "--workers", "1"],
+    "probe": ["--checkpoint", "run", "--data", "probing", "--out", "out/probe", "--part", "generator", "--layers", "1",
+              "--updates", "4", "--batch-size", "16", "--seeds", "2"],
+    "tag": ["--checkpoint", "start/checkpoint_last.pt", "--data", "labels/data", "--out", "out/tag", "--recipe", "recipe.yaml",
+            "--seeds", "1", "--cpu"],
+}  # fmt: skip
+
+
+def write_workplace(folder: Path) -> Path:
+    """Write the folder; nothing in it takes long to make, and nothing is trained."""
+    draw = random.Random(0)
+    folder.mkdir()
+    (folder / "out").mkdir()
+    for name, objective in (("run", "amos"), ("mlm", "mlm")):
+        write_run(folder / name, objective, task={"tokens_per_sample": 20})
+    add_settings(folder / "run", "amos_tiny")
+    write_metrics(folder / "run" / "metrics.jsonl")
+    write_model(folder / "bert", "bert", "BertModel")
+    paragraphs = [" ".join(draw.choices(" ".join(CORPUS).split(), k=20)) for _ in range(60)]
+    (folder / "text.txt").write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
+    write_summaries(folder)
+    write_probing_data(folder / "probing", draw)
+    labels = prepare_tagging(folder / "labels")
+    untrained_checkpoint(folder / "start", labels, 40)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+def write_metrics(file: Path) -> None:
+    values = {
+        "mlm_loss_1": 5.0,
+        "mlm_loss_2": 4.0,
+        "mixture_1": 0.4,
+        "rtd_recall": 0.2,
+        "unigram_entropy": 4.5,
+        "wps": 9.0,
+    }
+    records = [
+        {"split": split, "update": update, "epoch": update / 10, **values, "lr": 0.1, "loss": None}
+        for update in (10, 20, 30)
+        for split in ("train", "valid")
+    ]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def write_summaries(folder: Path) -> None:
+    """Results of ``amos glue``, ``squad``, ``tag`` and ``probe``."""
+    run = folder / "run"
+    summary = Path(write_summary(folder / "glue", UPDATES, run, MNLI=70.0, CoLA=50.0)) / "glue.json"
+    runs = [{"task": task, "point": "", "main_score": "f1", "scores": {"f1": 60.0}} for task in ("RTE", "CoLA")]
+    content = json.loads(summary.read_text()) | {"runs": runs}
+    for benchmark in ("glue", "squad"):
+        summary.with_name(f"{benchmark}.json").write_text(json.dumps(content | {"benchmark": benchmark}))
+    write_tagging(folder / "tag", UPDATES, run)
+    results = [Result("pos", "generator", layer, None, 1, "micro_f1", 0.5, 9) for layer in (1, 2)]
+    checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
+    (folder / "probe").mkdir()
+    write_results(folder / "probe", checkpoint, {"classifier": "linear"}, results)
+
+
+def write_probing_data(folder: Path, draw: random.Random) -> None:
+    words = " ".join(CORPUS[1:]).split()
+    (folder / "pos").mkdir(parents=True)
+    for split, size in {"train": 30, "valid": 8, "test": 9}.items():
+        texts = [draw.choices(words, k=5) for _ in range(size)]
+        rows = [
+            {"text": " ".join(text), "targets": [{"span1": [0, 1], "label": "noun" if text[0] == "fox" else "öther"}]}
+            for text in texts
+        ]
+        (folder / "pos" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
