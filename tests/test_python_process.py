@@ -151,11 +151,11 @@ def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Pa
 
 
 def test_one_function_starts_python() -> None:
-    """Where no source of the package, of the preparation and of the examples passes ``-m`` to Python."""
+    """Where no source of the package, of the preparation and of the examples passes ``-m`` or ``-c`` to Python."""
     sources = [path for folder in ("amos_fairseq", "preprocess", "examples") for path in (ROOT / folder).rglob("*.py")]
     with_option = [
         str(path.relative_to(ROOT))
         for path in sources
-        if any(isinstance(node, ast.Constant) and node.value == "-m" for node in ast.walk(ast.parse(path.read_bytes())))
+        if any(isinstance(node, ast.Constant) and node.value in ("-m", "-c") for node in ast.walk(ast.parse(path.read_bytes())))
     ]
     assert with_option == []

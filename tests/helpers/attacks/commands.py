@@ -44,12 +44,14 @@ class Place(NamedTuple):
     Attributes:
         references: an undisturbed run in each precision.
         workplace: small inputs for every command of ``amos``.
+        amos: the console script, for a new process.
     """
 
     folder: Path
     corpus: Path
     references: dict[str, Path]
     workplace: Path
+    amos: list[str]
 
 
 def command_harm(code: int, text: str, folder: Path | None = None) -> str:
@@ -146,7 +148,7 @@ def _virtual_memory() -> int:
 def amos_script(folder: Path) -> list[str]:
     """Write the console script as pip does, and return the command; Python then finds modules beside the script first."""
     script = folder / "bin" / "amos"
-    script.parent.mkdir(exist_ok=True)
+    script.parent.mkdir()
     script.write_text("import sys\nfrom amos_start import main\nsys.exit(main())\n")
     return [sys.executable, str(script)]
 

@@ -15,7 +15,7 @@ from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_co
 
 from amos_fairseq.preprocess.pretraining import prepare as preparation
 from amos_fairseq.python_process import SECONDS_TO_SAVE
-from attacks.commands import Attack, Place, amos_harm, command_harm, run_command
+from attacks.commands import Attack, Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
 from attacks.settings import TINY_RECIPE
 from attacks.workplace import COMMANDS, SMALL_RUN, write_workplace
@@ -36,7 +36,7 @@ def prepare(folder: Path) -> Place:
         references[precision] = folder / precision
         run = BackgroundRun(flags_command(corpus, folder / precision, *FLAGS, *flags), folder / f"{precision}.log")
         assert run.exit_code(300) == 0, run.text()[-3000:]
-    return Place(folder, corpus, references, write_workplace(folder / "workplace"))
+    return Place(folder, corpus, references, write_workplace(folder / "workplace"), amos_script(folder))
 
 
 # Records of several updates, so that one of them is interrupted; two checkpoints beside the last one.

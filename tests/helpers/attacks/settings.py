@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from forked_command import fork_server
 from tiny_runs import ROOT
 
-from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_command
+from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_command, run_interpreter
 from attacks.workplace import COMMANDS, SMALL_RUN
 
 SETTINGS = (
@@ -34,14 +34,20 @@ TINY_RECIPE = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--con
 
 
 def settings(place: Place, tries: int, seed: int) -> Iterator[Attack]:
-    """Give one setting a random value, through Hydra; the run trains, or is refused by one line."""
+    """Give one setting a random value, through Hydra; the run trains, or is refused by one line.
+
+    Whole sections go to ``amos train``: ``fairseq-hydra-train`` reads them before it imports the plugin.
+    """
     draw = random.Random(seed)
     pairs = [(name, value) for name in SETTINGS for value in VALUES]
     draw.shuffle(pairs)
     for name, value in (pairs * (tries // len(pairs) + 1))[:tries]:
         save_dir = place.folder / "settings"
         overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={save_dir}", f"{name}={value}"]
-        code, text = run_command("fairseq_cli.hydra_train", [*TINY_RECIPE, *overrides], ROOT)
+        if "." in name:
+            code, text = run_command("fairseq_cli.hydra_train", [*TINY_RECIPE, *overrides], ROOT)
+        else:
+            code, text = run_interpreter([*place.amos, "train", "amos_tiny", *overrides], ROOT, {})
         yield Attack("setting", f"{name}={value}", command_harm(code, text, save_dir if save_dir.exists() else None))
         shutil.rmtree(save_dir, ignore_errors=True)
 

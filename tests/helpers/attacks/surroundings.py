@@ -11,7 +11,7 @@ from pathlib import Path
 from tiny_runs import TINY_RUN
 
 from amos_fairseq.python_process import python_command
-from attacks.commands import Attack, Place, amos_harm, amos_script, command_harm, run_amos, run_interpreter
+from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_interpreter
 from attacks.workplace import COMMANDS, SMALL_RUN
 
 # Of the standard library, of what the package needs, and the package itself.
@@ -25,16 +25,17 @@ def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     """Run a command in a folder with modules named like those that it imports; they are not executed."""
     draw = random.Random(seed)
     folder = place.folder / "modules"
-    canary, amos = place.folder / "executed", amos_script(place.folder)
+    canary = place.folder / "executed"
     of_trainings = {
-        "amos train": [*amos, "train", "amos_tiny", *SMALL_RUN, f"task.data={place.corpus}", "checkpoint.save_dir=out/run"],
+        "amos train": [*place.amos, "train", "amos_tiny", *SMALL_RUN, f"task.data={place.corpus}",
+                       "checkpoint.save_dir=out/run"],
         "fairseq-train": [*python_command("fairseq_cli.train"), place.corpus, *TINY_RUN, "--save-dir", "out/run",
                           "--max-update", "2", "--num-workers", "1"],
     }  # fmt: skip
-    commands = {f"amos {name}": [*amos, name, *arguments] for name, arguments in COMMANDS.items()} | of_trainings
+    commands = {f"amos {name}": [*place.amos, name, *arguments] for name, arguments in COMMANDS.items()} | of_trainings
     refused = ["--checkpoint", "run", "--data", "nothing", "--out", "out/x", "--cpu"]
-    commands |= {f"amos {name}": [*amos, name, *refused] for name in ("glue", "squad")}
-    commands |= {"amos verify": [*amos, "verify", place.corpus], "amos bench": [*amos, "bench", "nothing"]}
+    commands |= {f"amos {name}": [*place.amos, name, *refused] for name in ("glue", "squad")}
+    commands |= {"amos verify": [*place.amos, "verify", place.corpus], "amos bench": [*place.amos, "bench", "nothing"]}
     for number in range(tries):
         shutil.copytree(place.workplace, folder)
         name = draw.choice(list(commands))
@@ -77,7 +78,7 @@ def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     It ends well, or in one line; all of its files are then there, or the repeated command writes them.
     """
     draw = random.Random(seed)
-    folder, amos = place.folder / "console of Ω", amos_script(place.folder)
+    folder = place.folder / "console of Ω"
     disturbances = {
         **{str(variables): variables for variables in LOCALES},
         **{f"at most {size} bytes in a file": limit_files(size) for size in FILE_SIZES},
@@ -96,7 +97,7 @@ def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             shutil.rmtree(folder)
         shutil.copytree(place.workplace, folder)
         if what in map(str, LOCALES):
-            code, text = run_interpreter([*amos, *command], folder, disturbances[what])
+            code, text = run_interpreter([*place.amos, *command], folder, disturbances[what])
         else:
             code, text = run_amos(command, folder, before=disturbances[what])
         harm = amos_harm(code, text, folder)
