@@ -156,6 +156,9 @@ def test_one_function_starts_python() -> None:
     with_option = [
         str(path.relative_to(ROOT))
         for path in sources
-        if any(isinstance(node, ast.Constant) and node.value in ("-m", "-c") for node in ast.walk(ast.parse(path.read_bytes())))
+        if any(
+            isinstance(node, ast.Constant) and node.value in ("-m", "-c")
+            for node in ast.walk(ast.parse(path.read_bytes()))
+        )
     ]
     assert with_option == []
