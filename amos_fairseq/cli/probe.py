@@ -71,5 +71,6 @@ def run(arguments: argparse.Namespace) -> None:
             loaded, arguments.data, arguments.out, settings, parts=arguments.part, layers=arguments.layers,
             tasks=arguments.tasks, with_baselines=arguments.baseline, num_seeds=arguments.seeds, device=device,
         )  # fmt: skip
-        experiment.run().print()
+        table = experiment.run()
+    table.print()
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")

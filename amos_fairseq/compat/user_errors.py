@@ -68,10 +68,14 @@ def line_for(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         # A loader process sends its traceback as text, which ends with the message.
         return str(error).rpartition("amos_fairseq.errors.UserError: ")[2].strip()
-    if isinstance(error, FILE_MISTAKES):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then start again"
+    if (
+        isinstance(error, OSError) and error.filename is not None
+    ):  # too long a name, a read-only disk, a stale handle of NFS
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FILE_MISTAKES):
+        return str(error)
     if isinstance(error, OmegaConfBaseException):
         return f"the configuration cannot be used: {describe(error)}"
     if str(error).startswith("Cannot load model parameters from checkpoint"):

@@ -49,6 +49,11 @@ def test_a_full_disk(number: int) -> None:
     assert line_for(OSError(errno.EBADF, "Bad file descriptor")) is None  # a bug
 
 
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ESTALE, errno.EXDEV, errno.EROFS, errno.EIO])
+def test_a_path_or_a_disk_that_cannot_be_used(number: int) -> None:
+    assert line_for(OSError(number, os.strerror(number), "DATA/dict.txt")) == f"DATA/dict.txt: {os.strerror(number)}"
+
+
 def test_an_optimizer_that_is_missing() -> None:
     assert line_for(raised_by(lambda: optim.build_optimizer(None, []))).startswith("optimizer is missing")
 

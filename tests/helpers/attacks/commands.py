@@ -64,7 +64,7 @@ def command_harm(code: int, text: str, folder: Path | None = None) -> str:
         return f"exit code {code}"
     if code == 1 and "error" not in text.lower():
         return "exit code 1 without a line"
-    left = list(folder.rglob("*.unfinished*")) if folder is not None else []
+    left = list(folder.rglob("*.unfinished.*")) if folder is not None else []
     return f"left {left[0].name}" if left else ""
 
 

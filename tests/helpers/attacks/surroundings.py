@@ -1,5 +1,6 @@
 """Attacks by what surrounds a command: modules in the current folder, the locale, closed and full outputs, a full disk."""
 
+import errno
 import os
 import random
 import resource
@@ -72,8 +73,25 @@ def limit_files(size: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def fail_to_rename(number: int) -> Callable[[], None]:
+    """No file of the folder gets another name, as on a network disk that has lost it, or on a disk of its own."""
+
+    def refuse(rename: Callable[..., None]) -> Callable[..., None]:
+        def refused(source: str, *arguments: object, **options: object) -> None:
+            if os.path.abspath(source).startswith(os.getcwd()):
+                raise OSError(number, os.strerror(number), source)
+            rename(source, *arguments, **options)
+
+        return refused
+
+    def before() -> None:
+        os.replace, os.rename = refuse(os.replace), refuse(os.rename)
+
+    return before
+
+
 def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
-    """Run a command in another locale, with a closed or full output, or on a full disk.
+    """Run a command in another locale, with a closed or full output, or on a disk that is full or fails.
 
     It ends well, or in one line; all of its files are then there, or the repeated command writes them.
     """
@@ -82,6 +100,7 @@ def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     disturbances = {
         **{str(variables): variables for variables in LOCALES},
         **{f"at most {size} bytes in a file": limit_files(size) for size in FILE_SIZES},
+        **{f"no new names ({os.strerror(number)})": fail_to_rename(number) for number in (errno.ESTALE, errno.EXDEV)},
         "stdout closed": close_stdout, "stdout on /dev/full": fill_stdout,
     }  # fmt: skip
     names = [name for name in COMMANDS if name != "tag"]  # it trains as the command train does
