@@ -18,6 +18,8 @@ DIVERGED = 76
 # Exit code of a run that was ended because its discriminator has collapsed: the same command would continue as it is.
 COLLAPSED = 77
 
+LONGEST_LINE = 2000  # characters of a message
+
 
 class UserError(Exception):
     """A mistake of the user. The message says in one line what is wrong, where, and how to fix it."""
@@ -38,11 +40,14 @@ class CollapsedError(UserError):
 
 
 def one_line(text: str) -> str:
-    """Return a text that may contain names from files as one line that changes no terminal.
+    """Return a text that may contain names from files as one line that changes no terminal and can be read.
 
     Characters that cannot be printed, such as escape sequences and bytes of a file's name that are not UTF-8, become U+FFFD.
+    The middle of a long text, which is a value of a file, is left out; the advice at the end is not.
     """
-    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+    line = "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+    half = LONGEST_LINE // 2
+    return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 @contextlib.contextmanager

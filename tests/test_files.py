@@ -82,6 +82,12 @@ def test_messages_are_one_line_that_changes_no_terminal(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit), report_user_errors():
         raise UserError("a\nb \x1b[2Jc \udcff é \x07 日本\r")
     assert capsys.readouterr().err == "amos_fairseq: error: a b \ufffd[2Jc \ufffd é \ufffd 日本\n"
+    with pytest.raises(SystemExit), report_user_errors():
+        raise UserError(f"a {'x' * 5000}: give b")
+    line = capsys.readouterr().err
+    assert line.startswith("amos_fairseq: error: a xxx")
+    assert line.endswith("xxx: give b\n")
+    assert len(line) < 2100
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
