@@ -148,7 +148,7 @@ def import_folder(
         model = build_model(config, folder_tokenizer, seed)
     except UserError as error:
         raise UserError(
-            f"{error}; settings that the folder lacks come from --arch, give one of another size"
+            f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks, cannot be used: {error}"
         ) from error
     remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
     prefix = encoder_prefix(model)
@@ -181,7 +181,7 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     try:
         config = config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
-        reason = _first_line(error)
+        reason = _reason(error)
         raise UserError(
             f"{path} is not a configuration of a {family} model ({reason}): take it from the model again"
         ) from error
@@ -214,8 +214,8 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _first_line(error: Exception) -> str:
-    return textwrap.shorten(str(error).partition("\n")[0] or type(error).__name__, width=300, placeholder=" ...")
+def _reason(error: Exception) -> str:
+    return textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")
 
 
 def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
@@ -329,7 +329,7 @@ def read_tokenizer(path: Path) -> FastTokenizer:
             if is_fast:
                 slow.save_pretrained(converted)
         except Exception as error:  # each of its classes reads files in its own way, and raises what its code meets
-            raise UserError(f"{path}: its tokenizer cannot be read ({_first_line(error)})") from error
+            raise UserError(f"{path}: its tokenizer cannot be read ({_reason(error)})") from error
         if not is_fast:
             raise UserError(
                 f"{path}: its {type(slow).__name__} cannot be converted to a fast tokenizer; convert it to tokenizer.json"
@@ -379,7 +379,7 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
         same = re.sub(r"^encoder\.layers\.\d+\.", first, key)  # all layers are as large as the first
         shape = list(tensor.shape)
         if not problem and shape != expected.setdefault(same, shape):
-            problem = f"{key} would be {shape}, the configuration says {expected[same]}"
+            problem = f"{key} is {shape}, the configuration says {expected[same]}"
     if problem:
         raise UserError(
             f"{path}: the weights do not fit their configuration: {problem}; take both files from the same model"
