@@ -18,10 +18,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import checkpoint_file, explain_load_errors, task_state_of
+from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.setting_checks import check_ranges, config_class, read_section

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import dictionary_of
 from amos_fairseq.checkpoints.weight_names import Weights
-from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import os_error_behind, whole_file, whole_folder
+from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization import Tokenizer
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT

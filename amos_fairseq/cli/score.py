@@ -84,6 +84,8 @@ def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentPars
     inputs = [Path(path).resolve() for path in (arguments.file, arguments.rerank, arguments.dev) if path is not None]
     if arguments.out is not None and arguments.out.resolve() in inputs:
         raise UserError(f"--out {arguments.out} is the input file itself: give another path")
+    if arguments.out is not None and arguments.out.is_dir():
+        raise UserError(f"--out {arguments.out} is a folder: give the name of a file")
     if arguments.batch_tokens < 1:
         raise UserError(f"--batch-tokens {arguments.batch_tokens} must be 1 or more")
     if arguments.weight is not None and not 0 <= arguments.weight < math.inf:

@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from amos_fairseq.data.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
+from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
-
-DICTIONARY_FILE = "dict.txt"
-SETTINGS_FILE = "tokenizer.settings.json"
-TOKENIZER_DIRECTORY = "tokenizer"
 
 
 def shard_directories(data: str) -> List[Path]:
@@ -74,7 +70,7 @@ class Vocabulary:
         if self.tokenizer_directory is None:
             return
         from amos_fairseq.data.corpus import shard_record  # imports fairseq
-        from amos_fairseq.tokenization import load_tokenizer  # imports this module
+        from amos_fairseq.tokenization import load_tokenizer
 
         record = shard_record(self.dictionary_file.parent)
         try:

@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoints.read import check_state, model_settings, read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import checkpoint_file, read_header, task_state_of
 from amos_fairseq.finetuning.recipes import size_for_width
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 

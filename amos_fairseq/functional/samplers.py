@@ -24,7 +24,7 @@ from amos_fairseq.functional.fast_sampling import (
     scores_outside_top_k,
     top_k_of_samples,
 )
-from amos_fairseq.functional.output_layer import NEVER_SAMPLED_LOGIT
+from amos_fairseq.functional.logit_chunks import NEVER_SAMPLED_LOGIT
 from amos_fairseq.functional.truncated_gumbel_softmax import truncated_mass
 
 # Positions of a batch at which the truncated mass is measured, with V random numbers each.

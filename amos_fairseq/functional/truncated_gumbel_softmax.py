@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from amos_fairseq.functional.gradient import reverse_gradient
-from amos_fairseq.functional.output_layer import chunks
+from amos_fairseq.functional.logit_chunks import chunks
 
 
 class TopEntries(NamedTuple):

@@ -19,6 +19,7 @@ from amos_fairseq.hugging_face.model_card import CardSettings, Target, check_car
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
 from amos_fairseq.hugging_face.weights import ENCODER, FAMILIES, MASKED_LM, to_hugging_face, to_hugging_face_rows
+from amos_fairseq.strangers import is_unicode
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD
 
@@ -189,6 +190,8 @@ def check_output_folder(path: Path, replace: bool) -> None:
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")
+    if not is_unicode(str(path)):
+        raise UserError(f"{path} is not UTF-8, in which safetensors takes names: give another name")
     try:
         if not path.exists():
             return

@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM, whole_folder
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingModel

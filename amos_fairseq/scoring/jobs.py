@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.scoring.output import FORMATS, Row, UnfinishedRows, write_whole
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, ScoredLine, num_lines, read_texts
 from amos_fairseq.scoring.reranking import (

@@ -8,8 +8,8 @@ tokenizer of the released AMOS checkpoint has its own ``sp.model`` in place of `
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.strangers import read_json
 from amos_fairseq.tokenization.fast_tokenizer import FASTBPE, HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer

@@ -5,8 +5,8 @@ from typing import Any
 
 import sentencepiece
 
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import DICTIONARY_FILE
 from amos_fairseq.tokenization.microsoft_text import normalize, text_of, without_lone_marks
 from amos_fairseq.tokenization.tokenizer import (
     SPECIAL_SYMBOLS,

@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from amos_fairseq.data.fingerprint import directory_sha256
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
+from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.strangers import read_bytes, read_text
 

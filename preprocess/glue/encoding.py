@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
+from amos_fairseq.fingerprint import DICTIONARY_FILE
 from amos_fairseq.preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
 from amos_fairseq.preprocess.common.processes import ordered_results, use_threads
 from amos_fairseq.preprocess.glue.tables import Row

@@ -14,9 +14,9 @@ from pathlib import Path
 from time import sleep
 from typing import Callable, Dict, Optional, Tuple
 
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links
+from amos_fairseq.fingerprint import file_sha256
 
 BASE_URL = "https://dl.fbaipublicfiles.com"
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from amos_fairseq.data.fingerprint import file_sha256, files_sha256
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256, files_sha256
 from amos_fairseq.preprocess.common.command import ending_in_one_line, number_of_processes, progress_bar, say
 from amos_fairseq.preprocess.common.processes import end_children_with_this_process, process_pool
 from amos_fairseq.preprocess.glue.encoding import encode_rows, start_encoding_process, write_labels

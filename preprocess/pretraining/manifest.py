@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List
 
-from amos_fairseq.data.fingerprint import file_sha256, sample_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import file_sha256, sample_sha256
 from amos_fairseq.preprocess.pretraining.encoding import Counts
 from amos_fairseq.preprocess.pretraining.splitting import Split
 from amos_fairseq.preprocess.pretraining.workspace import MANIFEST

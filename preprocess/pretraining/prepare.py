@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from amos_fairseq.data.vocabulary import DICTIONARY_FILE
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.fingerprint import DICTIONARY_FILE
 from amos_fairseq.preprocess.common.command import (
     check_names,
     ending_in_one_line,

@@ -131,6 +131,8 @@ def test_a_parent_that_cannot_be_read_is_left_out(parent, tmp_path):
 def test_a_name_that_no_folder_can_have_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"cannot be a folder \(File name too long\): give the name of a folder"):
         check_output_folder(tmp_path / ("x" * 300), replace=False)
+    with pytest.raises(UserError, match="is not UTF-8"):  # "\udcff" is how Python reads a byte 0xff of the command line
+        check_output_folder(tmp_path / "\udcff", replace=False)
 
 
 def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):

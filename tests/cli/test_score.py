@@ -201,6 +201,7 @@ def test_reranking_with_known_answer(run, tmp_path, capsys):
             r"absent/scores.tsv.unfinished cannot be written \(No such",
         ),
         (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the input file itself"),
+        (["run", "text.txt", "--out", "."], "--out . is a folder: give the name of a file"),
         (["run", "text.txt", "--batch-tokens", "0"], "--batch-tokens 0 must be 1 or more"),
         (["run", "text.txt", "--device", "abacus"], "device abacus cannot be used"),
         (["run", "text.txt", "--electra-formula", "thesis"], "--electra-formula has no effect"),

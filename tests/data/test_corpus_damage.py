@@ -13,8 +13,8 @@ from synthetic_corpus import make_task, write_corpus, write_split
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.data.corpus import check_prepared
-from amos_fairseq.data.fingerprint import sample_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import sample_sha256
 from amos_fairseq.preprocess.pretraining.manifest import file_hashes
 
 

@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from amos_fairseq.functional import output_layer as module
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.output_layer import NEVER_SAMPLED_LOGIT, chunked_cross_entropy, chunks, output_layer
+from amos_fairseq.functional.logit_chunks import CHUNK_BYTES_ELSEWHERE, NEVER_SAMPLED_LOGIT, chunks
+from amos_fairseq.functional.output_layer import chunked_cross_entropy, output_layer
 
 N, E, V = 13, 8, 40
 UNSAMPLED = torch.tensor([0, 1, 38, 39])
@@ -173,9 +174,9 @@ def test_chunks_cover_all_positions_once() -> None:
         parts = list(chunks(count, size, cpu))
         assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))
         lengths = [part.stop - part.start for part in parts]
-        assert max(lengths) * size <= module.CHUNK_BYTES_ELSEWHERE or max(lengths) == 1
+        assert max(lengths) * size <= CHUNK_BYTES_ELSEWHERE or max(lengths) == 1
         assert len(set(lengths[:-1])) <= 1
-        assert len(parts) == math.ceil(count / max(1, module.CHUNK_BYTES_ELSEWHERE // size))
+        assert len(parts) == math.ceil(count / max(1, CHUNK_BYTES_ELSEWHERE // size))
 
 
 def test_no_positions() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amos_fairseq.bench.measurement import LiveBytes
-from amos_fairseq.functional import output_layer
+from amos_fairseq.functional import logit_chunks
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 # 32 blocks of 512 tokens, 77 of them masked; AMOS-base.
@@ -33,7 +33,7 @@ def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int
     return live
 
 
-CPU, GPU = output_layer.CHUNK_BYTES_ELSEWHERE, output_layer.CHUNK_BYTES["cuda"]
+CPU, GPU = logit_chunks.CHUNK_BYTES_ELSEWHERE, logit_chunks.CHUNK_BYTES["cuda"]
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_peak_memory_is_below_a_quarter_of_the_reference(
     dtype: torch.dtype, num_entries: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.22 and 0.49 GiB against 2.13 GiB in float32, the gradient of the embeddings (0.09) among both."""
-    monkeypatch.setattr(output_layer, "CHUNK_BYTES_ELSEWHERE", chunk_bytes)
+    monkeypatch.setattr(logit_chunks, "CHUNK_BYTES_ELSEWHERE", chunk_bytes)
     fast = forward_and_backward(predict_chunked, dtype, num_entries)
     reference = forward_and_backward(predict_reference, dtype, num_entries)
     assert reference.peak > K * B * M * V * 4  # it holds the float32 softmax of every depth until its backward pass

@@ -27,7 +27,7 @@ def test_values_and_gradients_match_the_cpu(
 ) -> None:
     """Float64 of the same rounded inputs; products and their gradients are rounded once: 2^-7 of the norm in bfloat16, less in
     float16 and float32. Four chunks."""
-    monkeypatch.setattr("amos_fairseq.functional.output_layer.CHUNK_BYTES", {"cuda": 25 * 3 * 1024 * 4})
+    monkeypatch.setattr("amos_fairseq.functional.logit_chunks.CHUNK_BYTES", {"cuda": 25 * 3 * 1024 * 4})
     if with_triton:
         monkeypatch.setattr(triton_kernels(), "CHUNK_BYTES", 25 * 3 * 1024 * dtype.itemsize)
     generator = torch.Generator().manual_seed(0)

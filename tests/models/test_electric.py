@@ -55,7 +55,7 @@ def test_log_probabilities_do_not_depend_on_the_chunk_size(monkeypatch: pytest.M
     model, tokens = small_electric("electra_tt"), small_batch()["net_input"]["tokens"]
     whole = model.token_log_probs(tokens)
     # Logits of 7 tokens at a time, float32 of 64 rows each.
-    monkeypatch.setattr("amos_fairseq.functional.output_layer.CHUNK_BYTES_ELSEWHERE", 7 * 64 * 4)
+    monkeypatch.setattr("amos_fairseq.functional.logit_chunks.CHUNK_BYTES_ELSEWHERE", 7 * 64 * 4)
     assert torch.allclose(model.token_log_probs(tokens), whole, atol=1e-5)
 
 

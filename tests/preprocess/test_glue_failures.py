@@ -7,7 +7,7 @@ import pytest
 from failures import error_line, full_disk
 from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
-from amos_fairseq.data.fingerprint import directory_sha256
+from amos_fairseq.fingerprint import directory_sha256
 from amos_fairseq.preprocess.glue import prepare
 
 

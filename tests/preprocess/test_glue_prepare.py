@@ -13,9 +13,9 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
 from amos_fairseq.compat.run_lifecycle import check_labeled_texts
-from amos_fairseq.data.fingerprint import directory_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
+from amos_fairseq.fingerprint import directory_sha256
 from amos_fairseq.preprocess.glue import prepare
 from amos_fairseq.preprocess.glue.tasks import TASKS
 

@@ -12,7 +12,7 @@ from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
 
-from amos_fairseq.data.fingerprint import file_sha256
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.preprocess.common.binarizing import END_ID
 from amos_fairseq.preprocess.common.processes import ordered_results
 from amos_fairseq.preprocess.pretraining import encoding, prepare

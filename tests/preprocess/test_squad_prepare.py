@@ -17,9 +17,9 @@ from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
 from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
 
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.preprocess.squad import prepare
 from amos_fairseq.tokenization import load_tokenizer
 

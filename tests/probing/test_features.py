@@ -12,8 +12,8 @@ from saved_models import write_run
 from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.fingerprint import file_sha256
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.probing import features
 from amos_fairseq.probing.features import (
     MIXTURE,

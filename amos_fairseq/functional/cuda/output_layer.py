@@ -25,7 +25,7 @@ from amos_fairseq.functional.cuda.logits import (
     summarize_logits,
 )
 from amos_fairseq.functional.fast_sampling import pick, uniform
-from amos_fairseq.functional.output_layer import accumulation_dtype, add_product, equal_parts, target_index
+from amos_fairseq.functional.logit_chunks import accumulation_dtype, add_product, equal_parts, target_index
 from amos_fairseq.functional.samplers import MixtureSampler, mix
 
 # Size of the logits of a chunk, in the dtype of the layer. No other tensor of that size is allocated, so this is less than the

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from amos_fairseq.bench.measurement import step_peak, sustained_seconds
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.functional import logit_chunks
 from amos_fairseq.functional import output_layer as chunked
 from amos_fairseq.functional.attention import (
     AttentionBias,
@@ -264,7 +265,7 @@ def chunk_bytes(name: str, size: int | None, device: torch.device) -> mock._patc
         from amos_fairseq.functional.cuda import output_layer as in_triton
 
         return mock.patch.object(in_triton, "CHUNK_BYTES", size * MIB)
-    return mock.patch.dict(chunked.CHUNK_BYTES, {device.type: size * MIB} if size else {})
+    return mock.patch.dict(logit_chunks.CHUNK_BYTES, {device.type: size * MIB} if size else {})
 
 
 def first_line(error: Exception) -> str:

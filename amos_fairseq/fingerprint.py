@@ -1,10 +1,14 @@
-"""sha256 of files and of flat directories, which identifies a dictionary, a tokenizer or a binarized text."""
+"""The files of a dictionary and of a tokenizer, and the sha256 that identifies them or a binarized text."""
 
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Union
+
+DICTIONARY_FILE = "dict.txt"
+SETTINGS_FILE = "tokenizer.settings.json"
+TOKENIZER_DIRECTORY = "tokenizer"  # in a corpus and in SAVE_DIR
 
 _READ_SIZE = 1 << 20
 
