@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from forked_command import ForkedProcess, fork_server
+from forked_command import fork_server
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command
 
 from amos_fairseq.preprocess.pretraining import prepare as preparation
@@ -43,16 +43,16 @@ def prepare(folder: Path) -> Place:
 FLAGS = ["--log-interval", "3", "--keep-interval-updates", "2"]
 
 
-def kill(process: ForkedProcess, save_dir: Path, draw: random.Random, at_write: bool) -> bool:
+def kill(run: BackgroundRun, save_dir: Path, draw: random.Random, at_write: bool) -> bool:
     """Kill a run after a random time, or while it writes a checkpoint; return False if it ended before."""
     end = time.monotonic() + draw.uniform(0.5, 5.0)
-    while process.process.poll() is None:
+    while run.process.poll() is None:
         is_writing = at_write and any(save_dir.glob("checkpoint*.unfinished.*"))
         if is_writing or (not at_write and time.monotonic() > end):
             time.sleep(draw.uniform(0, 0.01))
-            if process.process.poll() is None:
-                process.kill()
-                return True
+            with suppress(ProcessLookupError):
+                run.signal_group(signal.SIGKILL)
+            return run.process.wait(30) == -signal.SIGKILL
         time.sleep(0.0005)
     return False
 
