@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from amos_fairseq.compat.precision import choose_precision
 from amos_fairseq.compat.progress import announce
+from amos_fairseq.compat.run_lifecycle import stop_readers
 from amos_fairseq.compat.side_effects import quiet_console
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError, report_user_errors
@@ -95,6 +96,8 @@ def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
                 f"{subject} ended or cannot be reached: see the last lines of output there (without any, the process was "
                 "killed, often because memory was full); start the same command again to continue from the last checkpoint"
             ) from error
+        finally:
+            stop_readers()
 
 
 def find_lost_ranks(seconds: float = 10.0) -> list[int]:

@@ -261,16 +261,22 @@ def test_a_run_is_finished_by_updates_or_epochs() -> None:
     assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
 
 
-def test_a_finished_run_waits_for_background_readers() -> None:
-    """fairseq's own thread, over a source that takes its time after the last item."""
+@pytest.mark.parametrize("size", [0, 1], ids=["reads", "waits for space"])
+def test_background_readers_end(size: int) -> None:
+    """fairseq's own thread, over a source that has no end and takes its time when it is closed."""
 
-    def slow_to_end() -> Any:
-        yield 1
-        time.sleep(0.3)
+    def endless() -> Any:
+        try:
+            while True:
+                yield 1
+                time.sleep(0.01)
+        finally:
+            time.sleep(0.3)
 
-    reader = BackgroundConsumer(queue.Queue(), slow_to_end(), None, None)
+    reader = BackgroundConsumer(queue.Queue(size), endless(), None, None)
     reader.start()
-    run_lifecycle.wait_for_readers()
+    time.sleep(0.1)
+    run_lifecycle.stop_readers()
     assert not reader.is_alive()
 
 
