@@ -303,7 +303,9 @@ def test_existing_files_are_not_overwritten(folders, tmp_path, capsys):
     assert "holds another tokenizer" in refused(capsys, folders / "bert", tmp_path / "model.pt", "--arch", "amos_tiny")
     assert "must end in .pt" in refused(capsys, folders / "bert", tmp_path / "model")
     base = ["--arch", "electra_base"]  # a generator of a third of the width, which is 16 here
-    assert "come from --arch" in refused(capsys, folders / "electra", tmp_path / "a.pt", *base)
+    assert "with --arch electra_base for what it lacks" in refused(
+        capsys, folders / "electra", tmp_path / "a.pt", *base
+    )
     assert "is not an architecture of this package" in refused(
         capsys, folders / "bert", tmp_path / "a.pt", "--arch", "bert_base"
     )
