@@ -11,10 +11,11 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Benchmark, Task
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint, read_pretrained_checkpoint
 from amos_fairseq.finetuning.recipes import Recipe, load_recipe
-from amos_fairseq.finetuning.report import Table, TaskSummary
+from amos_fairseq.finetuning.report import TaskSummary
 from amos_fairseq.finetuning.runner import Failure, Runner, find_devices
 from amos_fairseq.finetuning.runs import Result, Run, content_sha256, plan_runs, write_json
 from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.tables import Table
 
 MOST_SEEDS = 10_000
 

@@ -10,11 +10,8 @@ from amos_fairseq.finetuning.glue.benchmark import Glue
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
 from amos_fairseq.finetuning.glue.tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.finetuning.report import (
-    MISSING,
-    Table,
     TaskSummary,
     best_checkpoint,
-    format_score,
     paper_results,
     paper_squad_cells,
     read_summary,
@@ -23,6 +20,7 @@ from amos_fairseq.finetuning.report import (
 from amos_fairseq.finetuning.runner import Failure, Runner
 from amos_fairseq.finetuning.runs import IDENTITY_FILE, Result, Run, claim_output_directory, read_json, read_results
 from amos_fairseq.finetuning.session import Outcome, Session, save_results, session_notes
+from amos_fairseq.tables import MISSING, Table, format_score
 
 
 def run_glue(

@@ -5,18 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import (
-    MISSING,
-    Table,
-    TaskSummary,
-    format_score,
-    paper_results,
-    paper_squad_cells,
-    summarize,
-)
+from amos_fairseq.finetuning.report import TaskSummary, paper_results, paper_squad_cells, summarize
 from amos_fairseq.finetuning.runs import claim_output_directory, read_results
 from amos_fairseq.finetuning.session import Outcome, Session, save_results, session_notes
 from amos_fairseq.finetuning.squad.benchmark import OFFICIAL_QUESTIONS, RECIPE_TASK, Squad, SquadSettings
+from amos_fairseq.tables import MISSING, Table, format_score
 
 # Scores of write_predictions in the order of the table; version 1.1 has only the first two.
 COLUMNS = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import MISSING, Table, TaskSummary, format_score, summarize
+from amos_fairseq.finetuning.report import TaskSummary, summarize
 from amos_fairseq.finetuning.runs import claim_output_directory, read_results
 from amos_fairseq.finetuning.session import Outcome, Session, save_results, session_notes
 from amos_fairseq.finetuning.tagging.benchmark import PREFIX, RECIPE_TASK, Tagging
+from amos_fairseq.tables import MISSING, Table, format_score
 
 # Scores in the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
