@@ -63,6 +63,15 @@ def defaults_list(path: Path) -> list[object]:
     return entries if isinstance(entries, list) else []
 
 
+def recipe_text(name: str) -> str:
+    """Return a packaged recipe as text: the files that its list of defaults names, in the order in which they are merged."""
+    path = RECIPES / f"{name}.yaml"
+    if not path.is_file():  # fairseq's own settings are no files
+        return ""
+    parts = [str(entry).lstrip("/").partition("@")[0] for entry in defaults_list(path)] or ["_self_"]
+    return "\n".join(path.read_text(encoding="utf-8") if part == "_self_" else recipe_text(part) for part in parts)
+
+
 def did_you_mean(similar: Sequence[str]) -> str:
     """Return "; did you mean A or B?", or an empty string without any similar name."""
     return f"; did you mean {' or '.join(similar)}?" if similar else ""

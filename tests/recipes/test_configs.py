@@ -1,7 +1,8 @@
-"""The recipes of examples/pretraining: YAML and flags have the same values, which are those of the papers."""
+"""The recipes of the package: YAML and flags have the same values, which are those of the papers."""
 
 import os
 import re
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -24,28 +25,30 @@ import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import read_configuration
+from amos_fairseq.recipe_files import RECIPES, find_recipe
 
-RECIPES = Path(__file__).resolve().parents[2] / "examples" / "pretraining"
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq name: a link to the recipes
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-NAMES = ["amos_tiny", "amos_small", "amos_base", "amos_base_pp", "amos_large"]  # with flags beside the YAML
+NAMES = [name for name in RECIPE_NAMES if name.startswith("amos_")]  # with flags beside the YAML
 OF_THE_FAMILY = [name for name in RECIPE_NAMES if name not in NAMES]
 
 
 @cache
-def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES / "config") -> DictConfig:
+def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES) -> DictConfig:
     """The configuration that ``fairseq-hydra-train`` passes to fairseq."""
     return composition.compose_recipe(name, ["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides], config_dir)
 
 
 @cache
 def recipe_as_flags(name: str) -> DictConfig:
-    """The same from NAME.sh: a script in place of fairseq-train prints its arguments."""
+    """The same from train.sh: a script in place of fairseq-train prints its arguments."""
     with TemporaryDirectory() as directory:
         script = Path(directory) / "fairseq-train"
         script.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
         script.chmod(0o755)
-        command = ["bash", str(RECIPES / f"{name}.sh"), "DATA", "SAVE_DIR"]
+        command = ["bash", str(ROOT / "examples/pretraining/train.sh"), name, "DATA", "SAVE_DIR"]
         # AMOS_ENVIRONMENT=active would put the real fairseq-train before it.
         path = {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}", "AMOS_ENVIRONMENT": ""}
         arguments = subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
@@ -86,7 +89,7 @@ def test_yaml_and_flags_hold_the_same_values(name: str) -> None:
     assert differing == {"common.user_dir", "model._name"}
     # The same package, spelled from the checkout and from the script; the same model, named alone and with its size.
     assert from_yaml.common.user_dir == "amos_fairseq"
-    assert os.path.samefile(from_flags.common.user_dir, RECIPES.parents[1] / "amos_fairseq")
+    assert os.path.samefile(from_flags.common.user_dir, RECIPES.parent)
     assert (from_yaml.model._name, from_flags.model._name) == ("amos", name.removesuffix("_pp"))
 
 
@@ -205,15 +208,39 @@ def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share
 
 
 @pytest.mark.slow
-def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "override", "values"),
+    [
+        ("variants/two_tower", "+sizes=tiny", {"model.electric_variant": "two_tower", "model.encoder_layers": 6}),
+        ("amos_small", "common.seed=7", {"common.seed": 7, "model.encoder_embed_dim": 256, "dataset.batch_size": 128}),
+    ],
+)
+def test_the_command_that_trains_composes_the_same(name: str, override: str, values: dict, tmp_path: Path) -> None:
     """In a process of its own: Hydra keeps the defaults of other recipes."""
-    command = ["--cfg", "job", "--config-name", "variants/two_tower", "--config-dir", str(RECIPES / "config")]
-    shown = fork_server().run("fairseq_cli.hydra_train", [*command, "task.data=DATA", "+sizes=tiny"], tmp_path)
+    command = ["--cfg", "job", "--config-name", name, "--config-dir", str(CONFIG), "task.data=DATA", override]
+    shown = fork_server().run("fairseq_cli.hydra_train", command, tmp_path)
     assert shown.returncode == 0, shown.stderr
     cfg = OmegaConf.create(shown.stdout)
-    assert (cfg.model.electric_variant, cfg.model.generator_size, cfg.model.encoder_layers) == ("two_tower", 1.0, 6)
+    assert {key: OmegaConf.select(cfg, key) for key in values} == values
     assert cfg.dataset.train_subset == "train"  # fairseq's own, which no recipe of ours states
-    assert cfg.checkpoint.save_dir == "checkpoints/two_tower"
+    own = composition.compose_with_hydra(name, ["task.data=DATA", override], with_hydra_settings=False)
+    assert OmegaConf.to_container(cfg) == OmegaConf.to_container(own, enum_to_str=True)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("sizes/*_*.yaml")), ids=lambda path: path.stem)
+def test_a_size_states_what_differs_from_base_and_nothing_else(path: Path) -> None:
+    base = OmegaConf.load(RECIPES / f"{path.stem.partition('_')[0]}_base.yaml")
+    for section, settings in OmegaConf.load(path).items():
+        for key, value in settings.items():
+            assert key in base[section], f"{section}.{key}"
+            assert base[section][key] != value, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("name", ["amos_base", "amos_small"])
+def test_a_copy_of_a_recipe_in_another_folder_is_the_same(name: str, tmp_path: Path) -> None:
+    copy = shutil.copyfile(RECIPES / f"{name}.yaml", tmp_path / "mine.yaml")
+    config_dir, own_name = find_recipe(str(copy))
+    assert compose_recipe(own_name, config_dir=config_dir) == compose_recipe(name)
 
 
 @pytest.mark.slow
@@ -239,7 +266,7 @@ REQUIRED = {"variants/amos_final_mixture": ["model.fixed_mixture_weights='0.2,0.
 def test_a_variant_differs_from_its_base_only_in_its_own_settings(name: str) -> None:
     """Composed through its defaults list it is a whole recipe, which saves to a place of its own."""
     recipe = compose_recipe(name)
-    stated = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
+    stated = OmegaConf.load(RECIPES / f"{name}.yaml")
     assert recipe.task._name == "text_pretraining"
     assert recipe.model._name == recipe.criterion._name
     *fairseqs_own, base, own = stated.defaults
@@ -269,7 +296,7 @@ def check_generators(model: DictConfig, shapes: dict[str, torch.Size]) -> None:
 
 
 def test_the_guide_lists_every_variant() -> None:
-    guide = RECIPES.parents[1] / "docs" / "pretraining.md"
+    guide = ROOT / "docs" / "pretraining.md"
     _, _, section = guide.read_text(encoding="utf-8").partition("## Variants\n")
     rows = re.findall(r"^\| (`.*?`) \|", section.partition("\n## ")[0], re.MULTILINE)
     listed = [f"variants/{name}" for row in rows for name in re.findall(r"`(\w+)`", row)]
@@ -289,7 +316,7 @@ def test_small_sizes_can_be_appended_to_every_variant() -> None:
 @pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     """Hydra overrides only keys that a YAML holds; a field that is shared with another group is set there."""
-    recipe = OmegaConf.load(RECIPES / "config" / f"{name}.yaml")
+    recipe = composition.compose_with_hydra(name, with_hydra_settings=False)
     dataclasses = {
         "task": TASK_DATACLASS_REGISTRY["text_pretraining"],
         "model": MODEL_DATACLASS_REGISTRY[recipe.model._name],
@@ -299,7 +326,7 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     for group, dataclass in dataclasses.items():
         defaults = OmegaConf.to_container(OmegaConf.structured(dataclass), resolve=False)
         own = {key for key, default in defaults.items() if not str(default).startswith("${")}
-        assert own - {"_name"} == set(OmegaConf.to_container(recipe[group])) - {"_name"}, group
+        assert own - {"_name"} == set(recipe[group]) - {"_name"}, group
 
 
 @pytest.mark.parametrize(
@@ -321,10 +348,10 @@ def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str,
 
 
 def test_an_unknown_key_of_a_file_is_refused(tmp_path: Path) -> None:
-    text = (RECIPES / "config" / "amos_tiny.yaml").read_text()
-    (tmp_path / "amos_tiny.yaml").write_text(text.replace("encoder_layers:", "encoder_layrs:"))
+    text = (RECIPES / "amos_base.yaml").read_text()
+    (tmp_path / "amos_base.yaml").write_text(text.replace("encoder_layers:", "encoder_layrs:"))
     with pytest.raises(UserError, match="encoder_layrs"):
-        compose_recipe("amos_tiny", config_dir=tmp_path)
+        compose_recipe("amos_base", config_dir=tmp_path)
 
 
 def test_shards_and_missing_data() -> None:
