@@ -14,7 +14,7 @@ from rich.text import Text
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import csv_text, write_text
-from amos_fairseq.finetuning.runs import Result, read_json
+from amos_fairseq.finetuning.runs import RunResult, read_json
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 MISSING = "-"
@@ -59,7 +59,7 @@ class TaskSummary:
     trial: str
     num_trials: int
     scores: dict[str, Spread]
-    best: Result
+    best: RunResult
 
     @property
     def main(self) -> Spread:
@@ -76,9 +76,9 @@ class TaskSummary:
         }
 
 
-def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
+def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     """Summarize each task by the trial with the highest median of the main score; the first one on a tie."""
-    by_task: dict[str, dict[str, list[Result]]] = {}
+    by_task: dict[str, dict[str, list[RunResult]]] = {}
     for result in results:
         by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
     summaries = {}
@@ -91,7 +91,7 @@ def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
     return summaries
 
 
-def best_run(results: Sequence[Result]) -> Result:
+def best_run(results: Sequence[RunResult]) -> RunResult:
     """Return the result with the highest main score; the lowest seed on a tie."""
     return max(results, key=lambda result: (result.main, -result.seed))
 
@@ -165,6 +165,10 @@ def format_score(value: float | None, deviation: float | None = None) -> str:
     if value is None:
         return MISSING
     return f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
+
+
+def format_spread(found: Spread | None) -> str:
+    return MISSING if found is None else format_score(found.median, found.deviation)
 
 
 def paper_results() -> list[dict[str, Any]]:
