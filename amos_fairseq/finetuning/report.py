@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.runs import Result, read_json
-from amos_fairseq.tables import format_score
+from amos_fairseq.finetuning.runs import RunResult, read_json
+from amos_fairseq.tables import MISSING, format_score
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 # The parts of a summary that another benchmark's table uses, and their types.
@@ -54,7 +54,7 @@ class TaskSummary:
     trial: str
     num_trials: int
     scores: dict[str, Spread]
-    best: Result
+    best: RunResult
 
     @property
     def main(self) -> Spread:
@@ -71,9 +71,9 @@ class TaskSummary:
         }
 
 
-def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
+def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     """Summarize each task by the trial with the highest median of the main score; the first one on a tie."""
-    by_task: dict[str, dict[str, list[Result]]] = {}
+    by_task: dict[str, dict[str, list[RunResult]]] = {}
     for result in results:
         by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
     summaries = {}
@@ -86,7 +86,7 @@ def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
     return summaries
 
 
-def best_run(results: Sequence[Result]) -> Result:
+def best_run(results: Sequence[RunResult]) -> RunResult:
     """Return the result with the highest main score; the lowest seed on a tie."""
     return max(results, key=lambda result: (result.main, -result.seed))
 
@@ -103,6 +103,10 @@ def best_checkpoint(out: Path, summary: TaskSummary) -> Path:
             f"{file}, the checkpoint of the best run of {summary.task}, is missing: delete {file.parent} and repeat the run"
         )
     return file
+
+
+def format_spread(found: Spread | None) -> str:
+    return MISSING if found is None else format_score(found.median, found.deviation)
 
 
 def paper_results() -> list[dict[str, Any]]:

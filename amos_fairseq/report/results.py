@@ -7,8 +7,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.report import Spread
-from amos_fairseq.finetuning.tagging.benchmark import PREFIX
-from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
+from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.plotting.curves import run_names
 from amos_fairseq.plotting.report_figures import Series
