@@ -26,7 +26,7 @@ def add_arguments(
     Args:
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
-        has_pairs: of texts.
+        has_pairs: whether an input can be a pair of texts.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"

@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     if arguments.intermediate is not None:
         intermediate = Path(arguments.intermediate or arguments.out).resolve()
-    benchmark = Glue(session, data, tasks, intermediate, arguments.squad, arguments.paper, arguments.write_test)
+    settings = {"squad": arguments.squad, "with_paper": arguments.paper, "with_test": arguments.write_test}
+    benchmark = Glue(session, data, tasks, intermediate, **settings)
     fine_tuning.run_and_print(arguments.out, benchmark)
 
 

@@ -240,7 +240,7 @@ def require_ranks(cfg: Any, environment: Mapping[str, str]) -> None:
     if world_size > 1 and not torch.distributed.is_initialized():
         raise UserError(
             f"{world_size} ranks were requested but they are not connected, because the plugin was imported after fairseq "
-            "had chosen the ranks: in a YAML of your own, keep the lines under hydra.callbacks of examples/pretraining"
+            "had chosen the ranks: in a YAML of your own, keep hydra.callbacks of a packaged recipe (amos_base.yaml)"
         )
 
 

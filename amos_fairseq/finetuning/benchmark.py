@@ -1,4 +1,4 @@
-"""What a benchmark has to give; :func:`~amos_fairseq.finetuning.run_benchmark.run_benchmark` does the rest.
+"""The interface of a benchmark; :func:`~amos_fairseq.finetuning.run_benchmark.run_benchmark` does the rest.
 
 A run is one ``fairseq-train`` process in its own directory, followed by one call of ``evaluate`` in a thread of the
 current process. Several runs can be active at once, each on its own device.
@@ -31,8 +31,7 @@ class Benchmark(ABC):
 
     Attributes:
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
-        title: title of the table.
-        columns: columns of the table: score -> heading. Scores that no task has are left out.
+        title, columns: of the default ``table``. ``columns``: score -> heading; scores that no task has are left out.
         session: the checked arguments of the command. Its recipe has the hyperparameters by section, usually a task.
         data: directory of the prepared data, with ``tokenizer/``.
         tasks: by name. OUT may hold results of several benchmarks, so that names must differ from those of others.
@@ -65,7 +64,7 @@ class Benchmark(ABC):
         """
 
     def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
-        """Copy the files that loading the checkpoints needs into ``directory``: ``tokenizer/``, with labels ``labels.txt``."""
+        """Copy what loading the checkpoints needs into ``directory``: ``tokenizer/``, and ``labels.txt`` of a task with labels."""
         shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True)
 
     def setup(self) -> dict[str, Any]:
@@ -73,11 +72,11 @@ class Benchmark(ABC):
         return self.session.setup(self.session.recipe.trials)
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
-        """Execute the runs of all tasks; for another order, or runs that start from the result of others."""
+        """Execute the runs of all tasks. Override it to change the order, or to start runs from the results of others."""
         return execute_runs(self.session.plan(self.tasks.values()))
 
     def owns(self, task: str) -> bool:
-        """Return whether a result in OUT belongs to the table, also where the task is not one of this call's."""
+        """Return whether a result in OUT belongs to the table. Override it if tasks of earlier calls belong to it too."""
         return task in self.tasks
 
     def label(self, task: str) -> str:

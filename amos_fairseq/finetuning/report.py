@@ -1,4 +1,4 @@
-"""Statistics over seeds, and the summary ``OUT/NAME.json`` for other programs."""
+"""Statistics over seeds, the papers' results, and reading the summary ``OUT/NAME.json`` of another benchmark."""
 
 import statistics
 from collections.abc import Sequence

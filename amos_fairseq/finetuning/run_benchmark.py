@@ -18,7 +18,9 @@ class Outcome:
 
     Attributes:
         table: None if no run has a result.
-        notices: messages for the user about these files.
+        failures: the runs that failed in this call.
+        files: what was written, for the user.
+        notices: messages for the user about ``files``.
     """
 
     table: Table | None

@@ -1,4 +1,4 @@
-"""What one call of a fine-tuning command is given, checked: the checkpoint, the recipe, seeds, OUT and devices."""
+"""The checked arguments of a fine-tuning command: the checkpoint, the recipe, seeds, OUT and devices."""
 
 import dataclasses
 import hashlib

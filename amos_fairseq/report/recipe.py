@@ -76,8 +76,8 @@ def sources(name: str) -> dict[str, str]:
 
 def batch_source(name: str) -> str:
     """Return the source of the global batch size, which the recipe has in a comment."""
-    sources = re.findall(r"Global batch[^(]*\(([^)]*)\)", recipe_text(name))
-    return sources[-1] if sources else ""  # a size's own comes after that of base
+    found = re.findall(r"Global batch[^(]*\(([^)]*)\)", recipe_text(name))
+    return found[-1] if found else ""  # a size's own comes after that of base
 
 
 def shown(value: Any) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the command that trains a YAML of examples/pretraining on several GPUs or nodes with the batch of the paper.
+"""Print the command that trains a recipe of amos_fairseq/recipes on several GPUs or nodes with the batch of the paper.
 
     python examples/multi_node/launch.py --config-name amos_base --data DATA --nodes 8 --gpus-per-node 8
 
@@ -52,12 +52,12 @@ class Batch:
 
 def batch_of(config_name: str) -> tuple[int, int]:
     """Return (global batch, batch per GPU) in sequences, as a YAML states them for one GPU."""
-    path = RECIPES / f"{config_name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
-        raise LaunchError(f"there is no configuration {config_name}: choose one of {names}")
+    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    if config_name not in names:
+        raise LaunchError(f"there is no configuration {config_name}: choose one of {', '.join(names)}")
     # The other sizes start from base and change it in sizes/: see the list of files in their YAML.
-    parts = [part for part in OmegaConf.load(path).get("defaults", [config_name]) if part != "_self_"]
+    listed = OmegaConf.load(RECIPES / f"{config_name}.yaml").get("defaults", [config_name])
+    parts = [part for part in listed if part != "_self_"]
     config = OmegaConf.merge(*(OmegaConf.load(RECIPES / f"{part}.yaml") for part in parts))
     return config.dataset.batch_size * config.optimization.update_freq[0], config.dataset.batch_size
 

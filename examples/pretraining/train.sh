@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# AMOS with the flags of fairseq-train: the settings of the recipe, whose YAML states the source of each value.
+# Pretrain AMOS with flags of fairseq-train. The values are those of the recipe's YAML, which names their sources.
 #
 #   bash examples/pretraining/train.sh RECIPE DATA SAVE_DIR [flags of fairseq-train, which override those below]
 #
@@ -7,11 +7,17 @@
 # The same command continues the run. Change --max-update and --total-num-update (of the learning rate) together.
 # Global batch: --batch-size x --update-freq x number of GPUs. These values are for ONE GPU.
 set -euo pipefail
-usage="usage: train.sh RECIPE DATA SAVE_DIR [flags of fairseq-train]"
-recipe="${1:?$usage}" data="${2:?$usage}" save_dir="${3:?$usage}"
 checkout="$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=examples/environment.sh
 source "$checkout/examples/environment.sh"
+case "${1:-}" in
+    -h | --help)
+        help_of "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+esac
+[ $# -ge 3 ] || fail "usage: train.sh RECIPE DATA SAVE_DIR [flags of fairseq-train]"
+recipe="$1" data="$2" save_dir="$3"
 
 # What a size changes in the flags of amos_base below: the last value of a flag counts.
 half_precision=(--bf16)

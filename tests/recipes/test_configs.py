@@ -26,6 +26,7 @@ from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import read_configuration
 from amos_fairseq.recipe_files import RECIPES, find_recipe
+from amos_fairseq.report.recipe import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq name: a link to the recipes
@@ -215,7 +216,7 @@ def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share
         ("amos_small", "common.seed=7", {"common.seed": 7, "model.encoder_embed_dim": 256, "dataset.batch_size": 128}),
     ],
 )
-def test_the_command_that_trains_composes_the_same(name: str, override: str, values: dict, tmp_path: Path) -> None:
+def test_fairseq_hydra_train_composes_the_same(name: str, override: str, values: dict, tmp_path: Path) -> None:
     """In a process of its own: Hydra keeps the defaults of other recipes."""
     command = ["--cfg", "job", "--config-name", name, "--config-dir", str(CONFIG), "task.data=DATA", override]
     shown = fork_server().run("fairseq_cli.hydra_train", command, tmp_path)
@@ -229,11 +230,14 @@ def test_the_command_that_trains_composes_the_same(name: str, override: str, val
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("sizes/*_*.yaml")), ids=lambda path: path.stem)
 def test_a_size_states_what_differs_from_base_and_nothing_else(path: Path) -> None:
-    base = OmegaConf.load(RECIPES / f"{path.stem.partition('_')[0]}_base.yaml")
+    """The value, or the source of an equal value."""
+    name = f"{path.stem.partition('_')[0]}_base"
+    base, sources_of_base, own_sources = OmegaConf.load(RECIPES / f"{name}.yaml"), sources(name), sources(path.stem)
     for section, settings in OmegaConf.load(path).items():
         for key, value in settings.items():
-            assert key in base[section], f"{section}.{key}"
-            assert base[section][key] != value, f"{section}.{key}"
+            setting = f"{section}.{key}"
+            assert key in base[section], setting
+            assert (base[section][key], sources_of_base[setting]) != (value, own_sources[setting]), setting
 
 
 @pytest.mark.parametrize("name", ["amos_base", "amos_small"])
@@ -305,7 +309,7 @@ def test_the_guide_lists_every_variant() -> None:
 
 @pytest.mark.slow
 def test_small_sizes_can_be_appended_to_every_variant() -> None:
-    """The widest range of sizes; one update of each variant with other code is in test_flops_of_recipes.py."""
+    """The widest range of sizes; one update of each variant with other code is in tests/flops/test_recipes.py."""
     for stem in ("amos_12_layer_generator", "electra_generator_32", "electra_generator_512", "teams_full_tie"):
         name = f"variants/{stem}"
         model = compose_recipe(name, "+sizes=tiny", *REQUIRED.get(name, [])).model

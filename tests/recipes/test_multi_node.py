@@ -65,6 +65,10 @@ def test_global_batch_is_constant(flags, global_batch, num_gpus, per_gpu, update
         (["--nodes", "0"], "nodes, GPUs and batch sizes must be at least 1"),
         (["--nodes", "2"], "several nodes need a common address: give --rendezvous HOST:PORT"),
         (["--config-name", "amos_huge"], "there is no configuration amos_huge: choose one of amos_base, "),
+        (
+            ["--config-name", "sizes/amos_large"],
+            "there is no configuration sizes/amos_large: choose one of amos_base, ",
+        ),
     ],
 )
 def test_invalid_launches_are_refused(flags: list[str], line: str) -> None:

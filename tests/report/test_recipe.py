@@ -38,6 +38,21 @@ def test_sources_are_the_comments_of_the_recipe():
     assert found["lr_scheduler.end_learning_rate"] == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "source"),
+    [
+        ("amos_small", "optimization.lr", "thesis, Table 5.1, peak"),
+        ("amos_small", "model.generator_depths", "ours, as in base"),
+        ("amos_large", "lr_scheduler.warmup_updates", "thesis, Table 5.1"),
+        ("mlm_large", "task.mask_prob", "as in BERT; the 25 of thesis, Table 5.1 is for ELECTRA (section 5.2.3)"),
+        ("teams_large", "task.tokens_per_sample", "ours: as TEAMS, section 4.1, for small and base"),
+        ("electra_small", "task.mask_prob", "thesis, Table 5.1"),  # of base, for the same value
+    ],
+)
+def test_a_size_has_its_own_sources_where_its_value_is_that_of_base(name: str, setting: str, source: str) -> None:
+    assert sources(name)[setting] == source
+
+
 def test_equal_values_look_equal():
     assert shown(50) == shown(50.0) == "50"
     assert shown([5e-4]) == shown([0.0005]) == "0.0005"
