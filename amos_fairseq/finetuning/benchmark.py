@@ -64,7 +64,7 @@ class Benchmark(ABC):
         """
 
     def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
-        """Copy what loading the checkpoints needs into ``directory``: ``tokenizer/``, and ``labels.txt`` of a task with labels."""
+        """Copy what loading a checkpoint needs to ``directory``: ``tokenizer/``, and ``labels.txt`` where there are labels."""
         shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True)
 
     def setup(self) -> dict[str, Any]:
