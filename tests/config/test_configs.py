@@ -16,7 +16,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
-from forked_command import fork_server
+from forked_command import run_module
 from omegaconf import DictConfig, OmegaConf
 from recipe_names import RECIPE_NAMES, VARIANTS
 
@@ -208,7 +208,7 @@ def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share
 def test_a_variant_is_composed_by_the_command_that_trains_it(tmp_path: Path) -> None:
     """In a process of its own: Hydra keeps the defaults of other recipes."""
     command = ["--cfg", "job", "--config-name", "variants/two_tower", "--config-dir", str(RECIPES / "config")]
-    shown = fork_server().run("fairseq_cli.hydra_train", [*command, "task.data=DATA", "+sizes=tiny"], tmp_path)
+    shown = run_module("fairseq_cli.hydra_train", [*command, "task.data=DATA", "+sizes=tiny"], tmp_path)
     assert shown.returncode == 0, shown.stderr
     cfg = OmegaConf.create(shown.stdout)
     assert (cfg.model.electric_variant, cfg.model.generator_size, cfg.model.encoder_layers) == ("two_tower", 1.0, 6)
