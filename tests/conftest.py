@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked_command import fork_server, run_command
+from forked_command import run_command, run_module
 from tiny_runs import ROOT, TINY_RUN
 
 # Where Triton is installed and no GPU, this process runs its kernels on the CPU, in Triton's interpreter (tests/cuda); with a
@@ -70,7 +70,7 @@ def run_training(binarized_corpus: Path) -> Callable[..., subprocess.CompletedPr
         check: bool = True,
     ) -> subprocess.CompletedProcess:
         arguments = [str(data), *TINY_RUN, "--save-dir", str(save_dir), *flags]
-        result = fork_server().run("fairseq_cli.train", arguments, ROOT, env, timeout)
+        result = run_module("fairseq_cli.train", arguments, ROOT, env, timeout)
         if check and result.returncode != 0:
             raise AssertionError(f"exit {result.returncode}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
         return result

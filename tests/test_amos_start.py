@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
+from forked_command import run_module
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.versions import __version__
@@ -93,7 +93,7 @@ def test_scripts_take_no_other_python_than_the_one_that_is_given(tmp_path: Path)
 def test_only_a_started_command_postpones_the_registration(how: str, expected: str, tmp_path: Path):
     """Not a process that imports the module, as the ranks that a command spawns do."""
     (tmp_path / "ask.py").write_text(ASK)
-    result = fork_server().run("ask", [how, str(ROOT)], tmp_path)
+    result = run_module("ask", [how, str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.split() == expected.split()
 

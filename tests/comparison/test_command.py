@@ -1,29 +1,15 @@
 """The command: what is wrong is one line before anything is written; two entries from nothing to the table and figures."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import compare
 import pytest
-from forked_command import fork_server
-from tiny_runs import ROOT, environment
+from forked_command import run_main
 
 RECIPE = """\
 defaults: {batch_size: 32, warmup: 0.1, lr: 1e-3, epochs: 1, weight_decay: 0.01, checkpoint: last}
 tasks: {MRPC: {}}
 """
-
-
-def run(*arguments: str | Path) -> subprocess.CompletedProcess:
-    command = [
-        fork_server().python,
-        "-W",
-        "ignore",
-        str(ROOT / "examples" / "comparison" / "compare.py"),
-        *map(str, arguments),
-    ]
-    return subprocess.run(command, cwd="/", env=environment(), capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +75,10 @@ def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp
     command += ["--fine-tune-at", "1", "--set", "dataset.batch_size=6", "--recipe", recipe, "--cpu"]
 
     # A piece of no length to speak of: it plans, trains nothing to its end, and asks to be started again.
-    first = run(*command, "--piece-minutes", 0.02)
+    first = run_main(compare.main, *command, "--piece-minutes", 0.02)
     assert first.returncode == 75, first.stderr[-3000:]
     assert "the same command continues" in first.stderr
-    done = run(*command)
+    done = run_main(compare.main, *command)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
@@ -113,7 +99,7 @@ def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp
     assert "AMOS without adversary" in (out / "comparison.md").read_text(encoding="utf-8")
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/**/*") if path.is_file()}
-    again = run(*command)
+    again = run_main(compare.main, *command)
     assert again.returncode == 0, again.stderr[-3000:]
     assert before == {path: path.stat().st_mtime_ns for path in out.glob("*/**/*") if path.is_file()}
     # Another budget is no part of this comparison: of an entry that is there, and of one that is not.

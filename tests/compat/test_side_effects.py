@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from fairseq.data import indexed_dataset
-from forked_command import fork_server
+from forked_command import run_module
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -40,7 +40,7 @@ def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n")
     (metadata / "RECORD").write_text("torchaudio/__init__.py,,\n")
     (tmp_path / "ask.py").write_text(ASK)
-    result = fork_server().run("ask", [str(ROOT)], tmp_path)
+    result = run_module("ask", [str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == expected
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
 
 from amos_fairseq.cli import main as command
 from amos_fairseq.cli.main import build_parser, main
@@ -15,11 +14,11 @@ from amos_fairseq.cli.main import build_parser, main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def amos(*arguments: str, cwd: Path = ROOT, python: str = sys.executable) -> subprocess.CompletedProcess:
+def amos(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     return subprocess.run(
-        [python, "-m", "amos_start", *arguments],
+        [sys.executable, "-m", "amos_start", *arguments],
         cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -70,7 +69,7 @@ def test_unknown_words_and_missing_arguments_exit_with_2(arguments, capsys):
 
 @pytest.mark.slow
 def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
-    result = amos("plot", "absent", "--out", "pictures", cwd=tmp_path, python=fork_server().python)
+    result = amos("plot", "absent", "--out", "pictures", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -120,7 +119,7 @@ def test_output_that_cannot_be_written(library, where, code, line, tmp_path):
 @pytest.mark.slow
 def test_closed_pipe_ends_quietly(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
-    shell = f'"{fork_server().python}" -m amos_start plot metrics.jsonl | head -n 1'
+    shell = f'"{sys.executable}" -m amos_start plot metrics.jsonl | head -n 1'
     result = subprocess.run(
         ["bash", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=120, check=False,

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL_TOOLS = ("bash", "cat", "cut", "dirname", "env", "grep", "head", "mkdir", "mv", "rm", "sed", "tail", "uname")
@@ -224,9 +223,9 @@ def test_quickstart_from_text_to_pictures_and_nothing_twice(corpus_text: Path, t
     settings += "dataset.batch_size=8 dataset.num_workers=0"
     variables = {
         "AMOS_ENVIRONMENT": "active",
-        "PYTHON": fork_server().python,
+        "PYTHON": sys.executable,
         "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(fork_server().python).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = f'bash "{ROOT}/examples/quickstart.sh" "{corpus_text}" "an out" {settings}'
 

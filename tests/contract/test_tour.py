@@ -6,7 +6,6 @@ No Jupyter kernel: a kernel would be one more process of five seconds, and a req
 import json
 
 import pytest
-from forked_command import fork_server
 from tiny_runs import ROOT
 
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
@@ -31,7 +30,6 @@ def test_every_cell_runs(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(NOTEBOOK.parent)
     monkeypatch.setenv("TOUR_UPDATES", "4")
     monkeypatch.setenv("TOUR_OUT", str(tmp_path))
-    monkeypatch.setattr("sys.executable", fork_server().python)  # its commands fork instead of starting
     namespace: dict = {"__name__": "__main__"}
     for cell in cells():
         if cell["cell_type"] == "code":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked_command import ForkedProcess, fork_server
+from forked_command import ForkedProcess, start_module
 from tiny_runs import ROOT, TINY_RUN, environment
 
 # The synthetic corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that
@@ -35,7 +35,7 @@ class BackgroundRun:
     def __init__(self, command: list[str], log: Path) -> None:
         self.log, self.errors = log, log.with_suffix(".err")
         if command[:2] == [sys.executable, "-m"]:
-            self.process = fork_server().start(command[2], command[3:], ROOT, self.log, self.errors)
+            self.process = start_module(command[2], command[3:], ROOT, self.log, self.errors)
             return
         with self.log.open("w") as out, self.errors.open("w") as err:
             self.process = subprocess.Popen(

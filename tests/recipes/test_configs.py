@@ -17,7 +17,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
-from forked_command import fork_server
+from forked_command import run_module
 from omegaconf import DictConfig, OmegaConf
 from recipe_names import RECIPE_NAMES, VARIANTS
 
@@ -219,7 +219,7 @@ def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share
 def test_fairseq_hydra_train_composes_the_same(name: str, override: str, values: dict, tmp_path: Path) -> None:
     """In a process of its own: Hydra keeps the defaults of other recipes."""
     command = ["--cfg", "job", "--config-name", name, "--config-dir", str(CONFIG), "task.data=DATA", override]
-    shown = fork_server().run("fairseq_cli.hydra_train", command, tmp_path)
+    shown = run_module("fairseq_cli.hydra_train", command, tmp_path)
     assert shown.returncode == 0, shown.stderr
     cfg = OmegaConf.create(shown.stdout)
     assert {key: OmegaConf.select(cfg, key) for key in values} == values

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked_command import fork_server
+from forked_command import run_module
 from tiny_runs import ROOT
 
 from amos_fairseq.checkpoints.read import read_state
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run the command in ``checkout``."""
-    return fork_server().run("fairseq_cli.hydra_train", [*COMMAND, *SMALLER, *overrides], checkout, env)
+    return run_module("fairseq_cli.hydra_train", [*COMMAND, *SMALLER, *overrides], checkout, env)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_same_command_continues_the_run_bit_for_bit(
     for done in (
         hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=4"),
         hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=8"),
-        fork_server().run("amos_fairseq.cli.main", whole_run, elsewhere),
+        run_module("amos_fairseq.cli.main", whole_run, elsewhere),
     ):
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     halves, whole = checkout / "runs" / "halves", elsewhere / "runs" / "whole"

@@ -4,9 +4,11 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
-from forked_command import fork_server
+from forked_command import run_module
 
+from amos_fairseq.cli.main import main
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.recipe_files import RECIPES
 
 # 1,024 tokens an update instead of 4,096, and a warm-up of 100 updates instead of 500: noisier gradients, with which a
 # discriminator collapses after 300 updates instead of 1,600 (docs/collapse.md).
@@ -24,10 +26,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's language reference, 0.7 MB of English, in 1,000 pieces."""
     folder = tmp_path_factory.mktemp("reference")
     (folder / "reference.txt").write_text("\n\n".join(topics.values()), encoding="utf-8")
-    command = ["prepare", "reference.txt", "--out", "DATA", "--vocab-size", "1000", "--valid-share", "0.1"]
-    done = fork_server().run("amos_fairseq.cli.main", command, folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "DATA"
+    text, data = str(folder / "reference.txt"), folder / "DATA"
+    main(["prepare", text, "--out", str(data), "--vocab-size", "1000", "--valid-share", "0.1"])
+    return data
 
 
 @pytest.mark.slow
@@ -47,8 +48,8 @@ def test_states_keep_several_directions(
 ) -> None:
     """Share of the first component at update 300, on three texts and with three seeds of electra_mini: 0.78 to 0.955 alive,
     0.987 to 0.999 collapsed. AMOS tiny has 0.978 with 16 blocks an update."""
-    command = ["train", recipe, f"task.data={corpus}", "checkpoint.save_dir=RUN", *SHORTER, *settings]
-    done = fork_server().run("amos_fairseq.cli.main", command, tmp_path)
+    command = ["--config-dir", str(RECIPES), "--config-name", recipe, f"task.data={corpus}", "checkpoint.save_dir=RUN"]
+    done = run_module("fairseq_cli.hydra_train", [*command, *SHORTER, *settings], tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (record,) = [record for record in read_records(tmp_path / "RUN") if record["split"] == "valid"]
     assert (record["rtd_first_component"] < 0.975) is is_alive, record

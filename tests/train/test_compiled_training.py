@@ -4,11 +4,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server, run_command
+from forked_command import run_command
 from interrupted_run import (
     BackgroundRun,
     assert_same_run,
@@ -91,7 +92,7 @@ def test_layers_that_are_computed_again_train_the_same_bits(
 def test_without_a_compiler_one_line_says_so_before_training(binarized_corpus: Path, tmp_path: Path) -> None:
     """A compiler that fails: tests/modules/test_compilation.py."""
     save_dir = tmp_path / "run"
-    command = [fork_server().python, "-m", "fairseq_cli.train", str(binarized_corpus), *TINY_RUN, "--compile"]
+    command = [sys.executable, "-m", "fairseq_cli.train", str(binarized_corpus), *TINY_RUN, "--compile"]
     variables = environment({"CXX": "/nonexistent", CACHE: str(tmp_path / "empty")})
     refused = subprocess.run(
         [*command, "--save-dir", str(save_dir)], cwd=ROOT, env=variables, capture_output=True, text=True, check=False

@@ -8,12 +8,12 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq import models
-from forked_command import fork_server
 from shell_scripts import run_script
 from tiny_runs import ROOT
 
@@ -85,7 +85,7 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_process_alone_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "benchmark" / "rank_traces.py")
-    command = [fork_server().python, script, "amos_tiny", "--out", str(tmp_path / "out")]
+    command = [sys.executable, script, "amos_tiny", "--out", str(tmp_path / "out")]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 1

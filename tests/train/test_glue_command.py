@@ -2,18 +2,18 @@
 
 import json
 import signal
-import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
+from forked_command import run_main
 from interrupted_run import BackgroundRun
 from synthetic_glue import write_glue, write_pretrained_checkpoint
-from tiny_runs import ROOT, environment
 
 from amos_fairseq.checkpoints.read import read_state
+from amos_fairseq.cli.main import main
 
 # Long enough for a signal to find the first task training; the rest is short.
 RECIPE = """\
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(place: Path, out: str, tasks: str, seeds: int, *flags: str) -> list[str]:
     arguments = ["--checkpoint", place / "start", "--data", place / "data", "--out", place / out, "--tasks", tasks]
     arguments += ["--seeds", seeds, "--recipe", place / "recipe.yaml", "--cpu", *flags]
-    return [fork_server().python, "-m", "amos_start", "glue", *map(str, arguments)]
+    return ["glue", *map(str, arguments)]
 
 
 def wait_for_updates(run: BackgroundRun, metrics: Path, updates: int) -> None:
@@ -52,7 +52,8 @@ def wait_for_updates(run: BackgroundRun, metrics: Path, updates: int) -> None:
 @pytest.mark.slow
 def test_two_tasks_two_seeds_stopped_and_continued(place):
     first = place / "out" / "runs" / "CoLA" / "seed1"
-    run = BackgroundRun(command(place, "out", "CoLA,STS-B", 2), place / "stopped.log")
+    start = [sys.executable, "-m", "amos_start"]
+    run = BackgroundRun([*start, *command(place, "out", "CoLA,STS-B", 2)], place / "stopped.log")
     wait_for_updates(run, first / "metrics.jsonl", 3)
     run.process.send_signal(signal.SIGINT)
     assert run.exit_code() == 130, run.text()[-3000:]
@@ -62,10 +63,7 @@ def test_two_tasks_two_seeds_stopped_and_continued(place):
     assert 3 <= stood_at < UPDATES
     assert not (first / "result.json").exists()
 
-    done = subprocess.run(
-        command(place, "out", "CoLA,STS-B", 2), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    done = run_main(main, *command(place, "out", "CoLA,STS-B", 2))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"Loaded checkpoint {first / 'checkpoint_last.pt'}" in (first / "train.log").read_text(encoding="utf-8")
     assert "AVG of 2" in done.stdout
@@ -93,10 +91,7 @@ def check_against_fairseq(directory: Path, run: dict, key: str) -> None:
 
 def check_interruption_left_no_trace(place: Path, run: dict) -> None:
     """The same run, left alone, has the same predictions: resuming is exact."""
-    alone = subprocess.run(
-        command(place, "alone", "CoLA", 1), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    alone = run_main(main, *command(place, "alone", "CoLA", 1))
     assert alone.returncode == 0, alone.stderr[-3000:]
     (undisturbed,) = json.loads((place / "alone" / "glue.json").read_text(encoding="utf-8"))["runs"]
     assert (undisturbed["scores"], undisturbed["epoch"]) == (run["scores"], run["epoch"])
@@ -106,10 +101,7 @@ def check_interruption_left_no_trace(place: Path, run: dict) -> None:
 
 @pytest.mark.slow
 def test_random_weights_and_the_archive_of_the_leaderboard(place):
-    done = subprocess.run(
-        command(place, "scratch", "STS-B", 1, "--from-scratch", "--write-test"), cwd=ROOT, env=environment(),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = run_main(main, *command(place, "scratch", "STS-B", 1, "--from-scratch", "--write-test"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "(random weights)" in done.stdout
     log = (place / "scratch" / "runs" / "STS-B" / "seed1" / "train.log").read_text(encoding="utf-8")

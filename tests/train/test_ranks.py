@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +17,8 @@ import pytest
 import torch
 from fairseq import distributed_utils
 from fairseq_cli import train
-from forked_command import fork_server
-from tiny_runs import ROOT, TINY_RUN, environment
+from forked_command import ON_CPU, rank_variables, run_command, run_module, start_module
+from tiny_runs import ROOT, TINY_RUN
 
 # Global batch 16: the synthetic corpus gives 18 updates an epoch.
 LAST_UPDATE = 22
@@ -33,18 +31,12 @@ PARAMETER_TOLERANCE = 5e-5
 LOSS_TOLERANCE = 2e-3
 LOGGED = ("loss", "mlm_loss_1", "mlm_loss_2", "mixture_1", "rtd_loss", "rtd_auc", "replaced")
 
-ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 FLAGS = ["--batch-size", "4", "--validate-interval-updates", "0", "--keep-interval-updates", "1"]
 
 
 def train_on_ranks(num_ranks: int, data: Path, save_dir: Path, *flags: str) -> None:
-    command = [fork_server().python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command += ["-m", "fairseq_cli.train", str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), *flags]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment(ON_CPU), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert f"training on {num_ranks} devices" in result.stdout
+    arguments = [str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), *flags]
+    assert f"training on {num_ranks} devices" in run_command("fairseq_cli.train", arguments, num_ranks)
 
 
 def parameters(save_dir: Path) -> dict[str, torch.Tensor]:
@@ -99,15 +91,11 @@ def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Path, tmp_path: Path) -> None:
     """Three ranks that were started without torchrun, whose agent would end the others."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        world = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     flags = [str(binarized_corpus), *TINY_RUN, *FLAGS, "--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
     ranks = []
-    for rank in range(3):
-        env = {**ON_CPU, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    for rank, variables in enumerate(rank_variables(3)):
         outputs = [tmp_path / f"{name}{rank}" for name in ("out", "err")]
-        ranks.append(fork_server().start("fairseq_cli.train", flags, ROOT, *outputs, env))
+        ranks.append(start_module("fairseq_cli.train", flags, ROOT, *outputs, ON_CPU | variables))
     try:
         end = time.monotonic() + 120
         while "num_updates=3," not in (tmp_path / "out0").read_text() and time.monotonic() < end:
@@ -117,8 +105,7 @@ def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Pat
         assert [ranks[rank].wait(60) for rank in others] == [1, 1]
     finally:
         for process in ranks:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill_group()
     for rank in others:
         text = (tmp_path / f"err{rank}").read_text()
         assert "Traceback" not in text
@@ -168,18 +155,9 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path: Path) -> None:
-    command = [fork_server().python, "-m", "fairseq_cli.hydra_train", "--config-dir", "examples/pretraining/config"]
-    command += ["--config-name", "amos_tiny", f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path}/run"]
-    env = environment({**ON_CPU, "PYTHONPATH": str(ROOT)})
-    result = subprocess.run(
-        [*command, "common.amp=true"],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny", "common.amp=true"]
+    command += [f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path}/run"]
+    result = run_module("fairseq_cli.hydra_train", command, ROOT, ON_CPU)
     assert result.returncode == 1
     assert "amos_fairseq: error: --amp needs a GPU" in result.stderr
     assert "Traceback" not in result.stderr
@@ -189,28 +167,12 @@ def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path:
 @pytest.mark.slow
 def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> None:
     """Two ranks of ``torchrun --no-python amos train``, outside of the checkout."""
-    bin_folder = Path(fork_server().python).parent
-    command = [
-        fork_server().python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-    ]
-    command += [str(bin_folder / "amos"), "train", "amos_tiny", f"task.data={binarized_corpus}"]
-    command += [
-        "task.tokens_per_sample=32",
-        "model.max_positions=32",
-        "dataset.batch_size=8",
-        "dataset.num_workers=0",
-        "optimization.max_update=2",
-    ]
+    amos = str(Path(sys.executable).with_name("amos"))
+    command = ["--standalone", "--nproc-per-node", "2", "--no-python", amos, "train", "amos_tiny"]
+    command += [f"task.data={binarized_corpus}", "task.tokens_per_sample=32", "model.max_positions=32"]
+    command += ["dataset.batch_size=8", "dataset.num_workers=0", "optimization.max_update=2"]
     command += ["dataset.disable_validation=true", "common.cpu=true"]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment(ON_CPU), capture_output=True, text=True, timeout=300, check=False
-    )
+    result = run_module("torch.distributed.run", command, tmp_path, ON_CPU)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert "= 512 tokens, on 2 ranks" in result.stdout + result.stderr
     assert (tmp_path / "checkpoints" / "amos_tiny" / "checkpoint_last.pt").is_file()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
 from interrupted_run import (
     LAST_UPDATE,
     RUN,
@@ -148,8 +147,8 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
         (tmp_path / name).write_text(f"#!/bin/bash{text}\n")
         (tmp_path / name).chmod(0o755)
     command = ["env", f"PATH={tmp_path}:{os.environ['PATH']}", f"FAKE_SLURM={tmp_path}"]
-    command += [f"FAKE_SLURM_PYTHON={fork_server().python}"]
-    command += [fork_server().python, "-m", "fairseq_cli.hydra_train", "--multirun"]
+    command += [f"FAKE_SLURM_PYTHON={sys.executable}"]
+    command += [sys.executable, "-m", "fairseq_cli.hydra_train", "--multirun"]
     command += [*hydra_flags(binarized_corpus, tmp_path / "run"), "+cluster=slurm_8x8"]
     command += ["hydra.searchpath=[file://examples/multi_node/config]", "distributed_training.distributed_world_size=1"]
     command += ["hydra.launcher.nodes=1", "hydra.launcher.tasks_per_node=1", "hydra.launcher.gpus_per_node=0"]

@@ -2,14 +2,13 @@
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from forked_command import fork_server
+from forked_command import run_main, start_module
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.metrics_file import updates_so_far
@@ -36,19 +35,11 @@ def place(tmp_path_factory) -> Path:
 
 def command(place: Path, out: Path, *flags: str) -> list[str]:
     given = ["--checkpoint", place / "start", "--data", place / "data", "--out", out, "--recipe", place / "recipe.yaml"]
-    return [fork_server().python, "-m", "amos_start", "squad", *map(str, given), "--seeds", "1", "--cpu", *flags]
+    return ["squad", *map(str, given), "--seeds", "1", "--cpu", *flags]
 
 
 def run(place: Path, out: Path, *flags: str) -> str:
-    result = subprocess.run(
-        command(place, out, *flags),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = run_main(main, *command(place, out, *flags))
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
@@ -90,18 +81,15 @@ def test_a_stopped_run_continues_to_the_same_predictions(place, learned):
     if head == "independent":
         pytest.skip("the joint head has dropout of its own and is enough")
     out = place / "stopped"
-    process = subprocess.Popen(
-        command(place, out, "--span-head", head), cwd=ROOT, env=environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    said = place / "said"
+    process = start_module("amos_start", command(place, out, "--span-head", head), ROOT, place / "printed", said)
     deadline = time.monotonic() + 200
     while updates_so_far(out / RUN) < 60:
         assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, said.read_text()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
+    assert process.wait(120) == 130, said.read_text()
     assert not (out / RUN / "predictions.json").exists()
     run(place, out, "--span-head", head)
     for name in ("predictions.json", "nbest_predictions.json", "null_odds.json", "scores.json"):
@@ -114,6 +102,6 @@ def test_results_of_another_setting_are_left_alone(place, learned, capsys):
     other = "joint" if head == "independent" else "independent"
     for flags, difference in (["--span-head", other], "span_head"), (["--doc-stride", "5"], "doc_stride"):
         with pytest.raises(SystemExit) as stop:
-            main(command(place, out, "--span-head", head, *flags)[3:])
+            main(command(place, out, "--span-head", head, *flags))
         assert stop.value.code == 1
         assert f"holds results with other settings ({difference}: " in capsys.readouterr().err

@@ -1,15 +1,13 @@
 """``amos tag`` end to end: a small model learns labels of words; the exported pipeline gives the same labels."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import transformers
-from forked_command import fork_server
+from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging
-from tiny_runs import ROOT, environment
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.preprocess.tagging import prepare
@@ -39,10 +37,7 @@ def place(tmp_path_factory) -> Path:
 def run(place: Path, data: str, *flags: str) -> str:
     given = ["--checkpoint", place / "start", "--data", place / data, "--out", place / "out"]
     given += ["--recipe", place / "recipe.yaml", "--seeds", "1", "--cpu", *flags]
-    command = [fork_server().python, "-m", "amos_start", "tag", *map(str, given)]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
+    result = run_main(main, "tag", *given)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 

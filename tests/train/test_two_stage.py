@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from forked_command import fork_server
 from tiny_runs import ROOT, environment
 
 from amos_fairseq.checkpoints.read import read_state
@@ -23,7 +23,7 @@ SMALLER = [
 
 
 def two_stage(*arguments: str | Path) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(Path(fork_server().python).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = environment({"PATH": path, "PYTHONPATH": str(ROOT)})
     script = ROOT / "examples" / "pretraining" / "two_stage.sh"
     return subprocess.run(

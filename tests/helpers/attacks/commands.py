@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
-from forked_command import fork_server
+from forked_command import ON_CPU, run_module
 from tiny_runs import ROOT, environment
 
 import amos_start
@@ -82,7 +82,7 @@ def amos_harm(code: int, text: str, folder: Path | None = None) -> str:
 
 def run_command(module: str, arguments: Sequence[str], cwd: Path = ROOT) -> tuple[int, str]:
     """Run a module in a process that has imported PyTorch and fairseq, but not the plugin; return exit code and output."""
-    done = fork_server().run(module, arguments, cwd, {"CUDA_VISIBLE_DEVICES": ""}, timeout=300)
+    done = run_module(module, arguments, cwd, ON_CPU)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from forked_command import fork_server
+from forked_command import start_module
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command
 
 from amos_fairseq.preprocess.pretraining import prepare as preparation
@@ -167,7 +167,7 @@ def killed_commands(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         shutil.rmtree(folder)
         shutil.copytree(place.workplace, folder)
         log = place.folder / "killed command.log"
-        command = fork_server().start("amos_start", arguments, folder, log, log.with_suffix(".err"))
+        command = start_module("amos_start", arguments, folder, log, log.with_suffix(".err"))
         end = time.monotonic() + draw.uniform(0, 0.8 * duration)
         while command.poll() is None and (time.monotonic() < end or not training_processes(folder)):
             time.sleep(0.01)
@@ -188,7 +188,7 @@ def killed_commands(place: Place, tries: int, seed: int) -> Iterator[Attack]:
 
 
 def training_processes(folder: Path) -> list[int]:
-    """Processes whose command line names a run in ``folder``; a forked training has one that waits for its end."""
+    """Processes whose command line names a run in ``folder``."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -2,10 +2,8 @@
 
 import random
 import shutil
-import sys
 from collections.abc import Iterator
 
-from forked_command import fork_server
 from tiny_runs import ROOT
 
 from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_command, run_interpreter
@@ -89,7 +87,6 @@ TEXT_VALUES = (
 def command_settings(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     """Give one flag of a command a random value; the command uses or refuses it, in finite time."""
     draw = random.Random(seed)
-    python = fork_server().python
     folder = place.folder / "command settings"
     choices = [(name, flag, NUMBER_VALUES) for name, flags in NUMBERS.items() for flag in flags]
     choices += [(name, flag, TEXT_VALUES) for name, flags in TEXTS.items() for flag in flags]
@@ -100,7 +97,7 @@ def command_settings(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         if flag == "OUT":
             arguments = [f"out/{value}" if part.startswith("out/") else part for part in arguments[:-1]]
         shutil.copytree(place.workplace, folder)
-        code, text = run_amos(arguments, folder, before=lambda: setattr(sys, "executable", python))
+        code, text = run_amos(arguments, folder)
         harm = amos_harm(code, text, folder)
         if not harm and {path.name for path in folder.iterdir()} != {path.name for path in place.workplace.iterdir()}:
             harm = "changed a folder that is not OUT"
