@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from amos_fairseq.finetuning.report import summarize
 from amos_fairseq.finetuning.run_benchmark import save_results
 from amos_fairseq.finetuning.runs import RunResult
+from amos_fairseq.finetuning.summary import summarize
 from amos_fairseq.finetuning.tagging import Tagging
 
 

@@ -11,8 +11,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.leaderboard import fill_broken_lines, write_submission
 from amos_fairseq.finetuning.glue.predictions import predict
-from amos_fairseq.finetuning.report import summarize
 from amos_fairseq.finetuning.runs import read_results
+from amos_fairseq.finetuning.summary import summarize
 
 
 @pytest.mark.slow
