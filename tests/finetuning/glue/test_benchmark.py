@@ -26,11 +26,10 @@ from amos_fairseq.tokenization import load_tokenizer
 def test_rows_are_those_of_fairseqs_task(data):
     """Evaluation and training read the same tokens: in order, with all special symbols, cut alike."""
     for task, limit, separator in (("CoLA", 80, None), ("CoLA", 7, None), ("STS-B", 80, None), ("STS-B", 12, 2)):
-        classes = -1 if task == "STS-B" else 2
-        cfg = SentencePredictionConfig(
-            data=str(data / task), num_classes=max(classes, 1), init_token=0, max_positions=limit,
-            separator_token=separator, shorten_method="truncate", regression_target=task == "STS-B", no_shuffle=True, seed=1,
-        )  # fmt: skip
+        kind = {"regression_target": True, "num_classes": 1} if task == "STS-B" else {"num_classes": 2}
+        cut = {"max_positions": limit, "shorten_method": "truncate", "no_shuffle": True, "seed": 1}
+        symbols = {"init_token": 0, "separator_token": separator}
+        cfg = SentencePredictionConfig(data=str(data / task), **kind, **cut, **symbols)
         theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
         prepared = read_glue_data(data, task)
         items = (theirs[i] for i in range(len(theirs)))

@@ -69,12 +69,9 @@ def test_median_and_deviation_by_hand():
 
 
 def result(task, seed, main, trial="", **scores):
-    name = TASKS[task].main_score
-    return RunResult(
-        task=task, trial=trial, seed=seed, directory=f"runs/{task}/{trial}/seed{seed}", main_score=name,
-        scores={name: main, **scores}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
-        identity={},
-    )  # fmt: skip
+    name, directory = TASKS[task].main_score, f"runs/{task}/{trial}/seed{seed}"
+    scores = {name: main, **scores}
+    return RunResult(task, trial, seed, directory, name, scores, "checkpoint_best.pt", 1.0, 1.0, None, identity={})
 
 
 def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
