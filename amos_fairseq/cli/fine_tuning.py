@@ -66,11 +66,21 @@ def session_from(arguments: argparse.Namespace) -> "Session":
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.finetuning.session import OVERRIDES, open_session
 
-    same = ("checkpoint", "out", "recipe", "size", "from_scratch", "cpu", "parallel", "keep_checkpoints")
-    given = {name: getattr(arguments, name) for name in same}
     overrides = {name: getattr(arguments, name) for name in OVERRIDES}
     precision = "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32"
-    return open_session(**given, num_seeds=arguments.seeds, overrides=overrides, precision=precision)
+    return open_session(
+        arguments.checkpoint,
+        arguments.out,
+        arguments.recipe,
+        size=arguments.size,
+        num_seeds=arguments.seeds,
+        from_scratch=arguments.from_scratch,
+        overrides=overrides,
+        cpu=arguments.cpu,
+        parallel=arguments.parallel,
+        precision=precision,
+        keep_checkpoints=arguments.keep_checkpoints,
+    )
 
 
 def run_and_print(out: str, benchmark: "Benchmark") -> None:

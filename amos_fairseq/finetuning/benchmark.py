@@ -7,18 +7,31 @@ current process. Several runs can be active at once, each on its own device.
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.finetuning.report import TaskSummary, format_spread
+import numpy as np
+
+from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.finetuning.runs import BenchmarkTask, Failure, RunResult, TaskRun
 from amos_fairseq.finetuning.session import Session
+from amos_fairseq.finetuning.summary import TaskSummary, format_spread
 from amos_fairseq.tables import Table
+
+TOKENS_PER_BATCH = 8192  # of evaluation
 
 
 class Stopped(Exception):
     """The user asked to stop. Finished runs are kept; the same command continues the others."""
+
+
+def batches(lengths: Sequence[int] | np.ndarray, stop: threading.Event) -> Iterator[list[int]]:
+    """Yield indices of examples of similar length for evaluation; raise :class:`Stopped` once ``stop`` is set."""
+    for indices in batches_by_length(lengths, TOKENS_PER_BATCH):
+        if stop.is_set():
+            raise Stopped
+        yield indices
 
 
 class Benchmark(ABC):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.finetuning.benchmark import Benchmark
-from amos_fairseq.finetuning.report import TaskSummary, summarize
 from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import Failure, RunResult, claim_output_directory, read_results, write_json
+from amos_fairseq.finetuning.summary import TaskSummary, summarize
 from amos_fairseq.tables import Table
 
 

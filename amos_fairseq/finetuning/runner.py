@@ -18,7 +18,6 @@ from rich.text import Text
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
-from amos_fairseq.finetuning.report import best_run
 from amos_fairseq.finetuning.runs import (
     LOG_FILE,
     Failure,
@@ -29,6 +28,7 @@ from amos_fairseq.finetuning.runs import (
     read_results,
     write_result,
 )
+from amos_fairseq.finetuning.summary import best_run
 from amos_fairseq.finetuning.training import (
     RunFailed,
     checkpoint_to_score,

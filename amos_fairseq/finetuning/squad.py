@@ -5,7 +5,7 @@ import json
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ import torch
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.data.official_squad import Answer, Question, evaluate
 from amos_fairseq.data.squad import (
     SquadSplit,
@@ -28,10 +27,10 @@ from amos_fairseq.data.squad import (
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
-from amos_fairseq.finetuning.report import TaskSummary, paper_results, paper_squad_cells
+from amos_fairseq.finetuning.benchmark import Benchmark, batches
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, content_sha256
 from amos_fairseq.finetuning.session import Session
+from amos_fairseq.finetuning.summary import TaskSummary, paper_results, paper_squad_cells
 from amos_fairseq.tables import Table
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
@@ -41,7 +40,6 @@ PREDICTIONS = "predictions.json"
 N_BEST = "nbest_predictions.json"
 NULL_ODDS = "null_odds.json"
 SCORES = "scores.json"
-TOKENS_PER_BATCH = 8192
 # Null odds of a question without any valid span: above every threshold, and valid JSON.
 NO_SPAN_ODDS = 1e9
 
@@ -122,13 +120,9 @@ class Squad(Benchmark):
         The prediction runs in float32 and without dropout, whatever the precision of the training.
         """
 
-        def check_stop(num_windows: int) -> None:
-            if stop.is_set():
-                raise Stopped
-
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
-        decoded = predict(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, check_stop)
+        decoded = predict(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
         return write_predictions(directory, split, decoded)
 
     def setup(self) -> dict[str, Any]:
@@ -216,13 +210,12 @@ def predict(
     windows: SquadWindowDataset,
     device: str,
     limits: DecodingLimits,
-    report: Callable[[int], object],
+    stop: threading.Event,
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in the order of the split.
 
     Args:
         model: in eval mode, with a span head.
-        report: called with the number of windows of each batch; may raise an exception to stop.
 
     Raises:
         UserError: the model has no span head, or its input is shorter than a window.
@@ -235,7 +228,7 @@ def predict(
     owners = owner_windows(windows)
     spans: dict[int, list[ScoredSpan]] = defaultdict(list)
     null_scores: dict[int, list[float]] = defaultdict(list)
-    for batch in batches_by_length(windows.sizes, TOKENS_PER_BATCH):
+    for batch in batches(windows.sizes, stop):
         net_input = windows.collater([windows[index] for index in batch])["net_input"]
         with torch.inference_mode():
             output = model(net_input["src_tokens"].to(device), answer_mask=net_input["answer_mask"].to(device))
@@ -245,15 +238,11 @@ def predict(
             found = spans_of_window(starts[row], ends[row], scores[row], window, owners[window.example], limits)
             spans[window.example] += found
             null_scores[window.example].append(float(nulls[row]))
-        report(len(batch))
-    squad, compares_null = windows.squad, model.span_head.kind == "independent"
-    return {
-        example.id: decode_question(
-            spans[index], null_scores[index], squad.texts[example.context], squad.offsets(example.context),
-            compares_null, limits,
-        )
-        for index, example in enumerate(squad.examples)
-    }  # fmt: skip
+    decoded, squad, compares_null = {}, windows.squad, model.span_head.kind == "independent"
+    for index, example in enumerate(squad.examples):
+        text, offsets = squad.texts[example.context], squad.offsets(example.context)
+        decoded[example.id] = decode_question(spans[index], null_scores[index], text, offsets, compares_null, limits)
+    return decoded
 
 
 def owner_windows(windows: SquadWindowDataset) -> dict[int, np.ndarray]:

@@ -13,21 +13,19 @@ import torch
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.data.tag_scores import OUTSIDE, count, scores
 from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
-from amos_fairseq.finetuning.report import TaskSummary
+from amos_fairseq.finetuning.benchmark import Benchmark, batches
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, content_sha256
 from amos_fairseq.finetuning.session import Session
+from amos_fairseq.finetuning.summary import TaskSummary
 
 RECIPE_TASK = "tagging"  # recipes do not distinguish the columns
 # Names of tasks begin with this, so that results of other benchmarks in OUT are not taken for these.
 PREFIX = "tagging-"
-TOKENS_PER_BATCH = 8192
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
@@ -134,9 +132,7 @@ class Tagging(Benchmark):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
 
 
-def predict(
-    model: BaseFairseqModel, sentences: TaggedSentences, device: str, stop: threading.Event | None = None
-) -> list[list[int]]:
+def predict(model: BaseFairseqModel, sentences: TaggedSentences, device: str, stop: threading.Event) -> list[list[int]]:
     """Predict a label for each word that is not cut, by sentence.
 
     Args:
@@ -150,9 +146,7 @@ def predict(
         raise UserError("the checkpoint has no head for labels: fine-tune it with --task sequence_tagging first")
     model = model.to(device)
     predicted: list[Any] = [None] * len(sentences)
-    for batch in batches_by_length(sentences.sizes, TOKENS_PER_BATCH):
-        if stop is not None and stop.is_set():
-            raise Stopped
+    for batch in batches(sentences.sizes, stop):
         net_input = sentences.collater([sentences[index] for index in batch])["net_input"]
         with torch.inference_mode():
             logits = model(net_input["src_tokens"].to(device), word_positions=net_input["word_positions"].to(device))

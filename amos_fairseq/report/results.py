@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Spread
+from amos_fairseq.finetuning.summary import Spread
 from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.plotting.curves import run_names

@@ -11,8 +11,8 @@ from runs import FineTuning, Pretraining
 
 from amos_fairseq.finetuning.glue.benchmark import average
 from amos_fairseq.finetuning.glue.tasks import AVERAGED
-from amos_fairseq.finetuning.report import TaskSummary, spread, summarize
 from amos_fairseq.finetuning.runs import RunResult
+from amos_fairseq.finetuning.summary import TaskSummary, spread, summarize
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 

@@ -80,10 +80,9 @@ def test_missing_flags_are_named(capsys):
 
 
 def test_lengths_follow_the_maximum_input_of_the_encoder():
-    assert settings_of(512).as_dict() == {
-        "span_head": "independent", "tokens": 512, "doc_stride": 128, "question": 64, "num_separators": 1,
-        "max_answer_length": 30, "n_best": 20,
-    }  # fmt: skip
+    windows = {"tokens": 512, "doc_stride": 128, "question": 64, "num_separators": 1}
+    expected = {"span_head": "independent", **windows, "max_answer_length": 30, "n_best": 20}
+    assert settings_of(512).as_dict() == expected
     assert settings_of(1024).windows.tokens == 512
     assert settings_of(128).windows == (128, 32, 64, 1)
     assert settings_of(64).windows == (64, 16, 32, 1)

@@ -12,6 +12,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
+from amos_fairseq.finetuning.run_benchmark import run_benchmark
 from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import BenchmarkTask, claim_output_directory, plan_runs, read_results
 from amos_fairseq.finetuning.session import PretrainedCheckpoint, Session
@@ -216,6 +217,28 @@ def test_damaged_results_are_refused(tmp_path, trainings):
     (tmp_path / "glue.setup.json").write_text("[]")
     with pytest.raises(UserError, match=r"glue\.setup\.json contains \[\], not an object"):
         claim_output_directory(tmp_path, "glue", {})
+
+
+def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
+    """With nothing but flags, scores and columns: a row for each task, the common notes, and the three files."""
+    benchmark = Toy(tmp_path)
+    benchmark.title, benchmark.columns = "Toys", {"absent": "Absent", "score": "Score", "other": "Other"}
+    benchmark.tasks = {"Toy": plan(tmp_path)[0].task}
+    start = dataclasses.replace(START, from_scratch=True)
+    benchmark.session = dataclasses.replace(benchmark.session, checkpoint=start)
+    outcome = run_benchmark(benchmark)
+    assert (outcome.table.title, outcome.table.columns) == ("Toys", ["", "Score", "Other"])
+    assert outcome.table.rows == [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"]]
+    assert outcome.table.notes == [
+        "recipe r (a recipe; size base)",
+        "seeds: 3 per task; standard deviations divide by n - 1",
+        "random weights: only the architecture of the checkpoint, none of its weights",
+        "each run is scored at its best epoch on the same dev set",
+        "toy data",
+    ]
+    assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
+    assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
+    assert (tmp_path / "toy.setup.json").is_file()
 
 
 def test_progress_is_read_from_the_last_whole_line(tmp_path):

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from amos_fairseq.finetuning.report import summarize
 from amos_fairseq.finetuning.run_benchmark import save_results
 from amos_fairseq.finetuning.runs import RunResult
+from amos_fairseq.finetuning.summary import summarize
 from amos_fairseq.finetuning.tagging import Tagging
 
 
@@ -19,10 +19,8 @@ def write_summary(folder: Path, updates: int, run: Path, from_scratch: bool = Fa
         if task == "MNLI":
             own["accuracy_mm"] = {"median": median + 1, "deviation": None, "count": 1}
         tasks[task] = {"main_score": "accuracy", "scores": own | {"f1": own["accuracy"]}}
-    summary = {
-        "benchmark": "glue", "setup": {"from_scratch": from_scratch}, "tasks": tasks, "notes": ["a note"], "runs": [],
-        "checkpoint": {"file": str(run / "checkpoint_last.pt"), "num_updates": updates},
-    }  # fmt: skip
+    summary = {"benchmark": "glue", "setup": {"from_scratch": from_scratch}, "tasks": tasks, "notes": ["a note"]}
+    summary |= {"runs": [], "checkpoint": {"file": str(run / "checkpoint_last.pt"), "num_updates": updates}}
     (folder / "glue.json").write_text(json.dumps(summary))
     (folder / "glue.setup.json").write_text("{}")
     (folder / "other.json").write_text("[]")

@@ -4,7 +4,7 @@ import pytest
 from benchmark_summary import write_summary, write_tagging
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Spread
+from amos_fairseq.finetuning.summary import Spread
 from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import Cost, ReportRun
 

@@ -13,16 +13,17 @@ from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
 from amos_fairseq.finetuning.glue.predictions import HEAD, predict, score, write_predictions
 from amos_fairseq.finetuning.glue.tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, TASKS
-from amos_fairseq.finetuning.report import (
+from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_json, read_results
+from amos_fairseq.finetuning.session import Session
+from amos_fairseq.finetuning.summary import (
     TaskSummary,
     best_checkpoint,
+    format_spread,
     paper_results,
     paper_squad_cells,
     read_summary,
     summarize,
 )
-from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_json, read_results
-from amos_fairseq.finetuning.session import Session
 from amos_fairseq.tables import MISSING, Table, format_score
 
 
@@ -163,18 +164,15 @@ class Glue(Benchmark):
         """Write the leaderboard's archive, with ``with_test``."""
         if not self.with_test:
             return (), ()
-        session = self.session
-        archive, notices = write_submission(
-            session.out, self.data, summaries, self.max_positions, session.devices[0], stop
-        )
+        out, device = self.session.out, self.session.devices[0]
+        archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
         return [archive], notices
 
 
 def best_intermediate(out: Path) -> TaskSummary | None:
     """Return the summary of the finished MNLI runs in OUT; None if there are none."""
-    return summarize([result for result in read_results(out) if result.task == INTERMEDIATE_TASK]).get(
-        INTERMEDIATE_TASK
-    )
+    results = [result for result in read_results(out) if result.task == INTERMEDIATE_TASK]
+    return summarize(results).get(INTERMEDIATE_TASK)
 
 
 def check_not_started_without_intermediate(runs: Sequence[TaskRun]) -> None:
@@ -201,8 +199,12 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 
 
 def glue_table(
-    row_name: str, summaries: Mapping[str, TaskSummary], squad: dict[str, Any] | None, with_paper: bool, notes: Sequence[str]
-) -> Table:  # fmt: skip
+    row_name: str,
+    summaries: Mapping[str, TaskSummary],
+    squad: dict[str, Any] | None,
+    with_paper: bool,
+    notes: Sequence[str],
+) -> Table:
     """Build the table with the checkpoint's row and, with ``with_paper``, the papers' rows.
 
     Args:
@@ -222,9 +224,8 @@ def glue_table(
     spreads = squad["tasks"][squad_task]["scores"] if squad and squad_task else {}
     if spreads or with_paper:
         columns += [f"{squad_task or 'SQuAD2.0'} {score}" for score in ("EM", "F1")]
-        none = {"median": None, "deviation": None}
-        found = [spreads.get(name, none) for name in ("em", "f1")]
-        row += [format_score(spread["median"], spread["deviation"]) for spread in found]
+        found = [spreads.get(name, {}) for name in ("em", "f1")]
+        row += [format_score(spread.get("median"), spread.get("deviation")) for spread in found]
     rows = [row, *(paper_row(paper, tasks) for paper in paper_results())] if with_paper else [row]
     return Table("GLUE dev: median ± standard deviation over seeds", columns, rows, notes)
 
@@ -238,11 +239,8 @@ def column_name(task: str) -> str:
 def task_cell(summary: TaskSummary | None) -> str:
     if summary is None:
         return MISSING
-    scores = [summary.main]
-    mismatched = f"{summary.best.main_score}_mm"
-    if mismatched in summary.scores:
-        scores.append(summary.scores[mismatched])
-    return " / ".join(format_score(score.median, score.deviation) for score in scores)
+    mismatched = summary.scores.get(f"{summary.best.main_score}_mm")
+    return " / ".join(format_spread(found) for found in (summary.main, mismatched) if found)
 
 
 def paper_row(paper: dict[str, Any], tasks: Sequence[str]) -> list[str]:

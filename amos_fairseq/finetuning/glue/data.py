@@ -1,7 +1,6 @@
 """Prepared GLUE data for evaluation: the files that ``preprocess/glue/prepare.sh`` wrote, in their order."""
 
 import re
-import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +8,15 @@ from typing import Any
 
 import numpy as np
 from fairseq.data import Dictionary, data_utils
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_texts, join_texts
 from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.glue.tasks import TASKS
 from amos_fairseq.finetuning.recipes import Hyperparameters
 from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256, read_json
 from amos_fairseq.strangers import field, finite_number, plain_name, read_text, whole_number
 
-TOKENS_PER_BATCH = 8192
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
 ROWS_TOLERANCE = 0.001
 # The fields of task.json that, with the source files, determine the data.
@@ -174,15 +168,3 @@ def check_record(record: dict[str, Any]) -> None:
         whole_number(facts.get("source_rows", 0))
         whole_number(facts.get("broken", 0))
         plain_name(facts.get("source", split))
-
-
-def batches(sequences: list[Tensor], pad: int, stop: threading.Event) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield batches of sequences of similar length: (their indices, tokens [B,T] int64). The order is deterministic.
-
-    Raises:
-        Stopped: ``stop`` is set.
-    """
-    for indices in batches_by_length([len(tokens) for tokens in sequences], TOKENS_PER_BATCH):
-        if stop.is_set():
-            raise Stopped
-        yield indices, pad_sequence([sequences[i] for i in indices], batch_first=True, padding_value=pad)

@@ -18,7 +18,7 @@ from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data
 from amos_fairseq.finetuning.glue.predictions import predict
 from amos_fairseq.finetuning.glue.tasks import DIAGNOSTIC, DIAGNOSTIC_ROWS, INTERMEDIATE_TASK, TASKS
-from amos_fairseq.finetuning.report import TaskSummary, best_checkpoint
+from amos_fairseq.finetuning.summary import TaskSummary, best_checkpoint
 
 ARCHIVE = "glue_submission.zip"
 LOWEST, HIGHEST = 0.0, 5.0

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.glue.data import GlueData, batches
+from amos_fairseq.finetuning.benchmark import batches
+from amos_fairseq.finetuning.glue.data import GlueData
 from amos_fairseq.finetuning.glue.tasks import GlueTask
 
 HEAD = "sentence_classification_head"
@@ -36,7 +38,8 @@ def predict(
         rows = data.inputs(split, max_positions, loaded.separator)
         sequences = [rows[index] for index in range(len(rows))]
         logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
-        for indices, tokens in batches(sequences, loaded.dictionary.pad(), stop):
+        for indices in batches([len(tokens) for tokens in sequences], stop):
+            tokens = pad_sequence([sequences[i] for i in indices], True, loaded.dictionary.pad())
             with torch.inference_mode():
                 output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
             logits[indices] = output.float().cpu().numpy()

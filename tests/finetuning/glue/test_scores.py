@@ -12,8 +12,8 @@ from scipy.stats import rankdata
 from amos_fairseq.finetuning.glue.benchmark import average, glue_table
 from amos_fairseq.finetuning.glue.predictions import score
 from amos_fairseq.finetuning.glue.tasks import AVERAGED, TASKS, parse_tasks
-from amos_fairseq.finetuning.report import best_run, paper_results, spread, summarize
 from amos_fairseq.finetuning.runs import RunResult
+from amos_fairseq.finetuning.summary import best_run, paper_results, spread, summarize
 
 
 def test_scores_by_hand():
@@ -69,12 +69,9 @@ def test_median_and_deviation_by_hand():
 
 
 def result(task, seed, main, trial="", **scores):
-    name = TASKS[task].main_score
-    return RunResult(
-        task=task, trial=trial, seed=seed, directory=f"runs/{task}/{trial}/seed{seed}", main_score=name,
-        scores={name: main, **scores}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
-        identity={},
-    )  # fmt: skip
+    name, directory = TASKS[task].main_score, f"runs/{task}/{trial}/seed{seed}"
+    scores = {name: main, **scores}
+    return RunResult(task, trial, seed, directory, name, scores, "checkpoint_best.pt", 1.0, 1.0, None, identity={})
 
 
 def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
