@@ -1,30 +1,26 @@
-"""Write files atomically; load checkpoints as data only, and verify their checksums."""
+"""Write files atomically, completely or not at all, and without following links."""
 
 import contextlib
 import csv
 import errno
 import glob
-import io
 import json
 import os
-import pickle
 import re
 import shutil
 import socket
 import stat
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import LARGEST_COUNT, finite_number, is_unicode
+from amos_fairseq.strangers import is_unicode
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_verified: set[tuple[str, tuple[int, ...]]] = set()  # name and version of checkpoints with right checksums
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
@@ -173,154 +169,3 @@ def os_error_behind(error: BaseException | None) -> OSError | None:
             return OSError(int(found.group(1)), os.strerror(int(found.group(1))))
         error = error.__cause__ or error.__context__
     return None
-
-
-class DamagedCheckpoint(UserError):
-    """The file is not a complete checkpoint: it is truncated, empty, changed, or in another format."""
-
-
-def checkpoint_file(path: Path) -> Path:
-    """Return ``path``; of a directory ``checkpoint_last.pt``, or ``checkpoint_best.pt`` where fine-tuning kept only that one.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    files = [path / "checkpoint_last.pt", path / "checkpoint_best.pt"] if path.is_dir() else [path]
-    for file in files:
-        if file.is_file():
-            return file
-    raise UserError(f"{files[0]} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
-
-
-def file_version(path: str) -> tuple[int, ...]:
-    """Return what changes when a file is replaced or written to; raise ``OSError`` if there is none."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def verify_checksums(path: str, digest: Any = None) -> None:
-    """Read a checkpoint and compare the CRC-32 that ``torch.save`` has stored for each tensor; torch.load ignores them.
-
-    A process verifies a file once, until it is replaced or written to. The file is streamed; 1 GB in the page cache took 1.8 s
-    on one core of a busy machine. Files in the format before torch 1.6 have no checksums.
-
-    Args:
-        digest: of ``hashlib``; gets all bytes of the file, which is read only once for both.
-
-    Raises:
-        DamagedCheckpoint: the content of a member has changed.
-    """
-    key = path, file_version(path)
-    if digest is None and key in _verified:
-        return
-    with _HashedFile(path) as file:
-        if zipfile.is_zipfile(file):
-            archive = zipfile.ZipFile(file)
-            # torch.save does not compress; unpacking could take any amount of time and memory.
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                raise DamagedCheckpoint(f"{path} was not written by torch.save (it is compressed): give another file")
-            file.digest = digest
-            if (member := archive.testzip()) is not None:
-                raise DamagedCheckpoint(
-                    f"{path} is damaged (the checksum of {member} in it is wrong): give another checkpoint, or copy it again"
-                )
-        file.digest = digest
-        file.hash_until(os.path.getsize(path))
-    _verified.add(key)
-
-
-class _HashedFile(io.FileIO):
-    """A file whose bytes go into ``digest``, if there is one, each once and in order, while it is read."""
-
-    digest: Any = None
-    num_hashed = 0
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self.tell()
-        self.hash_until(begin)
-        part = super().read(size)
-        self._hash(part[max(0, self.num_hashed - begin) :])
-        return part
-
-    def hash_until(self, end: int) -> None:
-        """Hash what the reader has skipped."""
-        if self.digest is not None and self.num_hashed < end:
-            self.seek(self.num_hashed)
-            while self.num_hashed < end and (part := super().read(min(end - self.num_hashed, 1 << 20))):
-                self._hash(part)
-            self.seek(end)
-
-    def _hash(self, part: bytes) -> None:
-        if self.digest is not None:
-            self.digest.update(part)
-            self.num_hashed += len(part)
-
-
-def read_header(path: str, digest: Any = None) -> dict[str, Any]:
-    """Load a checkpoint with memory-mapped tensors; ``digest`` of ``hashlib``, if given, gets all bytes of the file.
-
-    Raises:
-        DamagedCheckpoint: the file is truncated or is not a checkpoint.
-        UserError: the file contains a class that is not allowed, or cannot be read.
-    """
-    import torch  # not needed to write files
-
-    try:
-        with explain_load_errors(path, digest):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except DamagedCheckpoint as error:
-        if "mmap can only be used" not in str(error.__cause__):
-            raise
-        with explain_load_errors(path):  # files in the format before torch 1.6 cannot be mapped
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(content, dict):
-        raise DamagedCheckpoint(f"{path} contains a {type(content).__name__}, not a checkpoint: give another file")
-    return content
-
-
-def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return ``task_state`` of a checkpoint, empty if there is none; raise :class:`UserError` if it is damaged."""
-    state = checkpoint.get("task_state") or {}
-    if not isinstance(state, dict) or not all(isinstance(value, str | None) for value in state.values()):
-        raise UserError(f"{path} has a damaged task_state: give another checkpoint")
-    return state
-
-
-def training_seconds_of(checkpoint: dict[str, Any]) -> float:
-    """Return the training time up to a checkpoint; raise ``ValueError`` if it is missing or damaged."""
-    import torch
-
-    state = checkpoint.get("extra_state")
-    seconds = state.get("previous_training_time") if isinstance(state, dict) else None
-    if torch.is_tensor(seconds) and seconds.numel() == 1 and not seconds.is_complex():  # the mean over several ranks
-        seconds = seconds.item()
-    return finite_number(seconds, 0, LARGEST_COUNT)
-
-
-@contextlib.contextmanager
-def explain_load_errors(path: str, digest: Any = None) -> Iterator[None]:
-    """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`.
-
-    ``digest``: see :func:`verify_checksums`.
-    """
-    try:
-        with open(path, "rb"):  # torch reports a file without read permission as "not an archive"
-            verify_checksums(path, digest)
-            yield
-    except UserError:
-        raise
-    except Exception as error:
-        # In a truncated file torch seeks to an invalid position: EINVAL. Every other OSError comes from the disk.
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise UserError(
-                f"{path} cannot be read ({error.strerror}): permit reading it, or give another file"
-            ) from error
-        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and foreign:
-            raise UserError(
-                f"{path} contains an object of class {foreign.group(1)}, which is not loaded because it could run code of "
-                "the author of the file: store only tensors, numbers, strings, lists and dictionaries in it"
-            ) from error
-        raise DamagedCheckpoint(
-            f"{path} is not a complete checkpoint (truncated, or not written by fairseq): give another file"
-        ) from error

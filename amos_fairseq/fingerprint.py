@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Union
 
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.settings.json"
@@ -13,7 +12,7 @@ TOKENIZER_DIRECTORY = "tokenizer"  # in a corpus and in SAVE_DIR
 _READ_SIZE = 1 << 20
 
 
-def file_sha256(path: Union[str, os.PathLike], on_read: Callable[[int], object] = lambda size: None) -> str:
+def file_sha256(path: str | os.PathLike, on_read: Callable[[int], object] = lambda size: None) -> str:
     """Return the hexadecimal sha256 of a file's bytes; raise ``OSError`` if it cannot be read.
 
     ``on_read`` is called with the number of bytes of each part.
@@ -26,18 +25,24 @@ def file_sha256(path: Union[str, os.PathLike], on_read: Callable[[int], object] 
     return digest.hexdigest()
 
 
-def sample_sha256(path: Union[str, os.PathLike], pieces: int = 16, piece_size: int = 1 << 16) -> str:
-    """Return the hexadecimal sha256 of a file's size and of evenly spaced pieces, the first and the last included.
+def sample_sha256(path: str | os.PathLike, num_samples: int = 16, sample_size: int = 1 << 16) -> str:
+    """Return the hexadecimal sha256 of a file's size and of evenly spaced samples of it, the first and the last included.
 
-    It identifies a large file by reading 1 MiB; it does not find damage between the pieces.
+    It identifies a large file by reading 1 MiB; it does not find damage between the samples.
     """
     size = os.path.getsize(path)
     digest = hashlib.sha256(str(size).encode())
     with open(path, "rb") as stream:
-        for piece in range(pieces):
-            stream.seek(max(0, size - piece_size) * piece // (pieces - 1))
-            digest.update(stream.read(piece_size))
+        for sample in range(num_samples):
+            stream.seek(max(0, size - sample_size) * sample // (num_samples - 1))
+            digest.update(stream.read(sample_size))
     return digest.hexdigest()
+
+
+def file_version(path: str) -> tuple[int, ...]:
+    """Return what changes when a file is replaced or written to; raise ``OSError`` if there is none."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def files_sha256(directory: Path) -> dict[str, str]:
@@ -46,7 +51,7 @@ def files_sha256(directory: Path) -> dict[str, str]:
     return {path.relative_to(directory).as_posix(): file_sha256(path) for path in paths}
 
 
-def directory_sha256(directory: Union[str, os.PathLike]) -> str:
+def directory_sha256(directory: str | os.PathLike) -> str:
     """Return the hexadecimal sha256 of the names and bytes of the files in ``directory``, sorted by name.
 
     Subdirectories and names that start with a dot (files of editors and file systems) are excluded. The input is the sha256

@@ -60,8 +60,8 @@ def read_records(save_dir: Path) -> list[dict[str, Any]]:
     path = save_dir / FILE_NAME
     if not path.is_file():
         return []
-    content = read_bytes(path, "remove it, or copy the run again")
-    return [line.record for line in parse_lines(content) if line.record is not None]
+    lines = parse_lines(read_bytes(path, "remove it, or copy the run again"))
+    return [line.record for line in lines if line.record is not None]
 
 
 def updates_so_far(save_dir: Path) -> int:

@@ -7,6 +7,7 @@ OmegaConf checks types and choices against the configuration's dataclass. A fiel
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
@@ -82,6 +83,31 @@ def read_section(kind: str, fields: type, values: Mapping[str, Any]) -> DictConf
         return OmegaConf.merge(OmegaConf.structured(fields), values)
     except OmegaConfBaseException as error:
         raise UserError(f"{kind}.{describe(error)}") from error
+
+
+def check_saved_settings(file: Path, cfg: Mapping[str, Any]) -> None:
+    """Raise :class:`UserError` if a checkpoint has an invalid setting of a task or criterion of this package."""
+    for kind, default in (("task", "text_pretraining"), ("criterion", None)):
+        section = cfg.get(kind)
+        fields = config_class(kind, section.get("_name", default)) if isinstance(section, dict) else None
+        if fields is not None and fields.__module__.startswith("amos_fairseq."):
+            saved_section(file, kind, fields, section)
+
+
+def saved_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) -> DictConfig:
+    """Return the settings of a section of a checkpoint over the defaults of its dataclass; unknown ones are left out.
+
+    Raises:
+        UserError: a setting has another type, none of the choices of its field, or is out of range.
+    """
+    known = {field.name for field in dataclasses.fields(fields)}
+    try:
+        settings = read_section(kind, fields, {key: value for key, value in saved.items() if key in known})
+        check_ranges(settings, fields)
+    except (UserError, OmegaConfBaseException) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{file} contains a setting that no run has: {reason}") from error
+    return settings
 
 
 def describe(error: OmegaConfBaseException) -> str:

@@ -12,17 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from amos_fairseq.checkpoint_files import checkpoint_file, read_header
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import (
-    checkpoint_file,
-    csv_text,
-    json_text,
-    no_links,
-    read_header,
-    whole_file,
-    whole_folder,
-    write_text,
-)
+from amos_fairseq.files import csv_text, json_text, no_links, whole_file, whole_folder, write_text
 
 
 def unfinished_files(directory: Path) -> list[str]:

@@ -16,8 +16,8 @@ from amos_fairseq.data.squad import Example, _parsed, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.tasks import TASKS as SCORED_TASKS
-from amos_fairseq.hugging_face import model_card
-from amos_fairseq.hugging_face.parts import label_settings
+from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION
+from amos_fairseq.hugging_face.parts import dataset_of, label_settings
 from amos_fairseq.preprocess.glue import prepare as prepare_glue
 from amos_fairseq.preprocess.glue.tasks import TASKS
 from amos_fairseq.preprocess.glue.workspace import Workspace as GlueWorkspace
@@ -84,7 +84,7 @@ def labels(path: Path, head: str | None = None) -> list[str]:
 
 
 def name_in_card(path: Path) -> None:
-    found = model_card.dataset_of(SimpleNamespace(kind=model_card.SEQUENCE_CLASSIFICATION), path.parent)
+    found = dataset_of(SEQUENCE_CLASSIFICATION, path.parent)
     assert found is None or found[1].removeprefix("GLUE ") in SCORED_TASKS
 
 

@@ -20,8 +20,8 @@ from amos_fairseq.bench.report import PieceTime
 from amos_fairseq.bench.settings import Setup
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import output_layer
-from amos_fairseq.functional.samplers import ReplacementSampler
-from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
+from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
+from amos_fairseq.functional.sampling import ReplacementSampler
 from amos_fairseq.models.configuration import PaddedVocabulary, embedding_width, transformer_config
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference

@@ -12,10 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.weight_names import Row, Weights, count_layers, expand_rows
-from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Imported, build_model, configuration, fill, to_our_rows
+from amos_fairseq.checkpoint_files import explain_load_errors
+from amos_fairseq.checkpoints.write import (
+    NEVER_PREDICTED,
+    Imported,
+    Renaming,
+    Weights,
+    build_model,
+    configuration,
+    count_layers,
+    expand_names,
+    fill,
+    to_our_rows,
+)
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_load_errors
 from amos_fairseq.functional.relative_position import amos_bucket
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
@@ -29,30 +39,30 @@ _DEFAULT_DEPTHS, _DEFAULT_MAX_DISTANCE = "4,6,8", 128  # the authors' code, fair
 
 
 # fmt: off
-def _encoder(ours: str, theirs: str) -> tuple[Row, ...]:
+def _encoder(ours: str, theirs: str) -> tuple[Renaming, ...]:
     return (
-        Row(f"{ours}.embed_positions.weight",                f"{theirs}.sentence_encoder.embed_positions.weight"),
-        Row(f"{ours}.embedding_norm.*",                      f"{theirs}.sentence_encoder.emb_layer_norm.*"),
-        Row(f"{ours}.relative_position.table.weight",        f"{theirs}.sentence_encoder.relative_attention_bias.weight"),
-        Row(f"{ours}.layers.N.attention.query_key_value.*",  f"{theirs}.sentence_encoder.layers.N.self_attn.in_proj.*"),
-        Row(f"{ours}.layers.N.attention.output.*",           f"{theirs}.sentence_encoder.layers.N.self_attn.out_proj.*"),
-        Row(f"{ours}.layers.N.attention_norm.*",             f"{theirs}.sentence_encoder.layers.N.self_attn_layer_norm.*"),
-        Row(f"{ours}.layers.N.ffn_in.*",                     f"{theirs}.sentence_encoder.layers.N.fc1.*"),
-        Row(f"{ours}.layers.N.ffn_out.*",                    f"{theirs}.sentence_encoder.layers.N.fc2.*"),
-        Row(f"{ours}.layers.N.ffn_norm.*",                   f"{theirs}.sentence_encoder.layers.N.final_layer_norm.*"),
+        Renaming(f"{ours}.embed_positions.weight",                f"{theirs}.sentence_encoder.embed_positions.weight"),
+        Renaming(f"{ours}.embedding_norm.*",                      f"{theirs}.sentence_encoder.emb_layer_norm.*"),
+        Renaming(f"{ours}.relative_position.table.weight",        f"{theirs}.sentence_encoder.relative_attention_bias.weight"),
+        Renaming(f"{ours}.layers.N.attention.query_key_value.*",  f"{theirs}.sentence_encoder.layers.N.self_attn.in_proj.*"),
+        Renaming(f"{ours}.layers.N.attention.output.*",           f"{theirs}.sentence_encoder.layers.N.self_attn.out_proj.*"),
+        Renaming(f"{ours}.layers.N.attention_norm.*",             f"{theirs}.sentence_encoder.layers.N.self_attn_layer_norm.*"),
+        Renaming(f"{ours}.layers.N.ffn_in.*",                     f"{theirs}.sentence_encoder.layers.N.fc1.*"),
+        Renaming(f"{ours}.layers.N.ffn_out.*",                    f"{theirs}.sentence_encoder.layers.N.fc2.*"),
+        Renaming(f"{ours}.layers.N.ffn_norm.*",                   f"{theirs}.sentence_encoder.layers.N.final_layer_norm.*"),
     )
 
 
 DISCRIMINATOR = _encoder("discriminator", "encoder")
 DETECTION = (
-    Row("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
+    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
 )
 GENERATOR = _encoder("generators.0", "auxiliary")
 MLM_HEAD = (
-    Row("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
-    Row("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
-    Row("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
-    Row("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", ONE_ROW),
+    Renaming("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
+    Renaming("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
+    Renaming("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
+    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", ONE_ROW),
 )
 # fmt: on
 
@@ -229,7 +239,7 @@ def convert(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, 
     tables = [(DISCRIMINATOR, "encoder"), (DETECTION, "encoder")]
     tables += [(GENERATOR, "auxiliary"), (MLM_HEAD, "auxiliary")] if has_generator else []
     for rows, side in tables:
-        for ours, (name,), conversion in expand_rows(rows, count_layers(theirs, f"{side}.sentence_encoder.layers.")):
+        for ours, (name,), conversion in expand_names(rows, count_layers(theirs, f"{side}.sentence_encoder.layers.")):
             if name not in theirs:
                 raise UserError(f"{path}: {name} is missing: this is not the whole released checkpoint")
             tensor = theirs[name]

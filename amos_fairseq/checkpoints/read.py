@@ -1,10 +1,8 @@
 """Read a checkpoint of this package safely, with its model, its dictionary and the tokenizer that it was trained with."""
 
 import argparse
-import dataclasses
 import os
 import re
-import reprlib
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +13,19 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, build_model
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
+from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_content
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file, explain_load_errors, task_state_of
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.setting_checks import check_ranges, config_class, read_section
+from amos_fairseq.setting_checks import check_saved_settings, config_class, saved_section
 from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.strangers import values_in, whole_number
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 CheckpointPath = str | os.PathLike
-LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
+IMPORTED_FROM = "imported from "  # in the task's settings of imported weights, in place of the corpus
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,11 @@ class LoadedCheckpoint:
     parent: str = ""
 
     @property
+    def imported_from(self) -> str:
+        """Where imported weights come from; empty if they were trained here."""
+        return import_source(self.task)
+
+    @property
     def separator(self) -> int | None:
         """Token that a fine-tuned model reads before the second text of a pair, in addition to the first one's ``</s>``.
 
@@ -67,6 +68,11 @@ class LoadedCheckpoint:
         if separator is not None and not (type(separator) is int and 0 <= separator < len(self.dictionary)):
             raise UserError(f"{self.file}: the separator token {separator!r} is not in its dictionary")
         return separator
+
+    @property
+    def num_separators(self) -> int:
+        """Number of tokens between the texts of a pair: ``</s>``, and :attr:`separator` if there is one."""
+        return 1 if self.separator is None else 2
 
     def tokens(self, text: str) -> Tensor:
         """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64.
@@ -95,88 +101,41 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
             the checkpoint was trained with.
     """
     file = checkpoint_file(Path(checkpoint))
-    state = read_state(file)
-    run_tokenizer = read_tokenizer(file, tokenizer, task_state_of(str(file), state))
+    state = read_content(file)
+    check_saved_settings(file, state["cfg"])
+    run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
     dictionary = dictionary_of(run_tokenizer)
-    model = restore_model(file, state, dictionary)
+    task, criterion, parent = state["cfg"]["task"], state["cfg"].get("criterion") or {}, parent_of(state["cfg"])
     num_updates = state["optimizer_history"][-1]["num_updates"]
+    model = restore_model(file, state, dictionary)
     model.set_num_updates(num_updates)
-    criterion = state["cfg"].get("criterion") or {}
-    task, parent = state["cfg"]["task"], parent_of(state)
     return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, task, num_updates, criterion, parent)
 
 
-def parent_of(state: dict[str, Any]) -> str:
+def parent_of(cfg: dict[str, Any]) -> str:
     """Return the checkpoint that a run started from, as the user gave it; empty without one."""
-    settings = state["cfg"].get("checkpoint")
+    settings = cfg.get("checkpoint")
     settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings
     return str(settings.get("finetune_from_model") or "") if isinstance(settings, dict) else ""
 
 
-def read_state(file: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; nothing in the file can run code (see compat/checkpoints.py).
+def import_source(task: dict[str, Any]) -> str:
+    """Return where imported weights come from, given the settings of a checkpoint's task; empty if they were trained here."""
+    data = str(task.get("data") or "")
+    return data.removeprefix(IMPORTED_FROM) if data.startswith(IMPORTED_FROM) else ""
 
-    Raises :class:`UserError` if the file cannot be read, or is not a checkpoint of fairseq-train.
-    """
-    with explain_load_errors(str(file)):
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    check_state(file, state)
+
+def read_state(file: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint; raise :class:`UserError` if it cannot be read or has invalid settings."""
+    state = read_content(file)
+    check_saved_settings(file, state["cfg"])
     return state
 
 
 def check_state(file: Path, state: Any) -> None:
-    """Raise :class:`UserError` unless the content of a file is a checkpoint of fairseq-train, with resolved settings."""
-    sections = {"cfg": dict, "model": dict, "optimizer_history": list}
-    content = state if isinstance(state, dict) else {}
-    if not all(isinstance(content.get(name), kind) and content[name] for name, kind in sections.items()):
-        raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
-    last = state["optimizer_history"][-1]
-    try:
-        whole_number(last.get("num_updates") if isinstance(last, dict) else None)
-    except ValueError as error:
-        raise UserError(
-            f"{file} does not say after how many updates it was saved ({error}): give a checkpoint as it was saved"
-        ) from error
-    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
-        raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
-    if not all(isinstance(state["cfg"].get(section), (dict, argparse.Namespace)) for section in ("model", "task")):
-        raise UserError(
-            f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
-        )
-    try:
-        for value in values_in(state["cfg"]):
-            # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
-            if isinstance(value, str) and "${" in value:
-                raise ValueError(f"contains the unresolved setting {value!r}")
-            if isinstance(value, int) and abs(value) > LARGEST_SETTING:
-                raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
-    except ValueError as error:
-        raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
-    # Of a run with flags, fairseq 0.12 may have saved a section as it was parsed.
-    state["cfg"].update(
-        {kind: vars(part) for kind, part in state["cfg"].items() if isinstance(part, argparse.Namespace)}
-    )
-    for kind, default in (("task", "text_pretraining"), ("criterion", None)):
-        section = state["cfg"].get(kind)
-        fields = config_class(kind, section.get("_name", default)) if isinstance(section, dict) else None
-        if fields is not None and fields.__module__.startswith("amos_fairseq."):
-            checked_section(file, kind, fields, section)
-
-
-def checked_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) -> DictConfig:
-    """Return the settings of a section over the defaults of its dataclass; unknown ones are left out.
-
-    Raises:
-        UserError: a setting has another type, none of the choices of its field, or is out of range.
-    """
-    known = {field.name for field in dataclasses.fields(fields)}
-    try:
-        settings = read_section(kind, fields, {key: value for key, value in saved.items() if key in known})
-        check_ranges(settings, fields)
-    except (UserError, OmegaConfBaseException) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{file} contains a setting that no run has: {reason}") from error
-    return settings
+    """Raise :class:`UserError` unless the content of a file is a checkpoint of fairseq-train, with valid settings."""
+    check_content(file, state)
+    check_saved_settings(file, state["cfg"])
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
@@ -243,7 +202,6 @@ def model_settings(file: Path, saved: Any) -> DictConfig:
         UserError: the model is not one of this package, or a setting has another type, none of the choices of its field, or
             is out of range.
     """
-    saved = vars(saved) if isinstance(saved, argparse.Namespace) else saved
     name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
     name = str(name)
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
@@ -252,4 +210,4 @@ def model_settings(file: Path, saved: Any) -> DictConfig:
             f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
             "fairseq-train --user-dir amos_fairseq wrote"
         )
-    return checked_section(file, "model", config_class("model", name), saved | {"_name": name})
+    return saved_section(file, "model", config_class("model", name), saved | {"_name": name})

@@ -1,14 +1,17 @@
-"""Write foreign weights as a checkpoint of fairseq-train, with settings from its own parser and a model from its builder.
+"""Foreign weights: tables of their names, and the checkpoint of fairseq-train that is written from them.
 
-Parts that the foreign model lacks (a generator, heads) start from the model class's initial values. The checkpoint is at
-update 0: it is for ``--finetune-from-model``, ``--restore-file`` with ``--reset-*``, ``load`` and ``export``.
+Its settings come from fairseq-train's own parser, its model from fairseq's builder. Parts that the foreign model lacks (a
+generator, heads) start from the model class's initial values. The checkpoint is at update 0: it is for
+``--finetune-from-model``, ``--restore-file`` with ``--reset-*``, ``load`` and ``export``.
 """
 
+import re
 import shutil
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import models, options
@@ -17,8 +20,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import dictionary_of
-from amos_fairseq.checkpoints.weight_names import Weights
+from amos_fairseq.checkpoints.read import IMPORTED_FROM, dictionary_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import os_error_behind, whole_file, whole_folder
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
@@ -28,8 +30,37 @@ from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 
 # An output bias: exp(-10,000) is 0 in every precision, and float16 can represent it.
 NEVER_PREDICTED = -1e4
-# In the task's settings, in place of the corpus: where the weights come from.
-_IMPORTED_FROM = "imported from "
+Weights = dict[str, Tensor]
+
+
+class Renaming(NamedTuple):
+    """One line of a table of names, for a group of weights: ``N`` is the number of a layer, ``*`` is ``weight`` and ``bias``.
+
+    Attributes:
+        ours: the name in this package.
+        theirs: the name in the other library, or several names whose tensors are one tensor of ours.
+        conversion: what changes beside the name; its meaning is that of the table. Empty: nothing.
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    conversion: str = ""
+
+
+def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
+    for line in table:
+        theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
+        for layer in range(num_layers) if ".N." in line.ours else (0,):
+            for kind in ("weight", "bias") if line.ours.endswith("*") else ("",):
+                ours, *others = (name.replace(".N.", f".{layer}.").replace("*", kind) for name in (line.ours, *theirs))
+                yield ours, others, line.conversion
+
+
+def count_layers(names: Collection[str], prefix: str) -> int:
+    """Return one more than the highest number that follows ``prefix`` in ``names``."""
+    numbers = [int(found.group(1)) for name in names if (found := re.match(rf"{re.escape(prefix)}(\d+)\.", name))]
+    return max(numbers, default=-1) + 1
 
 
 @dataclass(frozen=True)
@@ -77,14 +108,8 @@ def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfi
     flags = options.parse_args_and_arch(parser, ["imported", *fixed, *as_flags(settings)])
     config = convert_namespace_to_omegaconf(flags)
     with open_dict(config):
-        config.task.data = _IMPORTED_FROM + source
+        config.task.data = IMPORTED_FROM + source
     return config
-
-
-def import_source(task: dict[str, Any]) -> str:
-    """Return where imported weights come from, given the settings of a checkpoint's task; empty if they were trained here."""
-    data = str(task.get("data") or "")
-    return data.removeprefix(_IMPORTED_FROM) if data.startswith(_IMPORTED_FROM) else ""
 
 
 def changed_flags(config: DictConfig) -> list[str]:

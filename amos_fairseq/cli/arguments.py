@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import amos_fairseq
-from amos_fairseq.files import checkpoint_file
+from amos_fairseq.checkpoint_files import checkpoint_file
 
 DEFAULT_VOCABULARY = 32_768  # AMOS section 4
 

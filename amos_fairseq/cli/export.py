@@ -21,23 +21,49 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
-    add("--part", choices=("encoder", "generator", "discriminator", "mlm"),
+    add(
+        "--part",
+        choices=("encoder", "generator", "discriminator", "mlm"),
         help="part of the checkpoint to export (default: the fine-tuned head with its encoder; of a pretraining checkpoint the "
-        "encoder, of an mlm checkpoint the encoder with its MLM head)")  # fmt: skip
+        "encoder, of an mlm checkpoint the encoder with its MLM head)",
+    )
     add("--depth", metavar="D", help="depth of the generator (default: the deepest)")
-    add("--as", dest="family", choices=("mpnet", "electra", "bert", "roberta"),
-        help="model family, where several compute the same function (default: the closest)")  # fmt: skip
-    add("--labels", metavar="A,B,...",
-        help="class names of a fine-tuned head, in order (default: those of the task's data, else LABEL_0, ...)")  # fmt: skip
+    add(
+        "--as",
+        dest="family",
+        choices=("mpnet", "electra", "bert", "roberta"),
+        help="model family, where several compute the same function (default: the closest)",
+    )
+    add(
+        "--labels",
+        metavar="A,B,...",
+        help="class names of a fine-tuned head, in order (default: those of the task's data, else LABEL_0, ...)",
+    )
     add("--data-license", metavar="ID", default="unknown", help="license of the training data, for the model card")
-    add("--language", metavar="CODE",
-        help="language of the training data such as en, for the model card (default: not stated)")  # fmt: skip
-    add("--base-model", metavar="ID",
-        help="name on the Hub of the model that was imported and trained further (default: not stated)")  # fmt: skip
-    add("--dataset", dest="datasets", metavar="ID", action="append", default=[],
-        help="name on the Hub of a training data set, for the model card; repeatable (default: not stated)")  # fmt: skip
-    add("--no-check", dest="check", action="store_false",
-        help="do not compare the folder with the checkpoint (default: compare)")  # fmt: skip
+    add(
+        "--language",
+        metavar="CODE",
+        help="language of the training data such as en, for the model card (default: not stated)",
+    )
+    add(
+        "--base-model",
+        metavar="ID",
+        help="name on the Hub of the model that was imported and trained further (default: not stated)",
+    )
+    add(
+        "--dataset",
+        dest="datasets",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="name on the Hub of a training data set, for the model card; repeatable (default: not stated)",
+    )
+    add(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        help="do not compare the folder with the checkpoint (default: compare)",
+    )
     add("--force", action="store_true", help="replace OUT if it is an exported folder (default: refuse)")
     parser.set_defaults(run=run)
 
@@ -45,6 +71,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.hugging_face import custom_code
     from amos_fairseq.hugging_face.export import check_output_folder, export
     from amos_fairseq.hugging_face.model_card import CardSettings
 
@@ -52,12 +79,19 @@ def run(arguments: argparse.Namespace) -> None:
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
     card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
-    exported = export(
-        loaded, arguments.out, part=arguments.part, depth=arguments.depth, family=arguments.family, labels=labels,
-        card=card, check=arguments.check, force=arguments.force,
-    )  # fmt: skip
-    code = "; it contains custom code: trust_remote_code=True" if exported.has_code else ""
-    print(f"{arguments.out}: {exported.class_name}, {exported.description}{code}")
-    if exported.labels:
-        print(f"labels: {', '.join(exported.labels)}")
-    print(f"compared with the checkpoint: {exported.agreement or 'not (--no-check)'}")
+    part, agreement = export(
+        loaded,
+        arguments.out,
+        part=arguments.part,
+        depth=arguments.depth,
+        family=arguments.family,
+        labels=labels,
+        card=card,
+        check=arguments.check,
+        force=arguments.force,
+    )
+    code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(arguments.out) else ""
+    print(f"{arguments.out}: {part.class_name}, {part.description}{code}")
+    if part.labels:
+        print(f"labels: {', '.join(part.labels)}")
+    print(f"compared with the checkpoint: {agreement or 'not (--no-check)'}")

@@ -30,9 +30,10 @@ from fairseq.data import iterators
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
+from amos_fairseq.checkpoint_files import read_header, task_state_of, training_seconds_of
 from amos_fairseq.collectives import on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import no_links, read_header, task_state_of, training_seconds_of
+from amos_fairseq.files import no_links
 from amos_fairseq.strangers import field, finite_number, whole_number
 
 logger = logging.getLogger(__name__)

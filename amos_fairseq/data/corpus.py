@@ -16,8 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import file_version
-from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256, sample_sha256
+from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256, file_version, sample_sha256
 from amos_fairseq.strangers import read_json
 
 logger = logging.getLogger(__name__)

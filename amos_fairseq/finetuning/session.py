@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from amos_fairseq.checkpoint_files import checkpoint_file, read_header, task_state_of
 from amos_fairseq.checkpoints.read import check_state, model_settings, read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file, read_header, task_state_of
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
 from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs
 from amos_fairseq.fingerprint import file_sha256

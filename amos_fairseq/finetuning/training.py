@@ -15,8 +15,9 @@ from typing import BinaryIO
 import torch
 
 import amos_fairseq
+from amos_fairseq.checkpoint_files import read_header, training_seconds_of
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.files import no_links, read_header, training_seconds_of, whole_file, write_text
+from amos_fairseq.files import no_links, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.runs import LOG_FILE, TaskRun
 from amos_fairseq.metrics_file import updates_so_far

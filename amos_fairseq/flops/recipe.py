@@ -16,12 +16,12 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import model_settings, read_state
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import checkpoint_file
 from amos_fairseq.recipe_files import find_recipe
 from amos_fairseq.setting_checks import check_ranges, config_class
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL

@@ -81,7 +81,7 @@ def output_layer(
         never_sampled: int64 ids of the tokens that are never sampled; required with a sampler.
         sampler: samples from each chunk's logits.
         with_triton: use :mod:`amos_fairseq.functional.cuda.output_layer`, see :func:`runs_in_triton`. The ``sampler`` must then
-            be a :class:`~amos_fairseq.functional.samplers.MixtureSampler`, as all samplers of that module are.
+            be a :class:`~amos_fairseq.functional.sampling.MixtureSampler`, as all samplers of that module are.
     """
     device = "cpu" if hidden.is_meta else hidden.device.type  # autocast does not know the meta device
     if torch.is_autocast_enabled(device):

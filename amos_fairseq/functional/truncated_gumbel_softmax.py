@@ -36,7 +36,8 @@ def truncated_adversarial_term(
     temperature: float,
     hidden_gradient: float = 0.0,
 ) -> Tensor:
-    """Compute :func:`~amos_fairseq.functional.sampling.adversarial_term` of the mixture, with y the softmax over ``entries``.
+    """Compute the :func:`~amos_fairseq.functional.reference_sampling.adversarial_term` of the mixture, with y the softmax over
+    ``entries``.
 
     The value is 0. The gradient goes to the mixture weights and, times ``hidden_gradient``, to ``hidden``. The mixture is
     that of :func:`~amos_fairseq.functional.mixture.mix_logits`.

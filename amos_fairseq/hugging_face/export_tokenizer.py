@@ -14,21 +14,27 @@ import torch
 from tokenizers import AddedToken, processors
 from torch import Tensor
 
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.config import CUSTOM
+from amos_fairseq.hugging_face.families import CUSTOM
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tokenization.conversion import SPACE, token_ids
 from amos_fairseq.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, unspell_piece
+from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, unspell_piece
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
 _ROLES = {
-    "bos_token": BOS, "cls_token": BOS, "eos_token": EOS, "sep_token": EOS,
-    "pad_token": PAD, "unk_token": UNK, "mask_token": MASK_SYMBOL,
-}  # fmt: skip
+    "bos_token": BOS,
+    "cls_token": BOS,
+    "eos_token": EOS,
+    "sep_token": EOS,
+    "pad_token": PAD,
+    "unk_token": UNK,
+    "mask_token": MASK_SYMBOL,
+}
 # These have no token types, and compute positions from the padding id, which must be 1.
 _LIKE_MPNET = ("mpnet", "roberta", CUSTOM)
 
@@ -47,28 +53,52 @@ class FolderTokenizer:
     num_rows: int
     special_ids: dict[str, int | None]
     save: Callable[[Path], None]
-    has_code: bool = False
 
 
-def folder_tokenizer(tokenizer: Tokenizer, family: str, max_length: int, num_separators: int) -> FolderTokenizer:
+def folder_tokenizer(loaded: LoadedCheckpoint, family: str, max_length: int) -> FolderTokenizer:
     """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
 
-    ``num_separators``: number of ``</s>`` between the texts of a pair, 1 or 2. Longer inputs are truncated where a client
-    asks for it, the longer text of a pair first, as in fine-tuning.
+    Longer inputs are truncated where a client asks for it, the longer text of a pair first, as in fine-tuning.
 
     Raises:
-        UserError: it lacks a token that every input needs, or its padding token cannot have the id 1.
+        UserError: it lacks a token that every input needs, its padding token cannot have the id 1, or the model was fine-tuned
+            with another separator than ``</s>``.
     """
-    if isinstance(tokenizer, MicrosoftAmosTokenizer):
-        return _tokenizer_with_code(tokenizer, max_length, num_separators)
+    tokenizer, end = loaded.tokenizer, loaded.dictionary.eos()
+    if loaded.separator not in (None, end):
+        raise UserError(
+            f"{loaded.file} was fine-tuned with --separator-token {loaded.separator}, which is not </s> ({end}): exported "
+            "tokenizers write only </s> between two texts"
+        )
+    if isinstance(tokenizer, FastTokenizer):
+        return _fast_tokenizer(tokenizer, family, max_length, loaded.num_separators)
+    return _tokenizer_with_code(tokenizer, max_length, loaded.num_separators)
+
+
+def _fast_tokenizer(tokenizer: FastTokenizer, family: str, max_length: int, num_separators: int) -> FolderTokenizer:
+    from transformers import PreTrainedTokenizerFast
+
+    special_tokens = tokenizer.special_tokens
     ids, library = row_map(tokenizer), exported_tokenizer(tokenizer, num_separators)
     if family in _LIKE_MPNET:
-        library, ids = with_padding_at_1(library, tokenizer.special_tokens[PAD], ids)
-    special_ids = {symbol: library.token_to_id(token) for symbol, token in tokenizer.special_tokens.items()}
+        library, ids = with_padding_at_1(library, special_tokens[PAD], ids)
+    special_ids = {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()}
     num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
+    present = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    roles = {role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens}
+    types = [] if family in _LIKE_MPNET else ["token_type_ids"]
 
     def save(folder: Path) -> None:
-        _save_fast(folder, library, tokenizer.special_tokens, family, max_length)
+        library.enable_truncation(max_length, strategy="longest_first")
+        PreTrainedTokenizerFast(
+            tokenizer_object=library,
+            model_max_length=max_length,
+            model_input_names=["input_ids", *types, "attention_mask"],
+            clean_up_tokenization_spaces=False,
+            **roles,
+        ).save_pretrained(folder)
+        # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
+        _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
 
     return FolderTokenizer(ids, num_rows, special_ids, save)
 
@@ -140,37 +170,23 @@ def with_padding_at_1(library: tokenizers.Tokenizer, padding: str, ids: Tensor) 
     return moved, ids.clone().apply_(lambda index: exchanged.get(index, index))
 
 
-def _save_fast(
-    folder: Path, library: tokenizers.Tokenizer, special_tokens: dict[str, str], family: str, max_length: int
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    present = {token.content: token for token in library.get_added_tokens_decoder().values()}
-    roles = {role: symbol for role, symbol in _ROLES.items() if symbol in special_tokens}
-    types = [] if family in _LIKE_MPNET else ["token_type_ids"]
-    library.enable_truncation(max_length, strategy="longest_first")
-    PreTrainedTokenizerFast(
-        tokenizer_object=library,
-        model_max_length=max_length,
-        model_input_names=["input_ids", *types, "attention_mask"],
-        clean_up_tokenization_spaces=False,
-        **{role: present[special_tokens[symbol]] for role, symbol in roles.items()},
-    ).save_pretrained(folder)
-    # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
-    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
-
-
 def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int, num_separators: int) -> FolderTokenizer:
     ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
 
     def save(folder: Path) -> None:
+        from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
+
+        files = {name: folder / file for name, file in AmosTokenizer.vocab_files_names.items()}
+        files["vocab_file"].write_bytes(tokenizer.model)
+        files["ids_file"].write_text(json.dumps(ids, ensure_ascii=False, indent=0), encoding="utf-8")
         roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
         settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
-        custom_code.save_tokenizer(folder, tokenizer.model, ids, **settings)
+        AmosTokenizer(**{name: str(path) for name, path in files.items()}, **settings).save_pretrained(folder)
+        custom_code.write_tokenizer_code(folder)
         _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
 
     special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}
-    return FolderTokenizer(torch.arange(len(ids)), len(ids), special_ids, save, has_code=True)
+    return FolderTokenizer(torch.arange(len(ids)), len(ids), special_ids, save)
 
 
 def _add_to_json(path: Path, **entries: object) -> None:

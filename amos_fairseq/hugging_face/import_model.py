@@ -15,34 +15,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.weight_names import Weights, count_layers
+from amos_fairseq.checkpoint_files import explain_load_errors
 from amos_fairseq.checkpoints.write import (
     NEVER_PREDICTED,
     Imported,
+    Weights,
     build_model,
     check_rows,
     configuration,
+    count_layers,
     fill,
     to_our_rows,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_load_errors
-from amos_fairseq.hugging_face.config import (
+from amos_fairseq.hugging_face.convert import config_class, encoder_settings, from_hugging_face
+from amos_fairseq.hugging_face.families import (
     CONFIG_FILE,
-    MPNET_BUCKETS,
-    POSITION_OFFSET,
-    WEIGHTS_FILE,
-    config_class,
-    encoder_settings,
-)
-from amos_fairseq.hugging_face.weights import (
+    CUSTOM,
     DETECTION,
     DETECTION_LABELS,
     FAMILIES,
     MASKED_LM,
+    MPNET_BUCKETS,
+    POSITION_OFFSET,
     PRETRAINING,
     SAME_AS,
-    from_hugging_face,
+    WEIGHTS_FILE,
 )
 from amos_fairseq.models.configuration import SIZES
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -174,10 +172,10 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     content = _read_config_file(path)
     family = str(content.get("model_type"))
     family = SAME_AS.get(family, family)
-    if family not in FAMILIES:
+    known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
+    if family not in known:
         other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
-        known = ", ".join([*FAMILIES, *SAME_AS])
-        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {known}")
+        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {', '.join(known)}")
     try:
         config = config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes

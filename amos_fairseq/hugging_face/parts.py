@@ -1,8 +1,4 @@
-"""The part of a checkpoint that ``amos export`` writes: the encoder, or a network with its head.
-
-A :class:`Part` has its weights under the names of :mod:`amos_fairseq.hugging_face.weights`, and a function that computes its
-outputs with our own code, which the exported model is compared with.
-"""
+"""The part of a checkpoint that ``amos export`` writes: the encoder, or a network with its head."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,60 +11,84 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.checkpoints.weight_names import Weights
-from amos_fairseq.data.tagging import are_labels, read_labels
+from amos_fairseq.checkpoints.write import Weights
+from amos_fairseq.data.labeled_texts import TASK_FILE
+from amos_fairseq.data.tagging import are_labels, read_labels, read_manifest
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.weights import (
+from amos_fairseq.finetuning.glue.tasks import TASKS
+from amos_fairseq.hugging_face.families import (
+    CUSTOM,
     DETECTION,
     DETECTION_LABELS,
     ENCODER,
     ENERGY,
     MASKED_LM,
+    MPNET_BUCKETS,
+    MPNET_MAX_DISTANCE,
     PRETRAINING,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
+    class_name,
 )
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
-from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_last_layer
-from amos_fairseq.modules.heads import DenseDetectionHead, MlmHead
+from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
-from amos_fairseq.strangers import read_json
-
-TASK_FILE = "task.json"  # written by preprocess/glue
+from amos_fairseq.strangers import plain_name, read_json
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportedPart:
     """One model to export.
 
     Attributes:
-        kind: one of the parts in :mod:`amos_fairseq.hugging_face.weights`; it determines the class.
+        kind: one of the kinds in :mod:`.families`.
         shape: of its encoder.
-        weights: ours, the vocabulary in our rows.
-        outputs: tokens [B,T] in our ids -> what the exported class returns: states [B,T,D]; logits [B,T,dictionary size] of
-            the masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
+        weights: under our names of :mod:`.families`, the vocabulary in our rows.
+        states: our own code, which the exported model is compared with: tokens [B,T] in our ids -> states [B,T,D].
+        head: states -> what the exported class returns: the states of a bare encoder; logits [B,T,dictionary size] of the
+            masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
         settings: for its configuration: labels, kind of problem.
+        dataset: identifier and name of the data of fine-tuning, for the model card.
         limits: for the model card, instead of the text for its kind.
+        family: of the exported class.
+        token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
     """
 
     kind: str
     shape: TransformerConfig
     weights: Weights
-    outputs: Callable[[Tensor], Tensor]
+    states: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
     description: str
     settings: dict[str, Any] = field(default_factory=dict)
+    dataset: tuple[str, str] | None = None
     limits: str = ""
+    family: str = ""
+    token_types: Callable[[Tensor], Tensor | None] | None = None
+
+    @property
+    def class_name(self) -> str:
+        return class_name(self.family, self.kind)
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes in their order; none of a part without classes."""
+        return list(self.settings.get("id2label", {}).values())
 
 
 def choose_part(
-    loaded: LoadedCheckpoint, name: str | None = None, depth: str | None = None, labels: Sequence[str] | None = None
-) -> Part:
+    loaded: LoadedCheckpoint,
+    name: str | None = None,
+    depth: str | None = None,
+    labels: Sequence[str] | None = None,
+    family: str | None = None,
+) -> ExportedPart:
     """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder, the network of MLM with
     its head, or the encoder of any other pretraining.
 
@@ -76,89 +96,89 @@ def choose_part(
         name: encoder, generator, discriminator or mlm.
         depth: of the generator, as in the log keys; the default is the deepest.
         labels: names of the classes of a fine-tuned head, in their order.
+        family: mpnet, electra, bert or roberta; the default is the closest.
 
     Raises:
-        UserError: the checkpoint has no such part, or no Hugging Face class computes it.
+        UserError: the checkpoint has no such part, or no Hugging Face class (of the family) computes it.
     """
     model = loaded.model
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
-    is_fine_tuned = isinstance(model, FineTunedModel)
-    has_classes = is_fine_tuned and name is None and (len(model.classification_heads) or model.tagging_head)
-    if labels is not None and not has_classes:
+    is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
+    if labels is not None and not (
+        is_fine_tuned and name is None and (len(model.classification_heads) or model.tagging_head)
+    ):
         raise UserError("--labels names the classes of a fine-tuned classification head, which is not exported here")
-    if is_fine_tuned:
-        return fine_tuned_part(loaded, model, name, labels)
-    is_mlm = isinstance(model, MlmModel)
     if is_mlm and name in ("generator", "discriminator"):
         raise UserError(f"{loaded.file} is a masked language model and has no {name}: give --part mlm or encoder")
-    if name == "mlm" and not is_mlm:
+    if is_fine_tuned:
+        part = fine_tuned_part(loaded, name, labels)
+    elif name == "mlm" and not is_mlm:
         raise UserError(f"{loaded.file} is not an mlm: its masked language model is --part generator")
-    if name == "mlm" or (name is None and is_mlm):
-        return mlm_part(loaded, model)
-    if name == "generator":
-        return generator_part(loaded, depth)
-    if name == "discriminator":
-        return discriminator_part(loaded)
-    return encoder_part(model)
+    elif name == "generator" or (is_mlm and name != "encoder"):
+        part = generator_part(loaded, depth)
+    elif name == "discriminator":
+        part = discriminator_part(loaded)
+    else:
+        part = encoder_part(model)
+    possible = families_of(part.kind, part.shape, str(model.cfg.pooler_activation_fn))
+    if family is not None and family not in possible:
+        raise UserError(
+            f"--as {family}: {part.description} of this checkpoint can be exported as {' or '.join(possible)}"
+            " (positions, width of the embeddings and activation of the head decide)"
+        )
+    token_types = model.token_types if is_fine_tuned else None
+    return dataclasses.replace(part, family=family or possible[0], token_types=token_types)
 
 
-def encoder_part(model: nn.Module) -> Part:
+def encoder_part(model: nn.Module) -> ExportedPart:
     """Return the encoder that fine-tuning would use."""
     weights = encoder_weights(model.embed_tokens, model.encoder)
-    return Part(ENCODER, model.encoder.shape, weights, model.extract_features, "the encoder")
+    return ExportedPart(ENCODER, model.encoder.shape, weights, model.extract_features, nn.Identity(), "the encoder")
 
 
-def mlm_part(loaded: LoadedCheckpoint, model: MlmModel) -> Part:
-    """Return the single network of MLM with its head."""
-    num_layers = len(model.transformer.layers)
-    limits = "It predicts masked words. Its encoder can be fine-tuned: AutoModel and its variants load this folder too."
-    return _masked_lm(loaded, model.transformer, model.mlm_head, num_layers, "the masked language model", limits)
+def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
+    """Return the network of MLM, or a generator up to ``depth`` (by default the deepest), with its MLM head.
 
-
-def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
-    """Return the generator up to ``depth``, by default the deepest; raise :class:`UserError` if no class computes it."""
-    model = loaded.model
+    Raises :class:`UserError` if no class computes it.
+    """
+    model, limits = loaded.model, ""
     if depth is not None and depth not in model.depth_names:
         raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]
-    if isinstance(model, AmosModel):
+    description = f"the generator at depth {name}"
+    if isinstance(model, MlmModel):
+        encoder, head, num_layers = model.transformer, model.mlm_head, len(model.transformer.layers)
+        description = "the masked language model"
+        limits = (
+            "It predicts masked words. Its encoder can be fine-tuned: AutoModel and its variants load this folder too."
+        )
+    elif isinstance(model, AmosModel):
         index = model.depth_names.index(name)
-        encoder = model.generators[index] if model.cfg.separate_generators else model.generators[0]
+        encoder = model.generators[index if model.cfg.separate_generators else 0]
         head, num_layers = model.head_of_depth[index], model.depths[index]
     elif isinstance(getattr(model, "generator", None), TransformerEncoder):  # of ELECTRA and TEAMS; not two towers
         encoder, head, num_layers = model.generator, model.mlm_head, len(model.generator.layers)
     else:
         raise UserError(f"{loaded.file} has no generator that a masked language model of Hugging Face can represent")
-    return _masked_lm(loaded, encoder, head, num_layers, f"the generator at depth {name}")
+    embedding, num_tokens = model.generator_embedding, len(loaded.dictionary)
+
+    return ExportedPart(
+        MASKED_LM,
+        dataclasses.replace(encoder.shape, num_layers=num_layers),
+        encoder_weights(embedding, encoder, num_layers) | state_of("mlm_head.", head),
+        lambda tokens: encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1],
+        lambda states: linear(head(states), embedding.weight, head.bias)[..., :num_tokens],
+        description,
+        limits=limits,
+    )
 
 
-def _masked_lm(
-    loaded: LoadedCheckpoint,
-    encoder: TransformerEncoder,
-    head: MlmHead,
-    num_layers: int,
-    description: str,
-    limits: str = "",
-) -> Part:
-    """Return the first ``num_layers`` layers with an MLM head."""
-    model: PretrainingModel = loaded.model
-    embedding = model.generator_embedding
-    num_tokens = len(loaded.dictionary)
-
-    def outputs(tokens: Tensor) -> Tensor:
-        states = encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1]
-        return linear(head(states), embedding.weight, head.bias)[..., :num_tokens]
-
-    weights = encoder_weights(embedding, encoder, num_layers) | state_of("mlm_head.", head)
-    shape = dataclasses.replace(encoder.shape, num_layers=num_layers)
-    return Part(MASKED_LM, shape, weights, outputs, description, limits=limits)
-
-
-def discriminator_part(loaded: LoadedCheckpoint) -> Part:
+def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
     """Return the discriminator with its detection head, or Electric's with the head of its energies.
 
-    Raises :class:`UserError` if there is none, or no Hugging Face class computes it.
+    TEAMS detects in its own branch, whichever fine-tuning would use. Raises :class:`UserError` if there is no such head, or no
+    Hugging Face class computes it.
     """
     model = loaded.model
     head = getattr(model, "detection_head", None)
@@ -167,92 +187,140 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
             "has no detection head" if head is None else "detects by a network on top of its encoder (--task-heads ffn)"
         )
         raise UserError(f"{loaded.file} {reason}: export the encoder alone, with --part encoder")
-    encoder = detection_encoder(model)
-    dense = isinstance(head, DenseDetectionHead)
-    if dense and encoder.relative_position is not None:
-        raise UserError(
-            "no Hugging Face class has a detection head of two layers on relative positions: export the encoder alone, "
-            "with --part encoder"
-        )
-    is_energy = isinstance(model, ElectricModel) and model.variant == "electric"
-    kind = ENERGY if is_energy else PRETRAINING if dense else DETECTION
-    settings: dict[str, Any] = {}
-    if kind == DETECTION:  # the others have one logit, and a random classifier must not get these names
+    encoder = model.encoder
+    if isinstance(model, TeamsModel):
+        own_layer = getattr(model, "rtd_layer", None)
+        encoder = model.discriminator if own_layer is None else with_last_layer(model.discriminator, own_layer)
+    kind, settings, description = DETECTION, {}, "the discriminator"
+    if isinstance(head, DenseDetectionHead):
+        if encoder.relative_position is not None:
+            raise UserError(
+                "no Hugging Face class has a detection head of two layers on relative positions: export the encoder alone, "
+                "with --part encoder"
+            )
+        kind = PRETRAINING
+        if isinstance(model, ElectricModel) and model.variant == "electric":
+            kind, description = ENERGY, "the energies of tokens"
+    else:  # the others have one logit, and a random classifier must not get these names
         settings = {"id2label": DETECTION_LABELS, "label2id": {label: i for i, label in DETECTION_LABELS.items()}}
-    return Part(
-        kind, encoder.shape, encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
-        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
-        "the energies of tokens" if is_energy else "the discriminator", settings,
-    )  # fmt: skip
+    return ExportedPart(
+        kind,
+        encoder.shape,
+        encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
+        lambda tokens: encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1],
+        head,
+        description,
+        settings,
+    )
 
 
-def detection_encoder(model: nn.Module) -> TransformerEncoder:
-    """Return the encoder below the detection head; for TEAMS the branch of that task, whichever fine-tuning would use."""
-    if not isinstance(model, TeamsModel):
-        return model.encoder
-    own_layer = getattr(model, "rtd_layer", None)
-    return model.discriminator if own_layer is None else with_last_layer(model.discriminator, own_layer)
-
-
-def fine_tuned_part(
-    loaded: LoadedCheckpoint, model: FineTunedModel, name: str | None, labels: Sequence[str] | None
-) -> Part:
+def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence[str] | None) -> ExportedPart:
     """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
+    model: FineTunedModel = loaded.model
+    heads, settings = model.classification_heads, {}
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
-    if name == "encoder" or not (model.classification_heads or model.span_head or model.tagging_head):
+    if name == "encoder" or not (heads or model.span_head or model.tagging_head):
         return encoder_part(model)
     if model.span_head is not None:
-        return _span_part(loaded, model)
-    if model.tagging_head is not None:
-        return _tagging_part(loaded, model, labels)
-    if len(model.classification_heads) > 1:
+        kind, prefix, head, description = QUESTION_ANSWERING, "span_head.", model.span_head, "its head for answers"
+        if not isinstance(head, IndependentSpanHead):
+            raise UserError(
+                f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
+                "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
+            )
+    elif model.tagging_head is not None:
+        kind, prefix, head = TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
+        description, settings = "its head for labels of words", label_settings(loaded, head.output.out_features, labels)
+        del settings["problem_type"]  # of sequence classification
+    elif len(heads) > 1:
         raise UserError(
-            f"{loaded.file} has several heads ({', '.join(model.classification_heads)}), a Hugging Face class has one: "
+            f"{loaded.file} has several heads ({', '.join(heads)}), a Hugging Face class has one: "
             "export the encoder alone, with --part encoder"
         )
-    (head_name, head) = next(iter(model.classification_heads.items()))
-    weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("classification_head.", head)
-    return Part(
-        SEQUENCE_CLASSIFICATION, model.encoder.shape, weights,
-        lambda tokens: model(tokens, classification_head_name=head_name)[0], "the encoder with its classification head",
-        label_settings(loaded, head.output.out_features, labels),
-    )  # fmt: skip
-
-
-def _span_part(loaded: LoadedCheckpoint, model: FineTunedModel) -> Part:
-    if not isinstance(model.span_head, IndependentSpanHead):
-        raise UserError(
-            f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
-            "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
-        )
-    weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("span_head.", model.span_head)
-    return Part(
-        QUESTION_ANSWERING, model.encoder.shape, weights,
-        lambda tokens: model.span_head.output(model.extract_features(tokens)), "the encoder with its head for answers",
-    )  # fmt: skip
-
-
-def _tagging_part(loaded: LoadedCheckpoint, model: FineTunedModel, labels: Sequence[str] | None) -> Part:
-    weights = encoder_weights(model.embed_tokens, model.encoder) | state_of("tagging_head.", model.tagging_head)
-    settings = label_settings(loaded, model.tagging_head.output.out_features, labels)
-    del settings["problem_type"]  # of sequence classification
-    return Part(
-        TOKEN_CLASSIFICATION, model.encoder.shape, weights,
-        lambda tokens: model.tagging_head(model.extract_features(tokens)), "the encoder with its head for labels of words",
+    else:
+        (head,) = heads.values()
+        kind, prefix, description = SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
+        settings = label_settings(loaded, head.output.out_features, labels)
+    return ExportedPart(
+        kind,
+        model.encoder.shape,
+        encoder_weights(model.embed_tokens, model.encoder) | state_of(prefix, head),
+        model.extract_features,
+        head.output if kind == QUESTION_ANSWERING else head,  # without the mask of answers
+        f"the encoder with {description}",
         settings,
-    )  # fmt: skip
+        dataset_of(kind, Path(str(loaded.task.get("data", "")))),
+    )
+
+
+def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
+    """Return the families of classes that compute a part, the closest first: mpnet, electra, bert, roberta or ``CUSTOM``.
+
+    Args:
+        kind: of the part, one of the kinds in :mod:`.families`.
+        shape: of its encoder.
+        activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
+            linear, a head without dense layer, which all of them can compute.
+
+    Raises:
+        UserError: no Hugging Face class computes this part.
+    """
+    projected = shape.embedding_width not in (0, shape.width)  # only ELECTRA projects its embeddings
+    if shape.position_scheme == "amos":
+        return [CUSTOM]
+    if shape.position_scheme == "t5":
+        _check_mpnet(shape, projected)
+        return ["mpnet"]
+    if kind in (PRETRAINING, ENERGY):
+        return ["electra"]
+    if kind == SEQUENCE_CLASSIFICATION and activation == "tanh":
+        if projected:
+            raise UserError(
+                "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
+                "narrower than the encoder: export the encoder alone, with --part encoder"
+            )
+        return ["bert", "roberta"]
+    if projected or (kind == SEQUENCE_CLASSIFICATION and activation == "gelu"):
+        return ["electra"]
+    return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
+
+
+def _check_mpnet(shape: TransformerConfig, projected: bool) -> None:
+    """Raise :class:`UserError` if MPNet does not compute an encoder with t5 positions."""
+    if (shape.position_buckets, shape.position_max_distance) != (MPNET_BUCKETS, MPNET_MAX_DISTANCE):
+        raise UserError(
+            f"Hugging Face's MPNet has {MPNET_BUCKETS} buckets and a maximum distance of {MPNET_MAX_DISTANCE}, this "
+            f"encoder {shape.position_buckets} and {shape.position_max_distance}: it cannot be exported"
+        )
+    if projected or shape.num_token_types:
+        raise UserError(
+            "Hugging Face's MPNet has neither token types nor embeddings of another width than the encoder's: an encoder "
+            "with these and t5 positions cannot be exported"
+        )
 
 
 def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and the kind of problem.
 
-    The names are ``labels``, else those in the data of the task if it is still there, else ``LABEL_0``, ``LABEL_1``, ...
+    The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words) or in the ``task.json``
+    of the task's data, if the file is there and has as many as the head, else ``LABEL_0``, ``LABEL_1``, ...
 
     Raises:
         UserError: there are more or fewer labels than classes, or two are equal.
     """
-    names = list(labels or labels_of_task(loaded, num_classes))
+    if labels:
+        names = list(labels)
+    elif loaded.model.tagging_head is not None:
+        names = read_labels(loaded.file.parent)
+    else:
+        path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
+        hint = "it does not name the labels of the task, give them with --labels A,B,..."
+        names = (read_json(path, hint, optional=True) or {}).get("labels") or []
+        if names and not are_labels(names):
+            raise UserError(f"{path} has no list of different labels: {hint}")
+    if not labels and len(names) != num_classes:
+        names = [f"LABEL_{number}" for number in range(num_classes)]
     if len(names) != num_classes or len(set(names)) != num_classes:
         raise UserError(
             f"--labels needs {num_classes} different names, one per class in their order; got {', '.join(names)}"
@@ -266,19 +334,18 @@ def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[
     }
 
 
-def labels_of_task(loaded: LoadedCheckpoint, num_classes: int) -> list[str]:
-    """Return the labels in the ``task.json`` of the task's data, or for labels of words in ``labels.txt`` beside the
-    checkpoint, if the file exists and has as many as the head, else numbers."""
-    numbered = [f"LABEL_{number}" for number in range(num_classes)]
-    if loaded.model.tagging_head is not None:
-        labels = read_labels(loaded.file.parent)
-        return labels if len(labels) == num_classes else numbered
-    path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
-    hint = "it does not name the labels of the task, give them with --labels A,B,..."
-    labels = (read_json(path, hint, optional=True) or {}).get("labels") or []
-    if labels and not are_labels(labels):
-        raise UserError(f"{path} has no list of different labels: {hint}")
-    return labels if len(labels) == num_classes else numbered
+def dataset_of(kind: str, directory: Path) -> tuple[str, str] | None:
+    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
+    try:
+        if kind == SEQUENCE_CLASSIFICATION:
+            task = read_json(directory / TASK_FILE, "prepare the data again")["task"]
+            return ("glue", f"GLUE {task}") if task in TASKS else None
+        if kind == TOKEN_CLASSIFICATION:
+            manifest = read_manifest(directory)
+            return "unknown", f"{manifest['column']} of {plain_name(manifest['sources']['valid']['name'])}"
+    except (UserError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def encoder_weights(embedding: nn.Embedding, encoder: TransformerEncoder, num_layers: int | None = None) -> Weights:

@@ -18,14 +18,13 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.labeled_texts import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.parts import Part
-from amos_fairseq.hugging_face.weights import AUTO_CLASSES, DETECTION, ENCODER, MASKED_LM, QUESTION_ANSWERING
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.hugging_face import custom_code
+from amos_fairseq.hugging_face.families import DETECTION, ENCODER, MASKED_LM, QUESTION_ANSWERING, auto_class
+from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.utils import ModelOutput
 
 TOLERANCE = 3e-5  # relative to the largest output
 # Length to which texts are also compared truncated: many pairs are longer, of some both texts are cut.
@@ -68,17 +67,16 @@ class Agreement(NamedTuple):
         )
 
 
-def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor, has_code: bool) -> Agreement:
-    """Compare the folder with the checkpoint.
+def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: ExportedPart, ids: Tensor) -> Agreement:
+    """Compare the folder with the checkpoint; code in the folder is run.
 
     Args:
         ids: [dictionary size] int64, id of each of our rows in the folder, -1 where there is none.
-        has_code: the folder contains code, which may be run.
 
     Raises:
         UserError: a text gets other ids, or an output differs by more than ``TOLERANCE`` of the largest one.
     """
-    tokenizer, model = load_folder(folder, part, has_code)
+    tokenizer, model = load_folder(folder, part)
     num_texts = compare_token_ids(tokenizer, loaded, ids)
     found = []
     for tokens in token_batches(loaded, ids):
@@ -94,16 +92,17 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
     return agreement
 
 
-def load_folder(folder: Path, part: Part, has_code: bool) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+def load_folder(folder: Path, part: ExportedPart) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
     """Load tokenizer and model, float32, in eval mode; remove the copy of the folder's code that transformers caches."""
     import transformers
     from transformers.dynamic_module_utils import HF_MODULES_CACHE, TRANSFORMERS_DYNAMIC_MODULE_NAME
 
     cache = Path(HF_MODULES_CACHE) / TRANSFORMERS_DYNAMIC_MODULE_NAME
     before = set(cache.glob("*"))
+    has_code = custom_code.is_in(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=has_code)
-    auto_class = getattr(transformers, AUTO_CLASSES[part.kind])
-    model = auto_class.from_pretrained(folder, trust_remote_code=has_code, dtype=torch.float32).eval()
+    model_class = getattr(transformers, auto_class(part.kind))
+    model = model_class.from_pretrained(folder, trust_remote_code=has_code, dtype=torch.float32).eval()
     for copy in set(cache.glob("*")) - before:
         if folder.name.strip(".").partition(".")[0] in copy.name:  # named after the unfinished folder
             shutil.rmtree(copy)
@@ -129,18 +128,15 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
             inputs.append(((text, second), [line, second_line]))
         for compared, rows in inputs:
             row = join_texts([ListDataset([row], [len(row)]) for row in rows], dictionary.bos(), loaded.separator)
-            _compare_ids(tokenizer, text, ids[row[0]].tolist(), _folder_ids(tokenizer, compared))
-            shortened = ids[ShortenedTexts(row, limit)[0]].tolist()
-            _compare_ids(
-                tokenizer, text, shortened, _folder_ids(tokenizer, compared, truncation=True, max_length=limit)
-            )
+            for ours, truncation in (
+                (row[0], {}),
+                (ShortenedTexts(row, limit)[0], {"truncation": True, "max_length": limit}),
+            ):
+                # Spelled special tokens are text, as on our side.
+                found = tokenizer(*compared, split_special_tokens=True, verbose=False, **truncation)["input_ids"]
+                _compare_ids(tokenizer, text, ids[ours].tolist(), found)
         second, second_line = text, line
     return len(texts)
-
-
-def _folder_ids(tokenizer: "PreTrainedTokenizerBase", texts: tuple[str, ...], **truncation: Any) -> list[int]:
-    """Encode with the folder's tokenizer: spelled special tokens are text, as on our side; no warning about long texts."""
-    return tokenizer(*texts, split_special_tokens=True, verbose=False, **truncation)["input_ids"]
 
 
 def _compare_ids(tokenizer: "PreTrainedTokenizerBase", text: str, expected: list[int], found: list[int]) -> None:
@@ -159,13 +155,8 @@ def texts_to_compare(loaded: LoadedCheckpoint) -> Iterator[str]:
     yield from _UNUSUAL_TEXTS
     rng = random.Random(_SEED)
     planes = [*range(0xD800), *range(0xE000, 0x110000)]
-    alphabets = (
-        planes,
-        range(0x20, 0x7F),
-        range(0x20, 0x250),
-        [*range(0x41, 0x7B), *range(0x300, 0x345)],
-        range(0x3000),
-    )
+    letters_and_accents = [*range(0x41, 0x7B), *range(0x300, 0x345)]
+    alphabets = (planes, range(0x20, 0x7F), range(0x20, 0x250), letters_and_accents, range(0x3000))
     pieces = loaded.tokenizer.dictionary_symbols
     for _ in range(_NUM_RANDOM_TEXTS):
         characters = [chr(code) for code in rng.choices(rng.choice(alphabets), k=rng.randint(1, 40))]
@@ -187,36 +178,31 @@ def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
             tokens[row, :length] = inner[torch.randint(len(inner), (length,), generator=generator)]
             tokens[row, 0], tokens[row, length - 1] = dictionary.bos(), dictionary.eos()
             if length > 6:  # a pair
-                num_separators = 1 if loaded.separator is None else 2
-                tokens[row, length // 2 : length // 2 + num_separators] = dictionary.eos()
+                tokens[row, length // 2 : length // 2 + loaded.num_separators] = dictionary.eos()
         yield tokens
 
 
 @torch.no_grad()
 def outputs_of_both(
-    model: Any, part: Part, loaded: LoadedCheckpoint, tokens: Tensor, ids: Tensor
+    model: Any, part: ExportedPart, loaded: LoadedCheckpoint, tokens: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return our and the folder's outputs for tokens [B,T] in our ids, at real tokens only."""
     real = tokens.ne(loaded.dictionary.pad())
     inputs = {"input_ids": ids[tokens], "attention_mask": real.long()}
-    if isinstance(loaded.model, FineTunedModel) and (types := loaded.model.token_types(tokens)) is not None:
+    if part.token_types is not None and (types := part.token_types(tokens)) is not None:
         inputs["token_type_ids"] = types
-    ours, theirs = part.outputs(tokens), _output_like_ours(part, model(**inputs), ids)
-    if part.kind == MASKED_LM:
-        ours = ours[..., ids != ABSENT]
+    ours, output = part.head(part.states(tokens)), model(**inputs)
+    if part.kind == ENCODER:
+        theirs = output.last_hidden_state
+    elif part.kind == QUESTION_ANSWERING:
+        theirs = torch.stack([output.start_logits, output.end_logits], dim=-1)
+    elif part.kind == DETECTION:
+        theirs = output.logits[..., 1] - output.logits[..., 0]
+    elif part.kind == MASKED_LM:
+        known = ids != ABSENT
+        ours, theirs = ours[..., known], output.logits[..., ids[known]]
+    else:
+        theirs = output.logits
     if ours.ndim > 1 and ours.shape[:2] == real.shape:
         ours, theirs = ours[real], theirs[real]
     return ours.float(), theirs.float()
-
-
-def _output_like_ours(part: Part, output: "ModelOutput", ids: Tensor) -> Tensor:
-    """Extract from the exported model's output the tensor that ``part.outputs`` returns."""
-    if part.kind == ENCODER:
-        return output.last_hidden_state
-    if part.kind == MASKED_LM:
-        return output.logits[..., ids[ids != ABSENT]]
-    if part.kind == DETECTION:
-        return output.logits[..., 1] - output.logits[..., 0]
-    if part.kind == QUESTION_ANSWERING:
-        return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    return output.logits

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.samplers import ReplacementSampler
-from amos_fairseq.functional.sampling import forbid_tokens, gumbel_max, gumbel_noise
+from amos_fairseq.functional.reference_sampling import forbid_tokens, gumbel_max, gumbel_noise
+from amos_fairseq.functional.sampling import ReplacementSampler
 from amos_fairseq.models.configuration import (
     MINI,
     DetectorWithMlmConfig,

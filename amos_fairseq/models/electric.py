@@ -18,9 +18,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.functional.output_layer import sampling_log_probs
 from amos_fairseq.functional.positions import gather_positions, mark_positions, replace_positions
+from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
 from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
-from amos_fairseq.functional.samplers import ReplacementSampler
-from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
+from amos_fairseq.functional.sampling import ReplacementSampler
 from amos_fairseq.models.configuration import (
     MINI,
     EncoderConfig,

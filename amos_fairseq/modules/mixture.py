@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.output_layer import logit_chunks, output_layer
-from amos_fairseq.functional.samplers import MixtureReplacementSampler
-from amos_fairseq.functional.sampling import adversarial_term, gumbel_max, gumbel_noise
+from amos_fairseq.functional.reference_sampling import adversarial_term, gumbel_max, gumbel_noise
+from amos_fairseq.functional.sampling import MixtureReplacementSampler
 from amos_fairseq.functional.truncated_gumbel_softmax import TopEntries, truncated_adversarial_term
 
 # BERT's standard deviation; the paper does not give that of v. Near 0, so that gamma starts near 1 / K.

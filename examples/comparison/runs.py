@@ -16,9 +16,9 @@ from entries import Entry, hydra_overrides
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
+from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.benchmark import Stopped
 from amos_fairseq.finetuning.runs import RunResult, read_results
 from amos_fairseq.finetuning.training import PACKAGE, environment, train, training_seconds

@@ -12,7 +12,8 @@ from amos_fairseq.bench.hugging_face import INPUTS, HuggingFaceObjective, Huggin
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
+from amos_fairseq.hugging_face.convert import to_hugging_face
+from amos_fairseq.hugging_face.families import MASKED_LM, PRETRAINING
 
 # One token type, the minimum of the library; no dropout, so that both sides compute the same values.
 EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]

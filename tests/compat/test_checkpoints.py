@@ -17,7 +17,8 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
 
-from amos_fairseq import files
+from amos_fairseq import checkpoint_files
+from amos_fairseq.checkpoint_files import DamagedCheckpoint, read_header
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.compat import checkpoints
 from amos_fairseq.compat.checkpoints import (
@@ -28,7 +29,6 @@ from amos_fairseq.compat.checkpoints import (
     write_atomically,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import DamagedCheckpoint, read_header
 
 LIMIT = 40_000
 
@@ -373,7 +373,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
     def refuse(file: str, *mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", file)
 
-    monkeypatch.setattr(files, "open", refuse, raising=False)
+    monkeypatch.setattr(checkpoint_files, "open", refuse, raising=False)
     with pytest.raises(UserError, match=r"model\.pt cannot be read \(Permission denied\): permit reading") as refused:
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)

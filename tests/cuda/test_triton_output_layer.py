@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_iter
 from triton_interpreter import interpreted
 
 from amos_fairseq.bench.measurement import LiveBytes
-from amos_fairseq.functional import fast_sampling, output_layer
-from amos_fairseq.functional.samplers import (
+from amos_fairseq.functional import output_layer, sampling
+from amos_fairseq.functional.sampling import (
     MixtureReplacementSampler,
     ReplacementAndNegativeSampler,
     ReplacementSampler,
@@ -280,7 +280,7 @@ def test_no_point_falls_on_a_row_of_weight_0(kernels, logits_module) -> None:
     assert set(rows.tolist()) == set(exact.nonzero().flatten().tolist())
     assert rows[0] == 1
     assert rows[1] == 47
-    assert torch.equal(rows, fast_sampling.pick(exact, points))
+    assert torch.equal(rows, sampling.pick(exact, points))
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of numpy, in the interpreter
@@ -365,7 +365,7 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     torch.testing.assert_close(of_depths, logits.T[rows], rtol=1e-5, atol=1e-5)
     first = (-scores[:, 0].double()).exp() * (mixed - mixed.max()).exp().sum()
     assert stats.kstest(first.numpy(), stats.expon.cdf).pvalue > FALSE_ALARM
-    assert torch.equal(scores.isneginf(), fast_sampling.is_repeated(rows))
+    assert torch.equal(scores.isneginf(), sampling.is_repeated(rows))
     assert lost.shape == (4,)
     assert ((lost >= 0) & (lost < 0.5)).all()
 

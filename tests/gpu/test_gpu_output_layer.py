@@ -8,13 +8,13 @@ import torch
 from frequencies import FALSE_ALARM, chi_square_p
 from small_models import amos_criterion, small_amos, small_batch
 
-from amos_fairseq.functional.fast_sampling import (
+from amos_fairseq.functional.output_layer import output_layer, triton_kernels
+from amos_fairseq.functional.sampling import (
+    MixtureReplacementSampler,
     gumbel_top_k_sampling,
     sample_with_replacement,
     sample_without_replacement,
 )
-from amos_fairseq.functional.output_layer import output_layer, triton_kernels
-from amos_fairseq.functional.samplers import MixtureReplacementSampler
 
 NO_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

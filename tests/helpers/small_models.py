@@ -15,8 +15,8 @@ from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.criterions.electric import ElectricCriterion
 from amos_fairseq.criterions.teams import TeamsCriterion
-from amos_fairseq.functional import samplers
-from amos_fairseq.functional.fast_sampling import TopK
+from amos_fairseq.functional import sampling
+from amos_fairseq.functional.sampling import TopK
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
@@ -256,6 +256,6 @@ def set_gumbel_noise(monkeypatch: pytest.MonkeyPatch, noise: Tensor) -> None:
 
     monkeypatch.setattr(mixtures, "gumbel_noise", lambda like: noise.view_as(like))
     monkeypatch.setattr(
-        samplers, "sample_with_replacement", lambda weights, count: perturbed(weights).topk(count).indices
+        sampling, "sample_with_replacement", lambda weights, count: perturbed(weights).topk(count).indices
     )
-    monkeypatch.setattr(samplers, "gumbel_top_k_sampling", top_k_of_noise)
+    monkeypatch.setattr(sampling, "gumbel_top_k_sampling", top_k_of_noise)

@@ -7,20 +7,14 @@ from hugging_face_folders import TOLERANCE
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.config import CUSTOM, families_of, hugging_face_config
-from amos_fairseq.hugging_face.weights import (
-    DETECTION,
-    ENCODER,
-    FAMILIES,
-    MASKED_LM,
-    from_hugging_face,
-    to_hugging_face,
-)
+from amos_fairseq.hugging_face.convert import from_hugging_face, hugging_face_config, to_hugging_face
+from amos_fairseq.hugging_face.families import CUSTOM, DETECTION, ENCODER, FAMILIES, MASKED_LM, class_name
+from amos_fairseq.hugging_face.parts import families_of
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 
 ROWS = 30
 LONGEST = 150  # past MPNet's maximum distance of 128
-PARTS = [(family, part) for family, table in FAMILIES.items() for part in table.classes]
+PARTS = [(family, part) for family, table in FAMILIES.items() if family != CUSTOM for part in table.kinds]
 
 
 def config_of(**changes) -> TransformerConfig:
@@ -39,7 +33,7 @@ def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.M
     )
     bare = {"add_pooling_layer": False} if part == ENCODER and family != "electra" else {}
     torch.manual_seed(seed)
-    model = getattr(transformers, FAMILIES[family].classes[part])(config, **bare).eval()
+    model = getattr(transformers, class_name(family, part))(config, **bare).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.randn_like(parameter))

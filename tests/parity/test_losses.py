@@ -19,7 +19,8 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.criterions.mlm import MlmCriterion
-from amos_fairseq.hugging_face.weights import MASKED_LM, PRETRAINING, to_hugging_face
+from amos_fairseq.hugging_face.convert import to_hugging_face
+from amos_fairseq.hugging_face.families import MASKED_LM, PRETRAINING
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
 

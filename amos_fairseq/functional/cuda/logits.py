@@ -5,7 +5,7 @@ of the size of the chunk that a kernel writes is the gradient, in place of the l
 atomic additions, so that the same inputs give the same bits.
 
 Tokens are sampled from the mixture of the depths, softmax(sum_d gamma^(d) logits^(d)), in two steps, as in
-:mod:`amos_fairseq.functional.fast_sampling`: first a block of BLOCK_ROWS rows by the sums of the blocks, then a row of the
+:mod:`amos_fairseq.functional.sampling`: first a block of BLOCK_ROWS rows by the sums of the blocks, then a row of the
 block. A row is a token of the padded vocabulary.
 
 Shapes: K depths, n positions of a chunk, V padded vocabulary size, G blocks of BLOCK_ROWS rows, P parts of PART_BLOCKS blocks,

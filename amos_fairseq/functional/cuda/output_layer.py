@@ -24,9 +24,8 @@ from amos_fairseq.functional.cuda.logits import (
     summarize_blocks,
     summarize_logits,
 )
-from amos_fairseq.functional.fast_sampling import pick, uniform
 from amos_fairseq.functional.logit_chunks import accumulation_dtype, add_product, equal_parts, target_index
-from amos_fairseq.functional.samplers import MixtureSampler, mix
+from amos_fairseq.functional.sampling import MixtureSampler, mix, pick, uniform
 
 # Size of the logits of a chunk, in the dtype of the layer. No other tensor of that size is allocated, so this is less than the
 # peak of the PyTorch path, about three times its 128 MiB. Larger chunks make fewer float32 additions to the weights' gradient:
@@ -137,7 +136,7 @@ def gradient_of_chunk(
 
 @dataclass
 class TritonMixture:
-    """:class:`amos_fairseq.functional.samplers.ChunkMixture` by the kernels of :mod:`amos_fairseq.functional.cuda.logits`.
+    """:class:`amos_fairseq.functional.sampling.ChunkMixture` by the kernels of :mod:`amos_fairseq.functional.cuda.logits`.
 
     Attributes:
         logits: [K,n,V].

@@ -1,0 +1,225 @@
+"""Files of checkpoints: found, verified by their checksums, and loaded as data only."""
+
+import argparse
+import contextlib
+import errno
+import io
+import os
+import pickle
+import re
+import reprlib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import LARGEST_COUNT, finite_number, values_in, whole_number
+
+LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
+
+_verified: set[tuple] = set()  # name and version of checkpoints with right checksums
+
+
+class DamagedCheckpoint(UserError):
+    """The file is not a complete checkpoint: it is truncated, empty, changed, or in another format."""
+
+
+def checkpoint_file(path: Path) -> Path:
+    """Return ``path``; of a directory ``checkpoint_last.pt``, or ``checkpoint_best.pt`` where fine-tuning kept only that one.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    files = [path / "checkpoint_last.pt", path / "checkpoint_best.pt"] if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            return file
+    raise UserError(f"{files[0]} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
+
+
+def verify_checksums(path: str, digest: Any = None, whole: bool = True) -> None:
+    """Read a checkpoint and compare the CRC-32 that ``torch.save`` has stored for each tensor; torch.load ignores them.
+
+    A process verifies a file once, until it is replaced or written to. The file is streamed; 1 GB in the page cache took 1.8 s
+    on one core of a busy machine. Files in the format before torch 1.6 have no checksums.
+
+    Args:
+        digest: of ``hashlib``; gets all bytes of the file, which is read only once for both.
+        whole: verify the tensors too, not only the pickle that says what they are.
+
+    Raises:
+        DamagedCheckpoint: the content of a member has changed.
+    """
+    with _HashedFile(path) as file:
+        status = os.fstat(file.fileno())
+        version = path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        if digest is None and version in _verified:
+            return
+        if zipfile.is_zipfile(file):
+            archive = zipfile.ZipFile(file)
+            members = archive.infolist()
+            # torch.save does not compress; unpacking could take any amount of time and memory.
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise DamagedCheckpoint(f"{path} was not written by torch.save (it is compressed): give another file")
+            file.digest = digest
+            if not whole:
+                archive.filelist = [member for member in members if member.filename.endswith(".pkl")]
+            if (member := archive.testzip()) is not None:
+                raise DamagedCheckpoint(
+                    f"{path} is damaged (the checksum of {member} in it is wrong): give another checkpoint, or copy it again"
+                )
+        file.digest = digest
+        file.hash_until(status.st_size)
+    if whole:
+        _verified.add(version)
+
+
+class _HashedFile(io.FileIO):
+    """A file whose bytes go into ``digest``, if there is one, each once and in order, while it is read."""
+
+    digest: Any = None
+    num_hashed = 0
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self.tell()
+        self.hash_until(begin)
+        part = super().read(size)
+        self._hash(part[max(0, self.num_hashed - begin) :])
+        return part
+
+    def hash_until(self, end: int) -> None:
+        """Hash what the reader has skipped."""
+        if self.digest is not None and self.num_hashed < end:
+            self.seek(self.num_hashed)
+            while self.num_hashed < end and (part := super().read(min(end - self.num_hashed, 1 << 20))):
+                self._hash(part)
+            self.seek(end)
+
+    def _hash(self, part: bytes) -> None:
+        if self.digest is not None:
+            self.digest.update(part)
+            self.num_hashed += len(part)
+
+
+def read_header(path: str, digest: Any = None, whole: bool = True) -> dict[str, Any]:
+    """Load a checkpoint with memory-mapped tensors; for ``digest`` and ``whole`` see :func:`verify_checksums`.
+
+    Only the start of a file of any size is read without ``whole``, for who wants no tensor of it.
+
+    Raises:
+        DamagedCheckpoint: the file is truncated or is not a checkpoint.
+        UserError: the file contains a class that is not allowed, or cannot be read.
+    """
+    import torch  # not needed to find files
+
+    try:
+        with explain_load_errors(path, digest, whole):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except DamagedCheckpoint as error:
+        if "mmap can only be used" not in str(error.__cause__):
+            raise
+        with explain_load_errors(path):  # files in the format before torch 1.6 cannot be mapped
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise DamagedCheckpoint(f"{path} contains a {type(content).__name__}, not a checkpoint: give another file")
+    return content
+
+
+def read_content(file: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint; nothing in the file can run code (see compat/checkpoints.py).
+
+    Raises:
+        UserError: the file cannot be read, or is not a checkpoint of fairseq-train.
+    """
+    import torch
+
+    with explain_load_errors(str(file)):
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    check_content(file, content)
+    return content
+
+
+def check_content(file: Path, content: Any) -> None:
+    """Raise :class:`UserError` unless this is the content of a checkpoint of fairseq-train, with resolved settings.
+
+    Of a run with flags, fairseq 0.12 may have saved a section of the settings as it was parsed; it becomes a dictionary.
+    """
+    import torch
+
+    state = content if isinstance(content, dict) else {}
+    sections = {"cfg": dict, "model": dict, "optimizer_history": list}
+    if not all(isinstance(state.get(name), kind) and state[name] for name, kind in sections.items()):
+        raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
+    last, settings = state["optimizer_history"][-1], state["cfg"]
+    try:
+        whole_number(last.get("num_updates") if isinstance(last, dict) else None)
+    except ValueError as error:
+        raise UserError(
+            f"{file} does not say after how many updates it was saved ({error}): give a checkpoint as it was saved"
+        ) from error
+    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
+        raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
+    if not all(isinstance(settings.get(section), (dict, argparse.Namespace)) for section in ("model", "task")):
+        raise UserError(
+            f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
+        )
+    try:
+        for value in values_in(settings):
+            # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
+            if isinstance(value, str) and "${" in value:
+                raise ValueError(f"contains the unresolved setting {value!r}")
+            if isinstance(value, int) and abs(value) > LARGEST_SETTING:
+                raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
+    except ValueError as error:
+        raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
+    settings.update({kind: vars(part) for kind, part in settings.items() if isinstance(part, argparse.Namespace)})
+    task_state_of(str(file), state)
+
+
+def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return ``task_state`` of a checkpoint, empty if there is none; raise :class:`UserError` if it is damaged."""
+    state = checkpoint.get("task_state") or {}
+    if not isinstance(state, dict) or not all(isinstance(value, str | None) for value in state.values()):
+        raise UserError(f"{path} has a damaged task_state: give another checkpoint")
+    return state
+
+
+def training_seconds_of(checkpoint: dict[str, Any]) -> float:
+    """Return the training time up to a checkpoint; raise ``ValueError`` if it is missing or damaged."""
+    import torch
+
+    state = checkpoint.get("extra_state")
+    seconds = state.get("previous_training_time") if isinstance(state, dict) else None
+    if torch.is_tensor(seconds) and seconds.numel() == 1 and not seconds.is_complex():  # the mean over several ranks
+        seconds = seconds.item()
+    return finite_number(seconds, 0, LARGEST_COUNT)
+
+
+@contextlib.contextmanager
+def explain_load_errors(path: str, digest: Any = None, whole: bool = True) -> Iterator[None]:
+    """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`.
+
+    For ``digest`` and ``whole`` see :func:`verify_checksums`.
+    """
+    try:
+        with open(path, "rb"):  # torch reports a file without read permission as "not an archive"
+            verify_checksums(path, digest, whole)
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        # In a truncated file torch seeks to an invalid position: EINVAL. Every other OSError comes from the disk.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}): permit reading it, or give another file"
+            ) from error
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and foreign:
+            raise UserError(
+                f"{path} contains an object of class {foreign.group(1)}, which is not loaded because it could run code of "
+                "the author of the file: store only tensors, numbers, strings, lists and dictionaries in it"
+            ) from error
+        raise DamagedCheckpoint(
+            f"{path} is not a complete checkpoint (truncated, or not written by fairseq): give another file"
+        ) from error

@@ -1,0 +1,294 @@
+"""Conversion of weights and settings, ours | Hugging Face's, in both directions, with the tables of :mod:`.families`; and the
+model that ``amos export`` writes with them."""
+
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Weights, count_layers, expand_names
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face import custom_code
+from amos_fairseq.hugging_face.export_tokenizer import FolderTokenizer
+from amos_fairseq.hugging_face.families import (
+    CONFIG_FILE,
+    CUSTOM,
+    ENCODER,
+    FAMILIES,
+    MASKED_LM,
+    MPNET_BUCKETS,
+    MPNET_MAX_DISTANCE,
+    PLUS_2,
+    POSITION_OFFSET,
+    Q_K_V,
+    SEQUENCE_CLASSIFICATION,
+    WEIGHTS_FILE,
+    ZERO_AND_W,
+    Family,
+)
+from amos_fairseq.hugging_face.parts import ExportedPart
+from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.tokenization.fast_tokenizer import ABSENT
+from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+TOKEN_TYPES, PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding_projection."
+# A linear classification head in classes that have a dense layer: this layer multiplies states by the first number, the
+# activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
+# by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
+LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
+# Token types of an exported BERT where our encoder has none: tokenizers send types 0 and 1 for pairs.
+EXPORTED_TOKEN_TYPES = 2
+# Names of LayerNorm weights in the first BERTs.
+_FORMER_NAMES = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
+_SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
+# A constant in DistilBERT's code.
+DISTILBERT_LAYER_NORM_EPS = 1e-12
+
+
+@torch.no_grad()
+def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) -> None:
+    """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code.
+
+    AutoModel adds a pooling layer to a bare encoder. It gets the identity: ``pooler_output`` is then tanh of the first state,
+    not random.
+    """
+    state = to_hugging_face(part.family, part.kind, in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows))
+    ids = {name: tokenizer.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
+    config = hugging_face_config(
+        part.family, part.shape, tokenizer.num_rows, **part.settings, **ids, architectures=[part.class_name]
+    )
+    if part.family == CUSTOM:
+        from amos_fairseq.hugging_face.custom_code import modeling_amos as classes
+
+        config.auto_map = custom_code.model_auto_map()
+        custom_code.write_model_code(folder)
+    else:
+        import transformers as classes
+    model = getattr(classes, part.class_name)(config)
+    if part.kind == ENCODER and getattr(model, "pooler", None) is not None:
+        width = part.shape.width
+        state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
+    model.load_state_dict(state, strict=True)
+    model.eval().save_pretrained(folder, safe_serialization=True)
+    # safetensors creates files that only their owner can read; all other files follow the user's umask.
+    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+
+
+def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
+    """Return the state of the class of this family, complete for ``load_state_dict(strict=True)``.
+
+    A bare encoder is the class without a pooling layer. Tensors are copies, except the tied ones. Rows of a position table
+    that belong to no position (the first two of MPNet and RoBERTa) are zeros, as are token types that our encoder lacks.
+
+    Args:
+        family: mpnet, electra, bert, roberta or ``CUSTOM``.
+        kind: of the part; one that the family has.
+        weights: ours, flat, with at least the encoder and the head of ``kind``; others are ignored.
+
+    Raises:
+        KeyError: a weight of the encoder or of the head is missing, or the family has no such part.
+    """
+    table = FAMILIES[family]
+    ours_by_name = dict(weights)
+    if TOKEN_TYPES not in weights:
+        positions = weights["encoder.embed_positions.weight"]
+        ours_by_name[TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
+    if kind == SEQUENCE_CLASSIFICATION and "classification_head.dense.weight" not in weights:
+        # A dense layer after which the linear head computes the same as before.
+        scale, slope = LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
+        output = weights["classification_head.output.weight"]
+        ours_by_name |= {
+            "classification_head.dense.weight": torch.eye(output.size(1)) * scale,
+            "classification_head.dense.bias": torch.zeros(output.size(1)),
+            "classification_head.output.weight": output / (scale * slope),
+        }
+    names = table.encoder + (table.heads[kind] if kind != ENCODER else ())
+    converted: Weights = {}
+    for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
+        if ours.startswith(PROJECTION) and ours not in ours_by_name:
+            continue  # embeddings as wide as the encoder
+        converted.update(zip(theirs, _convert_to_theirs(ours_by_name[ours], conversion), strict=True))
+    if kind == MASKED_LM:
+        converted.update({copy: converted[source] for copy, source in table.tied.items()})
+    if kind == ENCODER:
+        return {name.removeprefix(f"{table.prefix}."): tensor for name, tensor in converted.items()}
+    return converted
+
+
+class Converted(NamedTuple):
+    """Weights under our names, and the names, as the file spells them, of weights that have no counterpart here."""
+
+    weights: Weights
+    unexpected_keys: list[str]
+
+
+def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()) -> Converted:
+    """Return the encoder of a Hugging Face state, and some of its heads, under our names.
+
+    Values are bit for bit those of the state, except for a detection classifier whose first row is not 0: the difference of
+    its rows computes the same function.
+
+    Args:
+        family: mpnet, electra, bert, roberta or distilbert.
+        weights: a state with or without a head; names with or without the prefix of the encoder.
+        heads: kinds of parts whose heads must be present.
+
+    Raises:
+        UserError: a weight is missing, or the output layer of a requested masked language model is not tied.
+    """
+    table = FAMILIES[family]
+    names = _current_names(table, weights)
+    rows = table.encoder + tuple(row for kind in heads for row in table.heads[kind])
+    converted: Weights = {}
+    used: set[str] = set()
+    for ours, theirs, conversion in expand_names(rows, count_layers(names, f"{table.prefix}.{table.layers}")):
+        absent = [name for name in theirs if name not in names]
+        if absent and ours.startswith(PROJECTION):
+            continue
+        if absent:
+            raise UserError(
+                f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
+                + "".join(f" with the head {kind}" for kind in heads)
+            )
+        converted[ours] = _convert_to_ours(theirs, [weights[names[name]] for name in theirs], conversion)
+        used.update(theirs)
+    for copy, source in table.tied.items():
+        if copy not in names or source not in used:
+            continue
+        if torch.equal(weights[names[copy]], weights[names[source]]):
+            used.add(copy)
+        elif MASKED_LM in heads:
+            raise UserError(
+                f"{names[copy]} differs from {names[source]}: the output layer of a masked language model is tied to "
+                "the token embeddings here, so this one cannot be imported; import the encoder alone (--arch amos_base, no "
+                "--generator)"
+            )
+    return Converted(converted, sorted(original for current, original in names.items() if current not in used))
+
+
+def _current_names(table: Family, weights: Weights) -> dict[str, str]:
+    """Return each name as the table spells it (current LayerNorm names, with the prefix of the encoder) -> the file's name."""
+    bare = not any(name.startswith(f"{table.prefix}.") for name in weights)
+    names = {}
+    for name in weights:
+        current = name
+        for former, now in _FORMER_NAMES:
+            current = current.replace(former, now)
+        names[f"{table.prefix}.{current}" if bare else current] = name
+    return names
+
+
+def _convert_to_theirs(tensor: Tensor, conversion: str) -> list[Tensor]:
+    if conversion == Q_K_V:
+        return [part.clone() for part in tensor.chunk(3)]
+    if conversion == PLUS_2:
+        return [torch.cat([tensor.new_zeros(2, tensor.size(1)), tensor])]
+    if conversion == ZERO_AND_W:
+        return [torch.cat([torch.zeros_like(tensor), tensor])]
+    return [tensor.clone()]
+
+
+def _convert_to_ours(names: list[str], tensors: list[Tensor], conversion: str) -> Tensor:
+    shapes = [list(tensor.shape) for tensor in tensors]
+    if [] in shapes or shapes.count(shapes[0]) < len(shapes):
+        raise UserError(f"{' and '.join(names)} have the shapes {shapes}: these are not the weights of a model")
+    if conversion == Q_K_V:
+        return torch.cat(tensors)
+    (tensor,) = tensors
+    if conversion == PLUS_2:
+        return tensor[2:].clone()
+    if conversion == ZERO_AND_W:
+        if len(tensor) != 2:
+            raise UserError(f"a detection head has 2 labels, original and replaced; this classifier has {len(tensor)}")
+        return tensor[1:] - tensor[:1]
+    return tensor.clone()
+
+
+def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:
+    """Return ``weights`` with the vocabulary in the order of Hugging Face's ids, [num_rows, ...].
+
+    Ids without a token, in the gaps of a foreign vocabulary, have zeros, and an MLM head never predicts them.
+
+    Args:
+        ids: [dictionary size] int64, the Hugging Face id of each of our rows, -1 where there is none.
+    """
+    known = (ids != ABSENT).nonzero().squeeze(1)
+    result = dict(weights)
+    for name, value_without_token in (("embed_tokens.weight", 0.0), ("mlm_head.bias", NEVER_PREDICTED)):
+        if name in weights:
+            ours = weights[name]
+            result[name] = ours.new_full((num_rows, *ours.shape[1:]), value_without_token)
+            result[name][ids[known]] = ours[known]
+    return result
+
+
+def config_class(family: str) -> type["PretrainedConfig"]:
+    if family == CUSTOM:
+        from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
+
+        return AmosConfig
+    from transformers import BertConfig, DistilBertConfig, ElectraConfig, MPNetConfig, RobertaConfig
+
+    classes = (MPNetConfig, ElectraConfig, BertConfig, RobertaConfig, DistilBertConfig)
+    return {config.model_type: config for config in classes}[family]
+
+
+def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
+    """Return the configuration of ``family`` for an encoder of ``shape`` with ``num_rows`` rows of vocabulary.
+
+    ``others``: ``pad_token_id``, ``bos_token_id``, ``eos_token_id``, labels, ``classifier_dropout``, ``architectures``.
+    """
+    settings: dict[str, Any] = {
+        "vocab_size": num_rows,
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ffn_width,
+        "num_attention_heads": shape.num_heads,
+        "max_position_embeddings": shape.max_positions + POSITION_OFFSET[family],
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": shape.dropout,
+        "attention_probs_dropout_prob": shape.attention_dropout,
+        "layer_norm_eps": shape.layer_norm_eps,
+    }
+    if family in ("mpnet", CUSTOM):
+        settings["relative_attention_num_buckets"] = shape.position_buckets
+    else:
+        settings["type_vocab_size"] = shape.num_token_types or EXPORTED_TOKEN_TYPES
+    if family == CUSTOM:
+        settings["relative_attention_max_distance"] = shape.position_max_distance
+    if family == "electra":
+        settings["embedding_size"] = shape.embedding_width or shape.width
+    return config_class(family)(**settings, **others)
+
+
+def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, object]:
+    """Return the encoder's settings under the names of our flags: the inverse of :func:`hugging_face_config`."""
+    if family == "distilbert":
+        own = {"intermediate_size": config.hidden_dim, "hidden_dropout_prob": config.dropout}
+        own |= {"attention_probs_dropout_prob": config.attention_dropout, "layer_norm_eps": DISTILBERT_LAYER_NORM_EPS}
+        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+        config = SimpleNamespace(**own, **{name: getattr(config, name) for name in names})
+    width = config.hidden_size
+    embedding_width = getattr(config, "embedding_size", width)
+    return {
+        "encoder_layers": config.num_hidden_layers,
+        "encoder_embed_dim": width,
+        "encoder_ffn_embed_dim": config.intermediate_size,
+        "encoder_attention_heads": config.num_attention_heads,
+        "embedding_dim": 0 if embedding_width == width else embedding_width,  # 0: as wide as the encoder
+        "token_types": getattr(config, "type_vocab_size", 0),
+        "max_positions": config.max_position_embeddings - POSITION_OFFSET[family],
+        "dropout": config.hidden_dropout_prob,
+        "attention_dropout": config.attention_probs_dropout_prob,
+        "layer_norm_eps": config.layer_norm_eps,
+        "pooler_activation_fn": "gelu" if family == "electra" else "tanh",
+        "relative_position_scheme": "t5" if family == "mpnet" else "none",
+        "relative_position_buckets": MPNET_BUCKETS,
+        "relative_position_max_distance": MPNET_MAX_DISTANCE,
+    }
