@@ -1,30 +1,23 @@
-"""Precisions by flags and through Hydra, and precisions that a device or an optimizer does not support."""
+"""Precisions by flags; the step of --amp."""
+
+from typing import Any
 
 import pytest
 import torch
 from fairseq import options
-from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import AMPOptimizer
 from omegaconf import OmegaConf
 
 import amos_fairseq  # noqa: F401  (patches fairseq)
-from amos_fairseq.compat.precision import choose_precision
-from amos_fairseq.errors import UserError
 
-FLAGS = ["DATA", "--task", "text_pretraining", "--arch", "amos_tiny", "--criterion", "amos", "--optimizer", "grouped_adam",
-         "--batch-size", "4", "--lr", "0.001"]  # fmt: skip
-
-
-def configuration(optimizer: str = "grouped_adam", **common):
-    cfg = OmegaConf.structured(FairseqConfig)
-    cfg.optimizer = {"_name": optimizer}
-    for name, value in common.items():
-        cfg.common[name] = value
-    return cfg
+FLAGS = (
+    "DATA --task text_pretraining --arch amos_tiny --criterion amos --optimizer grouped_adam --batch-size 4 --lr 0.001"
+)
 
 
 def parse(*flags: str):
-    return options.parse_args_and_arch(options.get_training_parser(), [*FLAGS, *flags])
+    return options.parse_args_and_arch(options.get_training_parser(), [*FLAGS.split(), *flags])
 
 
 @pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
@@ -44,43 +37,28 @@ def test_two_precisions_on_the_command_line(capsys: pytest.CaptureFixture) -> No
     assert capsys.readouterr().err == "amos_fairseq: error: --fp16 and --bf16 exclude each other: choose one\n"
 
 
-@pytest.mark.parametrize(
-    ("common", "has_gpu", "message"),
-    [
-        ({"fp16": True}, False, r"--fp16 needs a GPU: on a CPU use --bf16, or float32"),
-        ({"amp": True}, False, r"--amp needs a GPU"),
-        ({"fp16": True, "bf16": True}, True, r"--fp16 and --bf16 exclude each other"),
-        ({"fp16": True, "amp": True}, True, r"--fp16 and --amp exclude each other"),
-        ({"fp16": True, "memory_efficient_fp16": True}, True, r"--memory-efficient-fp16 keeps .* use --fp16"),
-        ({"bf16": True, "memory_efficient_bf16": True}, False, r"--memory-efficient-bf16 keeps .* use --bf16"),
-    ],
-)
-def test_precisions_that_are_refused(common: dict, has_gpu: bool, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        choose_precision(configuration(**common), has_gpu)
+AMP_GRADIENT = torch.tensor([3.0, 4.0])
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "common", "has_gpu", "flat"),
-    [
-        ("grouped_adam", {"fp16": True}, True, False),
-        ("adam", {"fp16": True}, True, True),
-        ("grouped_adam", {"bf16": True}, False, True),
-        ("grouped_adam", {}, False, True),
-        ("adam", {"fp16": True, "memory_efficient_fp16": True}, True, True),
-    ],
-)
-def test_parameter_groups_survive_fp16(optimizer: str, common: dict, has_gpu: bool, flat: bool) -> None:
-    """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
-    cfg = configuration(optimizer, **common)
-    choose_precision(cfg, has_gpu)
-    assert cfg.common.fp16_no_flatten_grads is not flat
+def step_of(scale: float, step: Any, clip_norm: float = 0.0) -> torch.Tensor:
+    """How far plain SGD with learning rate 1 moves a parameter whose gradient is AMP_GRADIENT."""
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    sgd = {"_name": "sgd", "lr": [1.0], "momentum": 0.0, "weight_decay": 0.0}
+    common = {"fp16_init_scale": scale, "min_loss_scale": 1e-4}
+    optimizer = AMPOptimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": sgd}), [parameter])
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # fairseq's own is off without CUDA
+    optimizer.zero_grad()
+    optimizer.backward((parameter * AMP_GRADIENT).sum())
+    assert optimizer.clip_grad_norm(clip_norm) == 5.0
+    step(optimizer)
+    return -parameter.detach()
 
 
-@pytest.mark.parametrize("optimizer", ["grouped_adam", "adam"])
-def test_a_gpu_without_bfloat16_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    choose_precision(configuration(optimizer, bf16=True), has_gpu=False)  # a CPU has it
-    choose_precision(configuration(optimizer, fp16=True), has_gpu=True)
-    with pytest.raises(UserError, match=r"--bf16 is not supported by this GPU: use --fp16"):
-        choose_precision(configuration(optimizer, bf16=True), has_gpu=True)
+@pytest.mark.parametrize("scale", [1.0, 4.0, 2.0**16])
+def test_loss_scale_does_not_change_the_step(scale: float) -> None:
+    assert torch.equal(step_of(scale, AMPOptimizer.step), AMP_GRADIENT)
+    torch.testing.assert_close(step_of(scale, AMPOptimizer.step, clip_norm=1.0), AMP_GRADIENT / 5, rtol=1e-5, atol=0)
+
+
+def test_stock_fairseq_divides_twice() -> None:
+    assert torch.equal(step_of(4.0, AMPOptimizer.step.__wrapped__), AMP_GRADIENT / 4)
