@@ -26,7 +26,7 @@ from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP
 from fairseq.trainer import Trainer
 from hydra._internal.config_repository import CachingConfigRepository
 
-from amos_fairseq.compat import apex, checkpoints, device_reads, distribution, master_weights, precision, scores
+from amos_fairseq.compat import apex, checkpoints, device_reads, distribution, master_weights, mixed_precision, scores
 from amos_fairseq.compat.patching import Patch, Script, apply_patches
 
 # Reason -> (owner, attribute, replacement). A replacement is called with the function that it replaces and then with the
@@ -55,7 +55,7 @@ PATCHES = {
         Patch(_FP16OptimizerMixin, "_sync_fp32_params_to_fp16", master_weights.copy_masters_at_once),
         Patch(Trainer, "_build_optimizer", master_weights.sum_in_float32),
     ),
-    "--amp divides the gradient by the loss scale twice": (Patch(AMPOptimizer, "step", precision.unscale_once),),
+    "--amp divides the gradient by the loss scale twice": (Patch(AMPOptimizer, "step", mixed_precision.unscale_once),),
     "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
         Patch(FairseqOptimizer, "load_state_dict", apex.load_either_layout),
     ),

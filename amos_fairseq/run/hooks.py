@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 from torch.utils.data._utils import signal_handling
 
-from amos_fairseq.compat import checkpoints, device_reads, distribution, patching, prefetching
-from amos_fairseq.compat import precision as precision_flags
+from amos_fairseq.compat import checkpoints, device_reads, distribution, mixed_precision, patching, prefetching
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import report_user_errors
 from amos_fairseq.run import (
@@ -50,11 +49,13 @@ from amos_fairseq.run import (
 )
 from amos_fairseq.setting_checks import check_configuration
 
+Stock = Callable[..., Any]  # fairseq's own function
+
 # Moment -> its hooks in their order. The comment has their arguments.
 HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # Once in the process of the command.
     # flags, the words of the command line
-    "flags_parsed": (names.check_flags, precision_flags.leave_tpu_to_its_flag),
+    "flags_parsed": (names.check_flags, mixed_precision.leave_tpu_to_its_flag),
     # cfg; everything is registered and nothing is built
     "before_defaults": (names.check_config, hydra_callback.separate_save_dir),
     # cfg; no rank exists
@@ -144,22 +145,22 @@ def at(moment: str, *arguments: Any) -> list[Any]:
 
 
 def parse_args_and_arch(
-    stock: Callable[..., Any], parser: Any, input_args: list[str] | None = None, *args: Any, **kwargs: Any
+    stock: Stock, parser: Any, input_args: list[str] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     with report_user_errors():
-        with precision_flags.one_precision():
+        with mixed_precision.one_precision():
             result = stock(parser, input_args, *args, **kwargs)
         flags = result if isinstance(result, Namespace) else result[0]
         at("flags_parsed", flags, sys.argv if input_args is None else input_args)
     return result
 
 
-def add_defaults(stock: Callable[..., Any], cfg: Any) -> None:
+def add_defaults(stock: Stock, cfg: Any) -> None:
     at("before_defaults", cfg)
     stock(cfg)
 
 
-def call_main(stock: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> None:
+def call_main(stock: Stock, cfg: Any, main: Callable[..., Any], **kwargs: Any) -> None:
     """Launch the ranks of fairseq's training and validation commands, by flags or through Hydra.
 
     A user's mistake, now or later in any rank, becomes one line and an exit code instead of a traceback.
@@ -187,22 +188,20 @@ def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
             at("after_rank")
 
 
-def make_trainer(stock: Callable[..., Any], trainer: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:
+def make_trainer(stock: Stock, trainer: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:
     at("before_trainer", cfg)
     stock(trainer, cfg, *args, **kwargs)
     at("after_trainer", trainer)
 
 
-def load_checkpoint(stock: Callable[..., Any], cfg: Any, trainer: Trainer, **kwargs: Any) -> tuple[Any, Any]:
+def load_checkpoint(stock: Stock, cfg: Any, trainer: Trainer, **kwargs: Any) -> tuple[Any, Any]:
     at("before_load", cfg, trainer)
     extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
     at("after_load", cfg, trainer, epoch_itr, extra_state)
     return extra_state, epoch_itr
 
 
-def train_epoch(
-    stock: Callable[..., Any], cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any
-) -> tuple[list[float | None], bool]:
+def train_epoch(stock: Stock, cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any) -> tuple[list[float | None], bool]:
     if not all(at("may_train", trainer, epoch_itr)):
         return [None], True
     at("before_epoch", cfg, trainer)
@@ -214,7 +213,7 @@ def train_epoch(
     return valid_losses, should_stop
 
 
-def make_bar(stock: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+def make_bar(stock: Stock, iterator: Any, *args: Any, **kwargs: Any) -> Any:
     # Only fairseq's trainer passes SAVE_DIR (under the name that Aim uses); other commands do not.
     directory = kwargs.get("aim_param_checkpoint_dir")
     if directory is None:
@@ -261,7 +260,7 @@ class RunBar(progress_bar.BaseProgressBar):
         self.wrapped_bar.update_config(config)
 
 
-def train_step(stock: Callable[..., Any], trainer: Trainer, samples: list[Any], raise_oom: bool = True) -> Any:
+def train_step(stock: Stock, trainer: Trainer, samples: list[Any], raise_oom: bool = True) -> Any:
     """Make an update; a batch that does not fit into memory ends the run, which is an option of fairseq's trainer."""
     at("before_update", trainer)
     logged = stock(trainer, samples, raise_oom)
@@ -269,7 +268,7 @@ def train_step(stock: Callable[..., Any], trainer: Trainer, samples: list[Any], 
     return logged
 
 
-def clip_grad_norm(stock: Callable[..., Any], trainer: Trainer, clip_norm: float) -> Tensor:
+def clip_grad_norm(stock: Stock, trainer: Trainer, clip_norm: float) -> Tensor:
     try:
         norm = stock(trainer, clip_norm)
     except FloatingPointError as error:
@@ -280,27 +279,27 @@ def clip_grad_norm(stock: Callable[..., Any], trainer: Trainer, clip_norm: float
 
 
 def reduce_and_log_stats(
-    stock: Callable[..., Any], trainer: Trainer, logging_outputs: Any, sample_size: Any, grad_norm: Tensor | None = None
+    stock: Stock, trainer: Trainer, logging_outputs: Any, sample_size: Any, grad_norm: Tensor | None = None
 ) -> dict[str, Any]:
     logging_outputs, sample_size, norm = device_reads.read_statistics(trainer, logging_outputs, sample_size, grad_norm)
     at("before_statistics", trainer, norm)
     return stock(trainer, logging_outputs, sample_size)
 
 
-def save_checkpoint(stock: Callable[..., Any], cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
+def save_checkpoint(stock: Stock, cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
     saved = stock(cfg, trainer, *args, **kwargs) if all(at("may_save", trainer)) else None
     at("after_save", trainer)
     return saved
 
 
-def state_dict(stock: Callable[..., Any], trainer: Trainer) -> dict[str, Any]:
+def state_dict(stock: Stock, trainer: Trainer) -> dict[str, Any]:
     state = stock(trainer)
     at("state_to_save", trainer, state)
     return state
 
 
 def validate_and_save(
-    stock: Callable[..., Any], cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any
+    stock: Stock, cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[float | None], bool]:
     valid_losses, is_last = stock(cfg, trainer, task, epoch_itr, *args, **kwargs)
     at("update_completed", cfg, trainer, epoch_itr, is_last)
