@@ -25,9 +25,9 @@ LAYERS = {
     "checkpoints": {"functional", "modules", "models", "tokenization"},
 }
 WITHOUT_GROUND_FLOOR = {"functional", "modules"}
-# Imports that run upward. One may stay.
+# Imports that run upward; they go when the reader of raw files is on the ground floor.
 EXCEPTIONS = {
-    ("amos_fairseq.criterions.sequence_tagging", "amos_fairseq.finetuning.tagging.scores"),
+    ("amos_fairseq.data.official_squad", "amos_fairseq.preprocess.common.reading"),
     ("amos_fairseq.data.word_files", "amos_fairseq.preprocess.common.reading"),
 }
 
