@@ -24,6 +24,7 @@ def register() -> None:
     from amos_fairseq import compat
 
     compat.apply()
+    importlib.import_module("amos_fairseq.run.hooks").apply()  # imported when fairseq is patched
     # models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
     for objective in OBJECTIVES:
         importlib.import_module(f"amos_fairseq.models.{objective}")

@@ -11,10 +11,10 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.compat.known_names import check_config_before_defaults
 from amos_fairseq.composition import RECIPES, compose_recipe, compose_with_hydra
 from amos_fairseq.errors import UserError
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
+from amos_fairseq.run import hooks
 from amos_fairseq.setting_checks import RANGES, check_configuration
 
 OURS = [
@@ -38,7 +38,7 @@ def test_every_number_of_this_package_has_a_range(fields: type) -> None:
 def compose(*overrides: str) -> DictConfig:
     """What fairseq-hydra-train does before it launches its ranks."""
     cfg = compose_with_hydra("amos_tiny", ["task.data=DATA", *overrides], with_hydra_settings=False)
-    check_config_before_defaults(add_defaults, cfg)
+    hooks.add_defaults(add_defaults, cfg)
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     check_configuration(cfg)
     return cfg

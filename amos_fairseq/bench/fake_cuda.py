@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amos_fairseq.compat import host_reads
+from amos_fairseq.compat import device_reads
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.functional import attention
@@ -67,7 +67,7 @@ class FakeCuda:
         return utils.apply_to_sample(self.mode.from_tensor, batch)
 
     def fetch(self, values: Tensor) -> Tensor:
-        """Return real ones of the same shape; replaces :func:`amos_fairseq.compat.host_reads.fetch`."""
+        """Return real ones of the same shape; replaces :func:`amos_fairseq.compat.device_reads.fetch`."""
         self.host_reads += values.device.type == "cuda"
         with unset_fake_temporarily():
             return torch.ones(values.shape, dtype=values.dtype)
@@ -123,7 +123,7 @@ class CudaRules(TorchDispatchMode):
 def fake_cuda() -> Iterator[FakeCuda]:
     """Make every new tensor fake, let ``torch.cuda`` report one GPU, and check the arguments of fused attention.
 
-    The one planned device read of the trainer (:mod:`amos_fairseq.compat.host_reads`) returns ones and is counted. Every
+    The one planned device read of the trainer (:mod:`amos_fairseq.compat.device_reads`) returns ones and is counted. Every
     other read raises PyTorch's ``DataDependentOutputException`` or :class:`CudaRuleError`.
 
     Raises:
@@ -155,12 +155,12 @@ def fake_cuda() -> Iterator[FakeCuda]:
         patch(_foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, FakeTensor])
         patch(nn.Module, "_apply", replace_tensors)
         patch(attention, "fused_attention", fake_fused_attention)
-        patch(host_reads, "fetch", cuda.fetch)
+        patch(device_reads, "fetch", cuda.fetch)
         patch(Trainer, "_reduce_and_log_stats", reduce_real_numbers)
         stack.enter_context(mode)
         stack.enter_context(CudaRules(cuda))
         # A constant made inside the mode keeps its value, so fairseq can test it without a device.
-        patch(host_reads, "NOT_READ_YET", torch.tensor(0.0))
+        patch(device_reads, "NOT_READ_YET", torch.tensor(0.0))
         yield cuda
 
 

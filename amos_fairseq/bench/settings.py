@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.compat.precision import choose_precision
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import read_configuration
+from amos_fairseq.run.precision import choose_precision
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # A measured step is one micro-batch on one device, so these settings cannot be chosen.

@@ -115,7 +115,7 @@ def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
     os.replace(src, dst)
 
 
-def repair_before_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+def repair(cfg: Any, trainer: Any) -> None:
     """Check ``checkpoint_last.pt`` before it is loaded, and replace it where it is damaged, missing or outdated."""
     problem = None
     if cfg.restore_file == "checkpoint_last.pt" and trainer.should_save_checkpoint_on_current_rank:
@@ -124,7 +124,11 @@ def repair_before_load(load_checkpoint: Callable[..., Any], cfg: Any, trainer: A
         except UserError as error:  # the other ranks wait for the result
             problem = str(error)
     raise_on_every_rank(problem)
-    return load_checkpoint(cfg, trainer, **kwargs)
+
+
+def keep_last_history(trainer: Any, state: dict[str, Any]) -> None:
+    """Drop the optimizers of earlier parts of the run from a checkpoint: nothing reads them, and each resume adds one."""
+    state["optimizer_history"] = state["optimizer_history"][-1:]
 
 
 def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> str | None:

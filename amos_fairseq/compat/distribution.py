@@ -14,12 +14,10 @@ Stock fairseq, as observed:
 Slurm without torchrun, and one process per GPU of one machine, are launched by fairseq as before.
 """
 
-import functools
 import logging
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,18 +25,11 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
-from torch.multiprocessing.spawn import ProcessExitedException
 from torch.nn.parallel import DistributedDataParallel
 
-from amos_fairseq.compat.precision import choose_precision
-from amos_fairseq.compat.progress import announce
-from amos_fairseq.compat.run_lifecycle import stop_readers
-from amos_fairseq.compat.side_effects import quiet_console
-from amos_fairseq.compat.user_errors import exit_on_mistake
+from amos_fairseq.compat.device_reads import true_norm
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
 from amos_fairseq.python_process import leave_out_current_folder
-from amos_fairseq.setting_checks import check_configuration
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank logs one line here
@@ -54,50 +45,16 @@ CONNECTION_LOST = re.compile(
 GRADIENT_NORM_TOLERANCE = 1e-6
 
 
-def prepare_and_launch(call_main: Callable[..., Any], cfg: Any, main: Callable[..., Any], **kwargs: Any) -> None:
-    """Replace ``call_main``, which starts fairseq's training and validation commands, by flags or through Hydra.
-
-    It receives the complete configuration before any rank exists. The configuration is checked and completed here, and a
-    user's mistake, now or later in any rank, becomes one line and exit code 1 instead of a traceback.
-    """
-    with report_user_errors():
-        check_configuration(cfg)
-        num_gpus = 0 if cfg.common.cpu else torch.cuda.device_count()
-        choose_precision(cfg, has_gpu=num_gpus > 0)
-        arrange_ranks(cfg, os.environ, num_gpus)
-    leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
-    if cfg.distributed_training.distributed_rank == 0:
-        announce(cfg)
-        if num_gpus == 0 and torch.get_num_threads() > 1 and not any(name in os.environ for name in OPENMP_VARIABLES):
-            logger.info(
-                "on a busy machine, set OMP_WAIT_POLICY=passive before this command: threads that wait then sleep"
-            )
-    try:
-        call_main(cfg, functools.partial(run_rank, main), **kwargs)
-    except ProcessExitedException as ended:
-        # A spawned rank has printed the reason; its exit code tells a scheduler whether to start the run again.
-        sys.exit(ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code)
-
-
-def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
-    """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
-    quiet_console(cfg)
-    if cfg.common.cpu or not torch.cuda.is_available():
-        keep_freed_memory()
-    with exit_on_mistake():
-        try:
-            main(cfg, **kwargs)
-        except RuntimeError as error:
-            if not CONNECTION_LOST.search(str(error)) or not torch.distributed.is_initialized():
-                raise
-            lost = find_lost_ranks()
-            subject = f"rank {lost[0]} has" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))} have"
-            raise UserError(
-                f"{subject} ended or cannot be reached: see the last lines of output there (without any, the process was "
-                "killed, often because memory was full); start the same command again to continue from the last checkpoint"
-            ) from error
-        finally:
-            stop_readers()
+def name_lost_ranks(error: RuntimeError) -> None:
+    """Raise :class:`UserError` with the ranks that have ended, if ``error`` says that the connection to one is lost."""
+    if not CONNECTION_LOST.search(str(error)) or not torch.distributed.is_initialized():
+        return
+    lost = find_lost_ranks()
+    subject = f"rank {lost[0]} has" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))} have"
+    raise UserError(
+        f"{subject} ended or cannot be reached: see the last lines of output there (without any, the process was "
+        "killed, often because memory was full); start the same command again to continue from the last checkpoint"
+    ) from error
 
 
 def find_lost_ranks(seconds: float = 10.0) -> list[int]:
@@ -119,16 +76,28 @@ def find_lost_ranks(seconds: float = 10.0) -> list[int]:
         return [0]
 
 
-def arrange_ranks(cfg: Any, environment: Mapping[str, str], num_gpus: int) -> None:
+def visible_gpus(cfg: Any) -> int:
+    """Return the number of GPUs that this process may use; 0 with ``--cpu``."""
+    return 0 if cfg.common.cpu else torch.cuda.device_count()
+
+
+def isolate_ranks(cfg: Any) -> None:
+    """Let the ranks that fairseq starts, one for each GPU, import nothing from the current folder."""
+    leave_out_current_folder()
+
+
+def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpus: int | None = None) -> None:
     """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
     Args:
-        num_gpus: number of GPUs visible to this process; 0 with ``--cpu``.
+        num_gpus: number of GPUs; None for :func:`visible_gpus`.
 
     Raises:
         UserError: the launch would train no model, or several that overwrite one another; or the exchange would lose
             the range of bf16.
     """
+    if num_gpus is None:
+        num_gpus = visible_gpus(cfg)
     training = cfg.distributed_training
     _check_exchange(cfg)
     if num_gpus == 0:
@@ -273,7 +242,7 @@ def data_parallel_on_any_device(
     return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **settings)
 
 
-def check_gradient_norms(stock: Callable[..., Any], trainer: Trainer, grad_norm: torch.Tensor) -> None:
+def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) -> None:
     """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
 
     A norm that is not finite on every rank is accepted: the trainer handles it later.
@@ -284,7 +253,7 @@ def check_gradient_norms(stock: Callable[..., Any], trainer: Trainer, grad_norm:
     if trainer.data_parallel_world_size == 1:
         return
     norms = torch.zeros(trainer.data_parallel_world_size, dtype=torch.float64, device=trainer.device)
-    norms[trainer.data_parallel_rank] = grad_norm
+    norms[trainer.data_parallel_rank] = true_norm(trainer, grad_norm)
     distributed_utils.all_reduce(norms, group=trainer.data_parallel_process_group)
     norms = norms.cpu()
     if not torch.isfinite(norms).any():
@@ -297,12 +266,9 @@ def check_gradient_norms(stock: Callable[..., Any], trainer: Trainer, grad_norm:
         )
 
 
-def require_connected_ranks(
-    make_trainer: Callable[..., Any], trainer: Trainer, cfg: Any, *args: Any, **kwargs: Any
-) -> None:
+def check_connection(cfg: Any) -> None:
     """Check the ranks before the trainer is created, and log where each one runs."""
     with report_user_errors():  # Hydra would print a traceback
         require_ranks(cfg, os.environ)
     if torch.distributed.is_initialized():
         logger.info(describe_rank(os.environ))
-    make_trainer(trainer, cfg, *args, **kwargs)

@@ -1,6 +1,6 @@
 """Replace functions of fairseq, torch and Hydra, also those of fairseq's training script.
 
-``fairseq_cli.train`` calls ``train`` and ``validate_and_save`` as globals of its own module. The module is named
+``fairseq_cli.train`` calls ``train``, ``validate`` and ``validate_and_save`` as globals of its own module. The module is named
 ``fairseq_cli.train`` under ``fairseq-train`` and Hydra, ``__main__`` under ``python -m`` and ``torchrun -m``, and
 ``__mp_main__`` in a rank that fairseq has spawned. To import it early would configure logging to stdout in every program
 that imports the plugin, so its functions are replaced only in a process that runs it.
@@ -9,12 +9,10 @@ that imports the plugin, so its functions are replaced only in a process that ru
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import ModuleType
 from typing import Any, NamedTuple
-
-from fairseq.trainer import Trainer
 
 SCRIPT_NAMES = ("fairseq_cli.train", "__main__", "__mp_main__")
 
@@ -32,8 +30,8 @@ class Patch(NamedTuple):
     Attributes:
         owner: a module, a class, or fairseq's training script.
         name: the attribute: a function, a method, or a property.
-        replacement: called with the present function and then with its arguments. The attribute keeps the name and docstring
-            of the present function, and the function itself as ``__wrapped__``.
+        replacement: called with the stock function and then with its arguments. The attribute keeps the name and docstring of
+            the stock function, and the function itself as ``__wrapped__``.
     """
 
     owner: ModuleType | type | Script
@@ -42,14 +40,13 @@ class Patch(NamedTuple):
 
     def apply_to(self, owner: ModuleType | type) -> None:
         attribute = inspect.getattr_static(owner, self.name)
-        present = attribute.fget if isinstance(attribute, property) else getattr(owner, self.name)
+        stock = attribute.fget if isinstance(attribute, property) else getattr(owner, self.name)
 
         def call_replacement(*args: Any, **kwargs: Any) -> Any:
-            return self.replacement(present, *args, **kwargs)
+            return self.replacement(stock, *args, **kwargs)
 
-        if inspect.isroutine(present):  # not a class, whose attributes would be copied
-            functools.update_wrapper(call_replacement, present)
-        call_replacement.patch = self
+        if inspect.isroutine(stock):  # not a class, whose attributes would be copied
+            functools.update_wrapper(call_replacement, stock)
         if isinstance(attribute, property):
             setattr(owner, self.name, property(call_replacement, attribute.fset))
         else:
@@ -60,8 +57,8 @@ class Patch(NamedTuple):
 _training_script_patches: list[Patch] = []
 
 
-def apply_patches(patches: tuple[Patch, ...]) -> None:
-    """Apply patches in their order: of two for one attribute, the later one calls the earlier one."""
+def apply_patches(patches: Iterable[Patch]) -> None:
+    """Replace each function, those of the training script later."""
     for patch in patches:
         if patch.owner is Script.TRAINING:
             _training_script_patches.append(patch)
@@ -84,11 +81,10 @@ def running_hydra_scripts() -> list[ModuleType]:
     return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
 
 
-def patch_training_script(make_trainer: Callable[..., Any], trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-    """Replace the functions of the training script, once per module, before the trainer is created."""
+def patch_training_script(*details: Any) -> None:
+    """Replace the functions of the training script, once per module; called before it creates its trainer."""
     for module in running_scripts():
         if not getattr(module, "patched_by_amos_fairseq", False):
             for patch in _training_script_patches:
                 patch.apply_to(module)
             module.patched_by_amos_fairseq = True
-    make_trainer(trainer, *args, **kwargs)

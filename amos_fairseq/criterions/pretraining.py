@@ -42,7 +42,7 @@ def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
 def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:
     """Log means over masked positions, the terms of ``counted_by``, and the loss and rates of the detection if there is one.
 
-    The trainer passes Python numbers and CPU tensors (:mod:`amos_fairseq.compat.host_reads`).
+    The trainer passes Python numbers and CPU tensors (:mod:`amos_fairseq.compat.device_reads`).
 
     Args:
         logging_outputs: sums over a batch, one dictionary per rank and accumulated batch, all with the same keys.

@@ -37,10 +37,10 @@ from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_ov
 from amos_fairseq.cli.bench import make_directory, write_file
 from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
-from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.run.mistakes import exit_on_mistake
 from amos_fairseq.tables import markdown_rows
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass

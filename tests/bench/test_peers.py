@@ -11,12 +11,12 @@ from amos_fairseq.bench.contest import Entry, build_entries, comparable
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.synthetic_text import make_synthetic_text, random_blocks
-from amos_fairseq.compat import compilation
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.flops.training import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.run import compilation
 
 VOCABULARY = 600
 

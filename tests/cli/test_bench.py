@@ -14,10 +14,10 @@ from amos_fairseq.bench.contest import PEERS
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.step_profile import PARTS
 from amos_fairseq.cli.main import main
-from amos_fairseq.compat import compilation
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.training import training_flops
+from amos_fairseq.run import compilation
 
 SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "dataset.batch_size=2"]
 

@@ -291,7 +291,7 @@ def test_errors_of_the_reading_rank_reach_all_ranks(
     cfg = SimpleNamespace(save_dir=str(save_dir), restore_file="checkpoint_last.pt", no_last_checkpoints=False)
     trainer = SimpleNamespace(should_save_checkpoint_on_current_rank=True, checkpoint_suffix="")
     with pytest.raises(ToldEveryRank, match="contains an object of class" if is_foreign else "No space left on device"):
-        checkpoint_utils.load_checkpoint(cfg, trainer)
+        checkpoints.repair(cfg, trainer)
 
 
 class ToldEveryRank(Exception):

@@ -8,6 +8,29 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT
 
+# Folder -> the folders that its modules may import, besides their own and (except functional and modules) the modules that lie
+# directly in the package. A folder that is not named may import all of them, and those of its kind, but not the commands.
+LAYERS = {
+    "": set(),
+    "functional": set(),
+    "modules": {"functional"},
+    "tokenization": set(),
+    "compat": {"functional"},
+    "data": {"functional", "tokenization"},
+    "optim": {"functional", "modules", "compat"},
+    "models": {"functional", "modules"},
+    "criterions": {"functional", "modules", "models", "data"},
+    "tasks": {"functional", "modules", "models", "data"},
+    "run": {"functional", "modules", "compat", "data"},
+    "checkpoints": {"functional", "modules", "models", "tokenization"},
+}
+WITHOUT_GROUND_FLOOR = {"functional", "modules"}
+# Imports that run upward; they go when the reader of raw files is on the ground floor.
+EXCEPTIONS = {
+    ("amos_fairseq.data.official_squad", "amos_fairseq.preprocess.common.reading"),
+    ("amos_fairseq.data.word_files", "amos_fairseq.preprocess.common.reading"),
+}
+
 FOLDERS = {"amos_fairseq": ROOT / "amos_fairseq", "amos_fairseq.preprocess": ROOT / "preprocess"}
 
 
@@ -56,3 +79,29 @@ def test_the_sources_are_read() -> None:
     assert "amos_fairseq.data.corpus" in found["amos_fairseq.data.vocabulary"]
     assert "amos_fairseq.functional.cuda.output_layer" in found["amos_fairseq.functional.output_layer"]
     assert "amos_fairseq.hugging_face.custom_code" in found["amos_fairseq.hugging_face.export"]
+
+
+def layer_of(module: str, paths: dict[str, Path]) -> str:
+    """The folder of a module in the package; "" for those on the ground floor."""
+    _, *parts = module.split(".")
+    return "" if len(parts) == 1 and paths[module].name != "__init__.py" else parts[0]
+
+
+def test_imports_run_downward() -> None:
+    paths, found = modules(), set()
+    for name, imported in graph().items():
+        layer = layer_of(name, paths)
+        allowed = LAYERS.get(layer)
+        for other in imported:
+            below = layer_of(other, paths)
+            is_allowed = below != "cli" if allowed is None else below in allowed
+            is_allowed |= below == "" and layer not in WITHOUT_GROUND_FLOOR
+            if below != layer and not (layer == "cli" or is_allowed):
+                found.add((name, other))
+    assert found <= EXCEPTIONS, sorted(found - EXCEPTIONS)
+
+
+def test_no_layer_is_above_itself() -> None:
+    """So the table has an order, and with it the folders."""
+    assert set().union(*LAYERS.values()) < set(LAYERS)
+    TopologicalSorter(LAYERS).prepare()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_runs import ROOT, environment
 
-from amos_fairseq.compat.compilation import require_triton
 from amos_fairseq.errors import UserError
+from amos_fairseq.run.compilation import require_triton
 
 PACKAGE = ROOT / "amos_fairseq"
 KERNELS = PACKAGE / "functional" / "cuda"

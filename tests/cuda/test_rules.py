@@ -10,7 +10,7 @@ from torch.nn import functional
 from amos_fairseq.bench import fake_cuda as fakes
 from amos_fairseq.bench.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
 from amos_fairseq.bench.on_paper import DEVICES, Trace
-from amos_fairseq.compat import host_reads
+from amos_fairseq.compat import device_reads
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import AttentionBias, fast_attention
@@ -117,10 +117,10 @@ def test_copies_to_the_device_are_counted() -> None:
 
 
 def test_everything_is_as_before_afterwards() -> None:
-    before = torch.cuda.is_available(), attention.fused_attention, host_reads.fetch, nn.Module._apply
+    before = torch.cuda.is_available(), attention.fused_attention, device_reads.fetch, nn.Module._apply
     with pytest.raises(ZeroDivisionError), fake_cuda():
         1 / 0  # noqa: B018
-    assert before == (torch.cuda.is_available(), attention.fused_attention, host_reads.fetch, nn.Module._apply)
+    assert before == (torch.cuda.is_available(), attention.fused_attention, device_reads.fetch, nn.Module._apply)
     weight = torch.ones(2, requires_grad=True)
     weight.sum().backward()
     assert weight.grad.tolist() == [1, 1]

@@ -12,12 +12,12 @@ from failures import harm_last_byte
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
-from amos_fairseq.compat.run_lifecycle import check_labeled_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.fingerprint import directory_sha256
 from amos_fairseq.preprocess.glue import prepare
 from amos_fairseq.preprocess.glue.tasks import TASKS
+from amos_fairseq.run.sentence_prediction import check_labeled_texts
 
 
 def task_record(out: Path, task: str) -> dict:

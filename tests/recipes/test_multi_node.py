@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from tiny_runs import ROOT
 
 from amos_fairseq.compat.distribution import arrange_ranks
-from amos_fairseq.compat.signals import SIGNALS
 from amos_fairseq.composition import RECIPES, compose_with_hydra
 from amos_fairseq.errors import REQUEUE
+from amos_fairseq.run.signals import SIGNALS
 
 MULTI_NODE = ROOT / "examples" / "multi_node"
 

@@ -23,8 +23,8 @@ from interrupted_run import (
 )
 from torch.distributed.run import get_args_parser
 
-from amos_fairseq.compat.signals import SIGNALS
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
+from amos_fairseq.run.signals import SIGNALS
 
 pytestmark = pytest.mark.slow
 # A run receives signals in turn, in its first, second and third epoch of 16 updates.

@@ -76,7 +76,7 @@ class Glue(Benchmark):
         facts, prepared = TASKS[task], self.prepared[task]
         flags = [str(prepared.directory), "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
         flags += ["--num-classes", str(prepared.record["num_classes"]), "--init-token", "0"]
-        # compat/truncation.py: the longer text of a pair is cut first, in training as in evaluation.
+        # run/sentence_prediction.py: the longer text of a pair is cut first, in training as in evaluation.
         flags += ["--shorten-method", "truncate", "--classification-head-name", HEAD]
         flags += ["--best-checkpoint-metric", facts.fairseq_metric, "--maximize-best-checkpoint-metric"]
         flags += ["--regression-target"] if prepared.is_regression else []

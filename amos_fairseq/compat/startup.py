@@ -1,0 +1,79 @@
+"""What other libraries do when a process starts and nobody needs: warnings, a broken torchaudio, reads and copies."""
+
+import copy
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra.core.config_store import ConfigStore
+
+from amos_fairseq.process_settings import silence_text_to_speech
+
+HARMLESS_WARNINGS = (
+    r"hydra\.experimental\..* is no longer experimental",
+    r"\s*The version_base parameter is not specified",
+    r"In '.*': Usage of deprecated keyword in package header",
+    r"\s*'config' is validated against ConfigStore schema with the same name",
+    r"\s*The strict flag in the compose API is deprecated",
+    r"'pin_memory' argument is set as true but no accelerator is found",
+    r"`torch\.cuda\.amp\.autocast\(args\.\.\.\)` is deprecated",
+    r"`torch\.jit\.script` is deprecated",  # fairseq.models.model_utils decorates a function with it
+    r"`broadcast_buffers` is deprecated",  # fairseq passes it to DistributedDataParallel, on every rank
+    r"The given NumPy array is not writable",  # slices of a memory-mapped file, which nothing writes to
+)
+
+
+def silence_harmless_warnings() -> None:
+    """Silence warnings of fairseq and Hydra that a user cannot act on. Call before fairseq is imported.
+
+    They would hide the first line that matters. Every other warning is shown. What is logged before the plugin is imported
+    cannot be silenced: ``fairseq-train`` and ``fairseq-hydra-train`` import fairseq first, whose text-to-speech task logs
+    while it is imported, and Hydra composes the configuration before it creates the callback that imports the plugin.
+    """
+    for message in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    silence_text_to_speech()
+
+
+def hide_broken_torchaudio() -> None:
+    """Hide a torchaudio that cannot be imported. Call before ``transformers`` is imported.
+
+    fairseq requires torchaudio for its speech tasks. The wheel on PyPI is built for CUDA; next to a CPU build of torch its
+    import fails (``libcudart`` is missing). ``transformers`` 5 imports torchaudio wherever it is installed
+    (``transformers/audio_utils.py``), so that ``from transformers import AutoModel`` fails as well. ``None`` in
+    ``sys.modules`` means "not installed" to ``import`` and to ``importlib.util.find_spec``, which ``transformers`` calls.
+
+    The effect ends with the process. ``pip uninstall torchaudio``, which ``examples/environment.sh`` runs where it is
+    needed, has the same effect for programs that do not import this package.
+    """
+    if importlib.util.find_spec("torchaudio") is None:
+        return
+    try:
+        importlib.import_module("torchaudio")  # takes 0.1 s where it works
+    except Exception:  # OSError from the dynamic linker, ImportError, RuntimeError of a version check
+        sys.modules["torchaudio"] = None
+
+
+def open_without_reading(warm_up: Callable[..., Any], path: str) -> None:
+    """Replace ``_warmup_mmap_file``, which reads a whole memory-mapped file in every rank and for every shard.
+
+    That takes minutes of an idle device where the corpus is on a network disk, and evicts other pages from memory. Loader
+    processes read the blocks of an epoch in random order, each when it is needed.
+    """
+
+
+def share_config_store(
+    initialize: Callable[..., None], repository: CachingConfigRepository, delegate: IConfigRepository
+) -> None:
+    """Replace ``CachingConfigRepository.__init__``, which copies ``delegate`` and with it every configuration class of fairseq.
+
+    The copies take half of the time of a composition. A repository changes its sources, of which it needs a copy, but not
+    the store behind them: ``ConfigStore.load`` returns copies.
+    """
+    store = ConfigStore.instance()
+    initialize(repository, None)
+    repository.delegate = copy.deepcopy(delegate, {id(store): store})

@@ -1,0 +1,133 @@
+"""Import the plugin before fairseq's Hydra entry point decides how to launch.
+
+``fairseq-train`` imports ``--user-dir`` before it parses the flags. ``fairseq-hydra-train`` imports ``common.user_dir`` only
+in ``fairseq_cli.train.main``: by then ``distributed_utils.call_main`` and ``infer_init_method`` have already chosen ranks and
+devices with stock code, and ``hydra_train.add_defaults`` has skipped this package's config classes. Hydra creates its
+callbacks before all of that, so a YAML that names this class gets the same plugin as the flags do:
+
+    hydra:
+      callbacks:
+        import_plugin: {_target_: amos_fairseq.run.hydra_callback.ImportPlugin, user_dir: "${common.user_dir}"}
+
+To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. A launcher that pickles the callback
+(submitit) imports the plugin in its job in the same way.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import fairseq.utils
+from fairseq import checkpoint_utils
+from fairseq.logging import progress_bar
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+import amos_fairseq
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.files import refuse_link
+from amos_fairseq.python_process import leave_out_current_folder
+from amos_fairseq.run.save_dir import not_writable
+
+PACKAGE = Path(__file__).parents[1]
+
+# Where the recipes of this package let TensorBoard write, in SAVE_DIR.
+TENSORBOARD = "tensorboard"
+
+
+class ImportPlugin(Callback):
+    """Check that ``common.user_dir`` is the package that Python has imported.
+
+    Args:
+        user_dir: value of ``common.user_dir``; None where the plugin is used without it.
+
+    Raises:
+        UserError: ``user_dir`` does not exist, or is another copy of the plugin (an edited checkout next to an installed
+            wheel), which fairseq would refuse later with a misleading message.
+    """
+
+    def __init__(self, user_dir: str | None = None) -> None:
+        leave_out_current_folder()  # of the jobs that a launcher of Hydra starts with "python -m", before any configuration
+        amos_fairseq.register()  # at once, unless `amos` has postponed it
+        if user_dir is not None:
+            with report_user_errors():  # Hydra would wrap the message in three lines of its own
+                _accept_user_dir(user_dir)
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check that the folder of the run can be written, and refuse links in it, before Hydra writes there."""
+        with report_user_errors():  # Hydra turns exceptions of a callback into warnings
+            _check_writable(config.hydra.run.dir)
+            _refuse_links([config.hydra.run.dir], config)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs.
+
+        Only the settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate
+        that is continued with a larger ``max_update`` finds the folders of its jobs.
+        """
+        with report_user_errors():
+            _check_writable(config.hydra.sweep.dir)
+            _refuse_links((folder for folder, _, _ in os.walk(config.hydra.sweep.dir)), config)
+        overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
+        with read_write(config), open_dict(config):
+            # Hydra composes the configuration of each job from these.
+            config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
+
+
+def _check_writable(folder: str) -> None:
+    """Raise :class:`UserError` where Hydra could not create its files. The run locks its SAVE_DIR later, on its first rank."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise not_writable(folder, error) from error
+
+
+def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
+    """Raise :class:`UserError` if what Hydra or TensorBoard writes in one of these folders is a link."""
+    names = (f"{config.hydra.job.name}.log", "multirun.yaml", ".hydra", TENSORBOARD)
+    for folder in folders:
+        inner = (*Path(folder, ".hydra").glob("*.yaml"), *Path(folder, TENSORBOARD).glob("*"))
+        for path in (*(Path(folder, name) for name in names), *inner):
+            refuse_link(path)
+
+
+def separate_save_dir(cfg: Any) -> None:
+    """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return
+    folder = HydraConfig.get().sweep.subdir
+    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
+    for writer in progress_bar._tensorboard_writers.values():
+        writer.close()
+    progress_bar._tensorboard_writers.clear()
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
+        cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
+
+
+def _accept_user_dir(user_dir: str) -> None:
+    """Register ``user_dir``, in any spelling, as already imported by fairseq."""
+    found = _path_in_fairseq(user_dir)
+    if found is None:
+        raise UserError(f"common.user_dir={user_dir} does not exist: start from the checkout or set it to {PACKAGE}")
+    if not os.path.samefile(found, PACKAGE):
+        raise UserError(
+            f"common.user_dir={user_dir} is {found}, but Python imports amos_fairseq from {PACKAGE}: "
+            "install the checkout with 'pip install -e .', or set common.user_dir to the installed package"
+        )
+    # import_user_module compares spellings, not directories, and calls a second spelling "not globally unique".
+    fairseq.utils.import_user_module.memo = getattr(fairseq.utils.import_user_module, "memo", set()) | {found}
+
+
+def _path_in_fairseq(user_dir: str) -> str | None:
+    """Return the path that ``fairseq.utils.import_user_module`` uses: relative to here, in fairseq, or next to fairseq."""
+    fairseq_dir = os.path.dirname(fairseq.utils.__file__)
+    paths = (os.path.abspath(user_dir), os.path.join(fairseq_dir, user_dir), os.path.join(fairseq_dir, "..", user_dir))
+    return next((path for path in paths if os.path.exists(path)), None)

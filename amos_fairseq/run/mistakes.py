@@ -1,0 +1,146 @@
+"""Report a user's mistake as one line on stderr and exit code 1, in ``fairseq-train`` and ``fairseq-hydra-train``.
+
+Every rank runs in :func:`exit_on_mistake` (:mod:`amos_fairseq.run.hooks`). Two places remain that would print a
+traceback: Python at the end of the process, for mistakes found while the flags are parsed; and Hydra, which stores the
+exception of a job and raises it again, where a YAML imports the plugin after the launch. Besides :class:`UserError`, the
+mistakes are those for which stock fairseq raises an exception of its own, recognized by its message. Every other exception
+keeps its traceback: it is a bug, not a mistake of the user.
+"""
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from hydra.core.utils import JobReturn
+from omegaconf.errors import OmegaConfBaseException
+
+from amos_fairseq.compat.patching import running_scripts
+from amos_fairseq.errors import INTERRUPTED, UserError, one_line
+from amos_fairseq.files import NO_ROOM
+from amos_fairseq.setting_checks import describe
+
+_LESS_MEMORY = (
+    "lower --batch-size (dataset.batch_size) and raise --update-freq (optimization.update_freq) by the same factor, which "
+    "trains the same"
+)
+# Exception, pattern of its message, line for the user (\1: group 1 of the pattern).
+COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
+    (Exception, r"Incorrect encoding detected in (.*?), please", r"\1 is not UTF-8 text: copy it again"),
+    (AssertionError, r"Must specify batch size", "give --batch-size (dataset.batch_size) or --max-tokens"),
+    (AssertionError, r"Please specify criterion", "give --criterion (criterion._name)"),
+    (AssertionError, r"((?:Criterion|Optimizer) does not match.*)", r"the checkpoint comes from another run: \1"),
+    (ValueError, r"(.*) is required!", r"\1 is missing: name one by flag or in the YAML"),
+    (ValueError, r"(--finetune-from-model .* does not exist)", r"\1: give the path of a checkpoint"),
+    (ValueError, r"(--finetune-from-model can not be set together with .*)", r"\1"),
+    (ValueError, r"--finetune-from-model and --restore-file", "give --finetune-from-model or --restore-file, not both"),
+    (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must be \1"),
+    (Exception, r"The dataset is empty", "the data contains no block to train on: give more text"),
+    (
+        Exception,
+        r"Size of sample #\d+ is invalid \(=(\d+)\) since max_positions=(\d+)",
+        r"a sequence of the data has \1 tokens, the model accepts \2: give --shorten-method truncate (sentence_prediction) to "
+        "truncate such sequences, or --skip-invalid-size-inputs-valid-test to skip them",
+    ),
+    (Exception, r"Trying to use an uninitialized 'dummy' batch", "there are fewer batches than ranks: use fewer ranks"),
+    (
+        RuntimeError,
+        r"DataLoader worker \(pid.*?\) (is killed by signal: \w+|exited unexpectedly)",
+        r"a loader process \1, usually because memory is full: lower --num-workers, then start the same command again",
+    ),
+    (torch.OutOfMemoryError, r"(.*?out of memory)", rf"\1: {_LESS_MEMORY}"),
+    (
+        RuntimeError,
+        r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes",
+        rf"no memory for \1 bytes: {_LESS_MEMORY}",
+    ),
+    (MemoryError, r"", rf"memory is full: {_LESS_MEMORY}"),
+]
+FILE_MISTAKES = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+
+
+def line_for(error: BaseException) -> str | None:
+    """Return the line for a user's mistake; None for an exception that keeps its traceback."""
+    if isinstance(error, UserError):
+        # A loader process sends its traceback as text, which ends with the message.
+        return str(error).rpartition("amos_fairseq.errors.UserError: ")[2].strip()
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then start again"
+    if (
+        isinstance(error, OSError) and error.filename is not None
+    ):  # too long a name, a read-only disk, a stale handle of NFS
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FILE_MISTAKES):
+        return str(error)
+    if isinstance(error, OmegaConfBaseException):
+        return f"the configuration cannot be used: {describe(error)}"
+    if str(error).startswith("Cannot load model parameters from checkpoint"):
+        return _model_mismatch(error)
+    for kind, pattern, line in COMMON_MISTAKES:
+        found = re.match(pattern, str(error), re.DOTALL)
+        if isinstance(error, kind) and found:
+            return found.expand(line)
+    return None
+
+
+def _model_mismatch(error: BaseException) -> str:
+    """Name the first differences to a checkpoint of another model, which torch lists in the chained exception."""
+    differences = " ".join(str(error.__context__ or "").split())
+    path = str(error).removeprefix("Cannot load model parameters from checkpoint ").partition(";")[0]
+    return f"{path} contains another model than the flags describe; {differences[:300]}"
+
+
+def report(error: BaseException) -> int | None:
+    """Print the line for a user's mistake, or for Ctrl-C before the first update, and return the exit code.
+
+    Every rank reports mistakes, with its number if it is not the first; the first one reports Ctrl-C. None is returned for
+    an exception that keeps its traceback.
+    """
+    rank = distributed_utils.get_global_rank()
+    if isinstance(error, KeyboardInterrupt):
+        if rank == 0:
+            print("\namos_fairseq: interrupted: nothing was saved", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    line = line_for(error)
+    if line is None:
+        return None
+    name = f"rank {rank}: " if rank > 0 else ""
+    sys.stdout.flush()
+    print(f"amos_fairseq: error: {name}{one_line(line)}", file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, UserError) else UserError.exit_code
+
+
+@contextlib.contextmanager
+def exit_on_mistake() -> Iterator[None]:
+    """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        code = report(error)
+        if code is None:
+            raise
+        raise SystemExit(code) from None
+
+
+def install_exception_hook() -> None:
+    """Report mistakes that end fairseq's scripts. Other programs keep their own hook."""
+    if running_scripts():
+        sys.excepthook = _exception_hook
+
+
+def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
+    with contextlib.suppress(Exception):
+        if (code := report(error)) is not None:
+            raise SystemExit(code)
+    sys.__excepthook__(kind, error, traceback)
+
+
+def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> Any:
+    """Replace ``JobReturn.return_value``, which raises the exception of a Hydra job."""
+    if isinstance(job._return_value, Exception) and (code := report(job._return_value)) is not None:
+        raise SystemExit(code)
+    return return_value(job)

@@ -1,0 +1,119 @@
+"""Refuse unknown tasks, architectures, criterions, optimizers and schedulers, and pairs that do not fit.
+
+argparse refuses unknown names on the command line, but through Hydra they reach fairseq's registries, which raise
+``KeyError: "'_name'"`` or an error with the whole configuration. ``fairseq_cli.train.main`` imports the plugin and then fills
+in defaults: at that point every name is known and nothing has been built. The Hydra entry point does the same earlier, where
+the YAML imports the plugin.
+
+A criterion of this package uses the named output of the model with the same name (``squad``: of the task with that name).
+With another model it would fail with a traceback about a missing field.
+"""
+
+import difflib
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_REGISTRY
+from omegaconf import OmegaConf
+
+from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.errors import UserError
+from amos_fairseq.setting_checks import config_class, read_section
+
+
+def known_names() -> dict[str, set[str]]:
+    """Return the valid names for each section of the configuration."""
+    names = {kind: set(REGISTRIES[kind]["registry"]) for kind in ("criterion", "optimizer", "lr_scheduler")}
+    return {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}, **names}
+
+
+def name_of(section: Any) -> str | None:
+    """Return the name in a section of the configuration; a section without settings may be only its name."""
+    return section.get("_name") if isinstance(section, Mapping) else getattr(section, "_name", section)
+
+
+def check_names(cfg: Any) -> None:
+    """Raise :class:`UserError` for the first section whose name is missing or unknown."""
+    for kind, known in known_names().items():
+        name = name_of(cfg.get(kind))
+        if name is None:
+            raise UserError(f"no {kind} is named: set {kind}._name (by flag: --{'arch' if kind == 'model' else kind})")
+        if str(name) not in known:
+            name = str(name)
+            similar = difflib.get_close_matches(name, sorted(known), n=3)
+            hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
+            raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
+
+
+def check_fit(cfg: Any) -> None:
+    """Raise :class:`UserError` for a criterion of this package with a task or a model of it that it cannot train."""
+    task, arch, criterion = (name_of(cfg.get(kind)) for kind in ("task", "model", "criterion"))
+    models, criterions, tasks = map(ours, (MODEL_REGISTRY, REGISTRIES["criterion"]["registry"], TASK_REGISTRY))
+    model = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    if criterion not in criterions:
+        # A criterion of fairseq itself; one of another package may be written for our tasks.
+        if task in tasks and REGISTRIES["criterion"]["registry"][criterion].__module__.startswith("fairseq."):
+            fitting = task if task in criterions else model if model in models else "amos"
+            raise UserError(
+                f"--criterion {criterion} (criterion._name) does not fit --task {task}: give --criterion {fitting}"
+            )
+        return
+    needed = criterion if criterion in tasks else "text_pretraining"
+    # A user's own task may pretrain as well.
+    if task != needed and not (criterion in models and hasattr(TASK_REGISTRY[task], "masked_share")):
+        raise UserError(f"--criterion {criterion} (criterion._name) needs --task {needed}, not {task}")
+    if criterion in models and model in models and criterion != model:
+        raise UserError(
+            f"--criterion {criterion} (criterion._name) does not fit --arch {arch} (model._name): give --criterion {model}, "
+            f"or an architecture of {criterion} such as --arch {criterion}_base"
+        )
+
+
+def ours(registry: Mapping[str, type]) -> set[str]:
+    """Return the names that this package has registered."""
+    return {name for name, registered in registry.items() if registered.__module__.startswith("amos_fairseq.")}
+
+
+def check_config(cfg: Any) -> None:
+    """Check names and values before fairseq fills in the defaults of the components that they select."""
+    check_names(cfg)
+    check_values(cfg)
+    check_fit(cfg)
+
+
+def check_values(cfg: Any) -> None:
+    """Raise :class:`UserError` for a setting that is unknown, or has another type or none of the choices of its field."""
+    for kind in known_names():
+        fields = config_class(kind, name_of(cfg[kind]))
+        if fields is not None and OmegaConf.is_dict(cfg[kind]):
+            read_section(kind, fields, cfg[kind])
+
+
+def check_flags(flags: Namespace, given: Sequence[str]) -> None:
+    """Check the flags before they are converted to a configuration, where a criterion looks up settings of its model."""
+    chosen = {
+        kind: getattr(flags, "arch" if kind == "model" else kind, None) for kind in ("task", "model", "criterion")
+    }
+    if all(chosen.values()):  # programs other than training have fewer
+        check_fit(chosen)
+
+
+def check_best_metric(trainer: Any, logged: dict[str, Any] | None) -> None:
+    """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
+
+    A criterion of this package logs the same keys in both.
+    """
+    if not logged or getattr(trainer, "metric_is_known", False):
+        return
+    metric = trainer.cfg.checkpoint.best_checkpoint_metric
+    names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
+    is_ours = type(trainer.get_criterion()).__module__.startswith("amos_fairseq.")
+    if is_ours and not trainer.cfg.dataset.disable_validation and metric not in names:
+        raise_on_every_rank(
+            f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "
+            f"{', '.join(names)}"
+        )
+    trainer.metric_is_known = True

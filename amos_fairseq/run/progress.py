@@ -1,0 +1,182 @@
+"""Progress of a run: what it will take, a bar over the whole run on a terminal, lines elsewhere.
+
+Stock fairseq prints a bar per epoch with all statistics in it, or a line per ``--log-interval`` updates, which may be hours
+apart on a CPU, and never how long a run takes.
+"""
+
+import logging
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging.meters import Meter
+from tqdm import tqdm
+
+from amos_fairseq.run.console import console_filters
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 60.0
+UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
+
+
+def announce(cfg: Any) -> None:
+    """Log what a training run will do, before anything is loaded."""
+    if cfg.distributed_training.distributed_rank != 0:
+        return
+    updates, epochs = cfg.optimization.max_update, cfg.optimization.max_epoch
+    if not (updates or epochs):
+        return
+    limit = f"{updates:,} updates" if updates else f"{epochs} epochs"
+    logger.info(f"{cfg.checkpoint.save_dir}: {limit}{_update_size(cfg)}; {_saves(cfg)}")
+
+
+def _update_size(cfg: Any) -> str:
+    """Return the size of an update, where the settings determine it."""
+    if not cfg.dataset.batch_size:
+        return ""
+    ranks, micro_batches = cfg.distributed_training.distributed_world_size, cfg.optimization.update_freq[0]
+    sequences = cfg.dataset.batch_size * micro_batches * ranks
+    length = getattr(cfg.task, "tokens_per_sample", None)
+    tokens = f" = {sequences * length:,} tokens" if length else ""
+    return f" of {sequences} sequences{f' x {length}' if length else ''}{tokens}, on {ranks} rank{'s'[: ranks > 1]}"
+
+
+def _saves(cfg: Any) -> str:
+    """Return when checkpoints are written."""
+    checkpoint, minutes = cfg.checkpoint, getattr(cfg.task, "save_interval_minutes", 0)
+    if checkpoint.no_save:
+        return "no checkpoints"
+    times = [f"{checkpoint.save_interval_updates:,} updates"] if checkpoint.save_interval_updates > 0 else []
+    times += [f"{minutes:g} minutes"] if minutes else []
+    times += [] if times else ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
+    return f"a checkpoint every {' and every '.join(times)}"
+
+
+class RunProgress:
+    """Position and rate of the run of this process.
+
+    Args:
+        max_update: 0 without a limit.
+    """
+
+    def __init__(self, max_update: int, trainer: Any) -> None:
+        self.trainer = trainer
+        self._total = max_update or None
+        self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
+        self._last_line, self._has_line = time.monotonic(), False
+        self._bar: tqdm | None = None
+
+    def show_bar(self) -> None:
+        """Show a bar on the terminal from now on."""
+        if self._bar is None:
+            done = self.trainer.get_num_updates()
+            self._bar = tqdm(total=self._total, initial=done, unit="update", dynamic_ncols=True, smoothing=0.05)
+            for console in console_filters():
+                console.bar = self._bar
+
+    def count(self) -> None:
+        """Note that an update has ended, and print a line where none appears for long."""
+        num_updates, now = self.trainer.get_num_updates(), time.monotonic()
+        self._times.append(now)
+        if self._bar is not None:
+            self._bar.update(num_updates - self._bar.n)
+        # The first update of a process takes longer than the others, so the third one is the first to tell the rate.
+        elif now - self._last_line > SECONDS_BETWEEN_LINES or (len(self._times) == 3 and not self._has_line):
+            self.note_line()
+            of = f" of {self._total:,}" if self._total else ""
+            logger.info(f"update {num_updates:,}{of}{self._rate()}{self.time_left(', about {} to the end')}")
+
+    def note_line(self) -> None:
+        self._last_line, self._has_line = time.monotonic(), True
+
+    def show(self, stats: dict[str, Any]) -> None:
+        """Show the loss and the throughput of an interval beside the bar; without a bar, add the time to the end."""
+        if self._bar is None:
+            self.note_line()
+            if left := self.time_left():
+                stats["left"] = left
+            return
+        values = {name: _number(stats[name]) for name in ("loss", "tokens_per_second", "wps") if name in stats}
+        rate = values.get("tokens_per_second", values.get("wps"))
+        shown = [f"{rate:,.0f} tokens/s"] if rate else []
+        shown += [f"loss {values['loss']:.3f}"] if "loss" in values else []
+        self._bar.set_postfix_str(", ".join(shown))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self.trainer.get_num_updates() - self._bar.n)
+            self._bar.close()
+
+    def time_left(self, text: str = "{}") -> str:
+        """Return ``text`` with the time to the end; empty where it is not known."""
+        seconds = self._seconds_per_update()
+        if seconds is None or self._total is None:
+            return ""
+        return text.format(duration(seconds * max(0, self._total - self.trainer.get_num_updates())))
+
+    def _rate(self) -> str:
+        seconds = self._seconds_per_update()
+        if seconds is None:
+            return ""
+        return f": {seconds:.2g} s per update" if seconds >= 0.1 else f": {1 / max(seconds, 1e-9):.0f} updates/s"
+
+    def _seconds_per_update(self) -> float | None:
+        if len(self._times) < 2:
+            return None
+        return (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, such as "2 h 10 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next((index for index, (number, _) in enumerate(units) if number), len(units) - 1)
+    return " ".join(f"{number} {unit}" for number, unit in units[first : first + 2])
+
+
+def _number(value: Any) -> float:
+    return float(value.smoothed_value if isinstance(value, Meter) else value)
+
+
+_runs: list[RunProgress] = []
+
+
+def start_epoch(cfg: Any, trainer: Any) -> None:
+    """Show the progress of this trainer's run from now on."""
+    if not (_runs and _runs[0].trainer is trainer):  # a sweep has several runs in one process
+        _runs[:] = [RunProgress(cfg.optimization.max_update, trainer)]
+
+
+def end_epoch(should_stop: bool) -> None:
+    """Close the bar with the last epoch, and where an epoch ends with an exception."""
+    if should_stop:
+        _runs.pop().close()
+
+
+def replace_bar(settings: dict[str, Any]) -> None:
+    """On a terminal, show one bar for the run in place of fairseq's, which starts again with every epoch.
+
+    Args:
+        settings: what fairseq passes to the bar of an epoch.
+    """
+    is_bar = (settings.get("log_format") or settings.get("default_log_format")) == "tqdm"
+    if is_bar and _runs and sys.stderr.isatty() and distributed_utils.get_global_rank() == 0:
+        _runs[0].show_bar()
+        settings["log_format"] = "none"
+
+
+def count_update() -> None:
+    """Note that an update has ended, with all that follows it."""
+    for run in _runs:
+        run.count()
+
+
+def show_interval(save_dir: str, split: str, update: int, stats: dict[str, Any]) -> None:
+    """Show the logged values beside the bar, or add the time to the end to fairseq's line."""
+    for run in _runs:
+        run.show(stats)

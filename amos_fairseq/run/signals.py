@@ -1,0 +1,185 @@
+"""SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
+
+Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2 in
+the same way. All of them reach every process of a job step. Stock fairseq exits at once and loses what came after the last
+checkpoint. Here a rank records the signal, and all ranks agree on the update after which they stop (three numbers summed over
+the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the exact position in the
+epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. In the seconds before fairseq launches its ranks (under
+Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
+
+Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because such a run must not be started
+again automatically. Before the first update it ends the run immediately, and so does a second Ctrl-C. A terminal sends
+SIGINT to all processes of a command, and a launcher sends it to its ranks again: within :data:`SAME_PRESS_SECONDS` it counts
+once.
+
+submitit installs its own handlers in each rank before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2 rank 0
+requeues the job and exits at once, or raises an error near the time limit, and nothing is saved in either case. The handlers
+of this module replace them while fairseq runs, so that a rank saves first. It exits with SystemExit, which submitit does not
+record as the job's result, and the batch script requeues on the exit code
+(``examples/multi_node/config/cluster/slurm_8x8.yaml``).
+
+Between the checkpoints at numbers of updates, ``checkpoint_last.pt`` is also written every ``task.save_interval_minutes``: an
+update may take a minute on a CPU.
+
+The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
+SIGTERM only from their own rank, which is how torch ends a loader process that does not respond.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from amos_fairseq.errors import INTERRUPTED, REQUEUE
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+SAME_PRESS_SECONDS = 1.0
+
+_received: list[int] = []
+_interrupted_at: list[float] = []
+_trains = threading.Event()
+_started_at = time.monotonic()
+
+
+def record(number: int, frame: FrameType | None) -> None:
+    """Handler: record the signal, and forward it to spawned ranks if this process only launches them.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C in a process that does not train, and has no ranks that do.
+    """
+    ranks = [child for child in multiprocessing.active_children() if not child.daemon]  # loader processes are daemons
+    for rank in ranks:
+        os.kill(rank.pid, number)
+    if number == signal.SIGINT:
+        _interrupt(launches=bool(ranks))
+    _received.append(number)
+
+
+def _interrupt(launches: bool) -> None:
+    """Note Ctrl-C and say what happens; end this process at a second one."""
+    if not (launches or _trains.is_set()):
+        raise KeyboardInterrupt
+    now = time.monotonic()
+    if _interrupted_at and now - _interrupted_at[0] > SAME_PRESS_SECONDS:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    if not _interrupted_at and not launches and distributed_utils.get_global_rank() == 0:
+        # Not through a logger, which the signal may have interrupted.
+        os.write(2, b"\nCtrl-C: finishing this update and saving; press it again to stop at once\n")
+    _interrupted_at.append(now)
+
+
+def finish_updates(*details: Any) -> None:
+    """From the first epoch on, Ctrl-C waits for the end of an update."""
+    _trains.set()
+
+
+def install_handlers(*details: Any) -> None:
+    """Handle the signals from now on, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in SIGNALS:
+        signal.signal(number, record)
+        signal.siginterrupt(number, False)  # system calls of NCCL and gloo must not fail with EINTR
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Handle the signals while ranks run, in the process that launches them.
+
+    Afterwards a program that calls fairseq as a function has its own handlers again, and what the run has received is
+    forgotten.
+    """
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    install_handlers()
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(number, handler)
+        _received.clear()
+        _interrupted_at.clear()
+        _trains.clear()
+
+
+def due_after_update(trainer: Trainer) -> tuple[int | None, bool]:
+    """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None; and whether to save now.
+
+    All ranks call it after the same update and get the same answer. The clock is that of the first rank.
+    """
+    minutes = getattr(trainer.task.cfg, "save_interval_minutes", 0)
+    since_last_save = time.monotonic() - getattr(trainer, "time_of_last_save", _started_at)
+    save_is_due = distributed_utils.get_global_rank() == 0 and 0 < 60 * minutes < since_last_save
+    flags = [float(flag) for flag in (bool(_received), signal.SIGINT in _received, save_is_due)]
+    if trainer.data_parallel_world_size > 1:
+        on_device = torch.tensor(flags, device=trainer.device)
+        distributed_utils.all_reduce(on_device, group=trainer.data_parallel_process_group)
+        flags = on_device.tolist()
+    stop, interrupted, save = map(bool, flags)
+    return INTERRUPTED if interrupted else REQUEUE if stop else None, save
+
+
+def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any, code: int) -> NoReturn:
+    """Write ``checkpoint_last.pt`` unless this update has been saved there, wait for rank 0, and exit with ``code``."""
+    updates = trainer.get_num_updates()
+    name = signal.Signals(_received[0]).name if _received else "a signal to another rank"
+    if cfg.checkpoint.no_save:
+        logger.warning(f"{name}: stopping after update {updates}; nothing is saved (--no-save)")
+    else:
+        save_last(cfg, trainer, epoch_itr)
+    if trainer.data_parallel_world_size > 1:
+        torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
+    logger.info(f"{name}: stopped after update {updates}, exit code {code}; start the same command again to continue")
+    sys.exit(code)
+
+
+def save_last(cfg: Any, trainer: Trainer, epoch_itr: Any) -> None:
+    """Write ``checkpoint_last.pt`` unless this update has been saved there."""
+    if getattr(trainer, "update_of_last_save", None) != trainer.get_num_updates() or cfg.checkpoint.no_last_checkpoints:
+        checkpoint = OmegaConf.merge(cfg.checkpoint, {"no_last_checkpoints": False})
+        checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
+
+
+def stop_after_update(cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
+    """Stop or save where it is due, after an update that is complete and, where due, validated and saved."""
+    code, save_is_due = due_after_update(trainer)
+    if code is not None and not is_last:
+        save_and_exit(cfg, trainer, epoch_itr, code)
+    if save_is_due and not (is_last or cfg.checkpoint.no_save):
+        save_last(cfg, trainer, epoch_itr)
+
+
+def record_last_save(trainer: Trainer) -> None:
+    """Record when the trainer was saved."""
+    trainer.update_of_last_save, trainer.time_of_last_save = trainer.get_num_updates(), time.monotonic()
+
+
+def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> None:
+    """In a loader process, exit on SIGTERM from its own rank and ignore signals from other processes."""
+    set_worker_signal_handlers()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    rank = os.getppid()
+
+    def listen() -> None:
+        while True:
+            info = signal.sigwaitinfo(SIGNALS)
+            if info.si_pid == rank and info.si_signo == signal.SIGTERM:
+                os._exit(0)
+
+    threading.Thread(target=listen, daemon=True, name="signals").start()

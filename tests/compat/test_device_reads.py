@@ -1,0 +1,144 @@
+"""How often a whole update of fairseq's trainer synchronizes host and device, and that the values that it reads are exact."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.logging import metrics
+from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
+from fairseq.trainer import Trainer
+from rank_functions import succeed_on_two_ranks
+from synchronization import READ, Synchronizations
+
+from amos_fairseq.bench.fairseq_step import FairseqStep
+from amos_fairseq.bench.settings import BenchSettings, prepare
+from amos_fairseq.bench.synthetic_text import make_synthetic_text
+from amos_fairseq.compat.device_reads import NOT_READ_YET, on_host
+from amos_fairseq.flops.recipe import build_task
+
+VOCABULARY = 600
+RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny")
+
+
+def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
+    """A trainer after its first update, which makes the optimizer's moments, and batches."""
+    given = None if precision == "fp16" else precision
+    setup = prepare(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
+    if precision == "fp16":  # refused on a CPU, but its operations are those of a GPU
+        setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
+        setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
+    setup.cfg.distributed_training.distributed_world_size = num_ranks
+    task = build_task(setup.cfg.task, VOCABULARY)
+    step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
+    step.step(batches[0])
+    return step, batches
+
+
+def synchronizations_of_update(step: FairseqStep, batches: list[dict[str, Any]]) -> list[str]:
+    with Synchronizations(NOT_READ_YET) as calls, metrics.aggregate(new_root=True):
+        step.trainer.train_step(batches)
+    assert step.trainer.get_num_updates() == 2
+    return calls.places
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_update_synchronizes_once(recipe: str) -> None:
+    """Two micro-batches: clipping, its norm, schedule, optimizer and a dozen statistics included."""
+    step, batches = warm_step(recipe, "float32")
+    (place,) = synchronizations_of_update(step, batches[:2])
+    assert place.startswith("aten::_to_copy compat/device_reads.py")
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", 1), ("fp16", 2)])
+def test_an_update_with_masters_synchronizes_once_and_again_for_the_loss_scale(precision: str, expected: int) -> None:
+    step, batches = warm_step("amos_tiny", precision)
+    places = synchronizations_of_update(step, batches[:2])
+    assert len(places) == expected, places
+    assert [place for place in places if place.startswith(READ)] == [
+        place for place in places if "clip_grad_norm" in place
+    ]
+
+
+def save_synchronizations_of_rank(rank: int, directory: str) -> None:
+    places = {}
+    for precision in ("float32", "bf16", "fp16"):
+        step, batches = warm_step("amos_tiny", precision, num_ranks=2)
+        places[precision] = synchronizations_of_update(step, batches[rank : rank + 2])
+    Path(directory, f"{rank}.json").write_text(json.dumps(places), encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_two_ranks_synchronize_for_sample_size_and_norms_too(tmp_path: Path) -> None:
+    """fairseq divides by the sample size if it is not 0; all_reduce_dict creates tensors of numbers on the host."""
+    succeed_on_two_ranks(save_synchronizations_of_rank, tmp_path)
+    expected = {"all_reduce_dict", "train_step", "check_gradient_norms", "fetch"}
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        functions = {precision: [place.split()[-1] for place in places] for precision, places in found.items()}
+        assert set(functions["float32"]) == set(functions["bf16"]) == set(functions["fp16"]) == expected
+        for precision, called in functions.items():
+            # --fp16 fetches the norm of the gradient for its loss scale, and then the statistics.
+            assert called.count("train_step") == 1
+            assert called.count("fetch") == (2 if precision == "fp16" else 1)
+
+
+def test_a_validation_step_synchronizes_once() -> None:
+    step, batches = warm_step("amos_tiny", "float32")
+    with Synchronizations() as calls, metrics.aggregate(new_root=True):
+        step.trainer.valid_step(batches[0])
+    (place,) = calls.places
+    assert place.startswith("aten::_to_copy compat/device_reads.py")
+
+
+@pytest.fixture
+def stock_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, names in (
+        (Trainer, ("clip_grad_norm", "_check_grad_norms", "_reduce_and_log_stats")),
+        (_FP16OptimizerMixin, ("clip_grad_norm",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+@pytest.mark.usefixtures("stock_reads")
+def test_stock_fairseq_synchronizes_two_dozen_times() -> None:
+    """So the count does see them: twice for the norm, twice to log it, and each statistic by itself."""
+    step, batches = warm_step("amos_tiny", "float32")
+    places = synchronizations_of_update(step, batches[:1])
+    assert len(places) > 20
+    assert sum("train_step" in place for place in places) == 1
+    assert sum("reduce_and_log_stats" in place for place in places) == 3
+
+
+def test_logged_values_do_not_change(stock_reads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock first; one thread and the same seeds, so to the last digit that fairseq logs."""
+    step, batches = warm_step("amos_tiny", "float32")
+    with metrics.aggregate(new_root=True) as expected:
+        stock = step.trainer.train_step(batches[:2])
+    monkeypatch.undo()
+    step, batches = warm_step("amos_tiny", "float32")
+    with metrics.aggregate(new_root=True) as found:
+        ours = step.trainer.train_step(batches[:2])
+    assert ours == stock
+    for key in ("gnorm", "clip"):
+        assert found.get_smoothed_value(key) == pytest.approx(expected.get_smoothed_value(key), abs=1e-3)
+        assert type(found[key].sum) is float
+
+
+def test_counts_and_tensors_keep_values_and_types() -> None:
+    """2^24 + 1 is no float32, which one tensor of all would have been without a wider type."""
+    histogram = torch.arange(6, dtype=torch.float64).view(2, 3) + 2.0**40
+    logs = [
+        {"count": torch.tensor(2**24 + 1), "loss": torch.tensor(0.1), "ntokens": 7, "name": "text"},
+        {"count": torch.tensor([3]), "half": torch.tensor(1.5).bfloat16(), "histogram": histogram, "nothing": None},
+    ]
+    with Synchronizations() as calls:
+        first, second = on_host(logs)
+    assert len(calls.places) == 1
+    assert first == {"count": 2**24 + 1, "loss": float(torch.tensor(0.1)), "ntokens": 7, "name": "text"}
+    assert type(first["count"]) is int
+    assert second.pop("histogram").equal(histogram)
+    assert second == {"count": 3, "half": 1.5, "nothing": None}
+    assert on_host([{"ntokens": 3}]) == [{"ntokens": 3}]

@@ -1,0 +1,65 @@
+"""A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened, nor
+fairseq's classes copied for each composition."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fairseq.data import indexed_dataset
+from forked_command import run_module
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from tiny_runs import ROOT
+
+from amos_fairseq.composition import compose_with_hydra
+
+# As a CUDA build beside a CPU build of torch.
+BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'
+ASK = """
+import importlib.util, sys
+sys.path.append(sys.argv[1])
+import amos_fairseq
+found = importlib.util.find_spec("torchaudio") is not None
+import transformers.audio_utils  # the module of transformers 5 that imports torchaudio
+from transformers.utils import is_torchaudio_available
+print(found, is_torchaudio_available())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "expected"), [(BROKEN, "False False"), ("__version__ = '2.11.0'\n", "True True")])
+def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str, tmp_path: Path):
+    (tmp_path / "torchaudio").mkdir()
+    (tmp_path / "torchaudio" / "__init__.py").write_text(code)
+    metadata = tmp_path / "torchaudio-2.11.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n")
+    (metadata / "RECORD").write_text("torchaudio/__init__.py,,\n")
+    (tmp_path / "ask.py").write_text(ASK)
+    result = run_module("ask", [str(ROOT)], tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == expected
+
+
+def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
+    """fairseq's function reads the file and would fail on one that is absent."""
+    with pytest.raises(FileNotFoundError):
+        indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
+    indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))
+
+
+def test_a_composition_shares_the_config_store_and_leaves_it_unchanged() -> None:
+    store = ConfigStore.instance()
+    delegate = SimpleNamespace(sources=[SimpleNamespace(store=store)])
+    copied = CachingConfigRepository(delegate).delegate
+    assert copied.sources is not delegate.sources
+    assert copied.sources[0].store is store
+
+    def stored() -> list[str]:
+        groups = ("task", "model", "criterion", "optimizer", "lr_scheduler")
+        return [OmegaConf.to_yaml(node.node) for group in groups for node in store.repo[group].values()]
+
+    before = stored()
+    compose_with_hydra("amos_tiny", ["model.dropout=0.5", "optimizer.weight_decay=1"])
+    assert stored() == before

@@ -1,0 +1,186 @@
+"""Checkpoints with damaged parts, and of another vocabulary, position scheme or LayerNorm epsilon."""
+
+import hashlib
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.run.checkpoint_checks import check_content, check_fits
+
+POSITIONS = {
+    "relative_position_scheme": "t5",
+    "relative_position_buckets": 32,
+    "relative_position_max_distance": 128,
+    "layer_norm_eps": 1e-5,
+}
+NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
+
+
+POSITION = {"version": 2, "epoch": 2, "iterations_in_epoch": 3, "shuffle": True, "blocks_in_epoch": 12}
+WHOLE = {
+    "model": {"weight": torch.zeros(2)},
+    "optimizer_history": [{"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}],
+    "extra_state": {"train_iterator": POSITION, "previous_training_time": 3.5, "best": math.inf},
+    "last_optimizer_state": {"state": {0: {}}, "param_groups": [{"params": [0], "lr": 0.1}]},
+}
+OPTIMIZER = WHOLE["last_optimizer_state"]
+START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloader": False, "reset_meters": False}
+AVERAGE = {"val": 1.0, "sum": torch.tensor(2.0), "count": 2, "round": 3}
+METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"init": 1.5, "n": 0, "round": 0})]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"last_optimizer_state": None}, "no optimizer state, so the run would start its schedule again"),
+        ({"last_optimizer_state": 3}, "damaged optimizer state"),
+        ({"extra_state": {}}, "train_iterator is missing"),
+        ({"extra_state": 5}, "extra_state is missing in it, or damaged"),
+        ({"model": torch.zeros(2)}, "model is missing in it, or damaged"),
+        ({"model": {"weight": 3}}, "other things than tensors"),
+        ({"optimizer_history": []}, "does not say after how many updates"),
+        ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
+        *(
+            ({"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": number}]}, "after how many updates")
+            for number in (10**400, 10**5000, -5, True)
+        ),
+        ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is missing"),
+        (
+            {"optimizer_history": [WHOLE["optimizer_history"][0] | {"lr_scheduler_state": {"best": "x"}}]},
+            "lr_scheduler_state .best is not a number",
+        ),
+        *(
+            ({"last_optimizer_state": state}, "damaged optimizer state")
+            for state in (
+                {},
+                {"state": 5},
+                {"state": {}},
+                OPTIMIZER | {"state": {0: 5}},
+                OPTIMIZER | {"param_groups": [5]},
+                OPTIMIZER | {"param_groups": [{"params": 5}]},
+                OPTIMIZER | {"param_groups": [{"params": [], "lr": "x"}]},
+            )
+        ),
+        *(
+            ({"extra_state": WHOLE["extra_state"] | part}, rf"damaged extra_state \({next(iter(part))}")
+            for part in (
+                {"previous_training_time": "x"},
+                {"previous_training_time": None},
+                {"previous_training_time": math.nan},
+                {"best": "x"},
+                {"metrics": [5]},
+                {"metrics": {"default": 5}},
+                {"metrics": {"default": [5]}},
+                {"metrics": {5: [(1, "loss", "OrderedDict", {})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", {})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": "x", "count": 0})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": 10**400})]}},
+                {"metrics": {"train": [METERS[0], METERS[0]]}},
+            )
+        ),
+        *(
+            ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name}: ")
+            for name, value in [
+                ("epoch", 0),
+                ("epoch", "2"),
+                ("epoch", None),
+                ("iterations_in_epoch", -1),
+                ("iterations_in_epoch", [3]),
+                ("blocks_in_epoch", 1.5),
+                ("blocks_per_update", -4),
+                ("epoch", 10**400),
+                ("iterations_in_epoch", 10**400),
+                ("version", "2"),
+            ]
+        ),
+    ],
+)
+def test_a_checkpoint_with_nonsense_is_one_line(changes: dict, words: str) -> None:
+    meters = {"extra_state": WHOLE["extra_state"] | {"metrics": {"default": METERS}}}
+    check_content("a.pt", WHOLE | meters, SimpleNamespace(**START))
+    composite = WHOLE | {"last_optimizer_state": {"encoder": OPTIMIZER, "decoder": OPTIMIZER}}
+    check_content("a.pt", composite, SimpleNamespace(**START))
+    with pytest.raises(UserError, match=f"^a.pt .*{words}"):
+        check_content("a.pt", WHOLE | changes, SimpleNamespace(**START))
+
+
+def test_weights_alone_start_a_new_run() -> None:
+    """As amos import writes them, or as the start of another run."""
+    weights = WHOLE | {"last_optimizer_state": None}
+    check_content("a.pt", weights, SimpleNamespace(**START | {"finetune_from_model": "a.pt"}))
+    check_content("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
+    imported = weights | {"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": 0}]}
+    check_content("a.pt", imported, SimpleNamespace(**START))
+
+
+class Task:
+    """Knows its vocabulary as ``text_pretraining`` does."""
+
+    cfg = SimpleNamespace(data="")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("dictionary_sha256", "here") != "here":
+            raise UserError("the checkpoint was trained with another dictionary")
+
+
+def saved(tmp_path: Path, task_state: Any, model: Any) -> str:
+    path = str(tmp_path / "checkpoint1.pt")
+    torch.save({"task_state": task_state, "cfg": model and {"model": model}, "model": {}}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (POSITIONS, POSITIONS),
+        (POSITIONS, None),  # a checkpoint that says nothing
+        (POSITIONS, {"_name": "roberta"}),
+        ({"_name": "roberta"}, POSITIONS),
+        (NO_POSITIONS, {**NO_POSITIONS, "relative_position_buckets": 64}),  # the sizes then mean nothing
+    ],
+)
+def test_matching_checkpoints_are_accepted(here: dict, there: Any, tmp_path: Path) -> None:
+    check_fits(saved(tmp_path, {"dictionary_sha256": "here"}, there), Task(), OmegaConf.create(here))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relative_position_scheme": "amos"}, "--relative-position-scheme amos, not t5"),
+        ({"relative_position_buckets": 64}, "--relative-position-buckets 64, not 32"),
+        ({"relative_position_max_distance": 256}, "--relative-position-max-distance 256, not 128"),
+        ({"relative_position_scheme": "none"}, "--relative-position-scheme none, not t5"),
+        ({"layer_norm_eps": 1e-12}, "--layer-norm-eps 1e-12, not 1e-05"),
+    ],
+)
+def test_another_scheme_or_epsilon_is_refused(change: dict, message: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, {}, {**POSITIONS, **change})
+    config = OmegaConf.create(POSITIONS)
+    OmegaConf.set_struct(config, True)
+    with pytest.raises(UserError, match=message):
+        check_fits(path, Task(), config)
+
+
+def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint(tmp_path: Path) -> None:
+    """The stock task compares nothing itself."""
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path)), load_state_dict=lambda state: None)
+    (tmp_path / "input0").mkdir()
+    dictionary = tmp_path / "input0" / "dict.txt"
+    dictionary.write_text("a 1\nb 1\n", encoding="utf-8")
+    path = saved(tmp_path, {"dictionary_sha256": hashlib.sha256(b"a 1\nb 1\n").hexdigest()}, None)
+    check_fits(path, task, OmegaConf.create(POSITIONS))
+    dictionary.write_text("b 1\na 1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .*input0/dict\.txt is not the dictionary"):
+        check_fits(path, task, OmegaConf.create(POSITIONS))
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"dictionary_sha256": "there"}, None)
+    with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .* another dictionary"):
+        check_fits(path, Task(), OmegaConf.create(POSITIONS))

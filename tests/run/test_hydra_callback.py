@@ -1,0 +1,91 @@
+"""The Hydra callback that imports the plugin before fairseq chooses ranks and devices."""
+
+import os
+from pathlib import Path
+
+import fairseq.utils
+import pytest
+from failures import error_line
+from omegaconf import OmegaConf
+
+import amos_fairseq
+from amos_fairseq.run.hydra_callback import ImportPlugin
+
+PACKAGE = Path(amos_fairseq.__file__).parent
+
+
+class Common:
+    """fairseq's ``cfg.common``, as far as ``import_user_module`` reads it."""
+
+    def __init__(self, user_dir: str) -> None:
+        self.user_dir = user_dir
+
+
+def test_a_second_path_of_the_package_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "amos_fairseq").symlink_to(PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fairseq.utils.import_user_module, "memo", set(), raising=False)
+    with pytest.raises(ImportError, match="not globally unique"):
+        fairseq.utils.import_user_module(Common("amos_fairseq"))
+    fairseq.utils.import_user_module.memo.clear()
+    ImportPlugin(user_dir="amos_fairseq")
+    fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+def test_a_package_beside_fairseq_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """site-packages holds both; the user types common.user_dir=amos_fairseq in a directory that has none."""
+    site_packages = tmp_path / "site-packages"
+    (site_packages / "fairseq").mkdir(parents=True)
+    (site_packages / "amos_fairseq").symlink_to(PACKAGE)
+    monkeypatch.setattr(fairseq.utils, "__file__", str(site_packages / "fairseq" / "utils.py"))
+    monkeypatch.setattr(fairseq.utils.import_user_module, "memo", set(), raising=False)
+    monkeypatch.chdir(tmp_path)
+    ImportPlugin(user_dir="amos_fairseq")
+    fairseq.utils.import_user_module(Common("amos_fairseq"))
+
+
+def test_jobs_of_a_launcher_import_nothing_from_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit starts them with "python -m" before fairseq has prepared anything."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # restored after the test
+    ImportPlugin()
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize("mode", ["run", "sweep"])
+def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    settings = {"job": {"name": "hydra_train"}, mode: {"dir": str(tmp_path / "file" / "run")}}
+    config = OmegaConf.create({"hydra": settings})
+    callback = ImportPlugin()
+    start = callback.on_run_start if mode == "run" else callback.on_multirun_start
+    line = error_line(capsys, lambda _: start(config))
+    assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
+
+
+@pytest.mark.parametrize(
+    "name", ["hydra_train.log", ".hydra", ".hydra/config.yaml", "tensorboard", "tensorboard/train"]
+)
+def test_links_where_hydra_writes_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """In SAVE_DIR and in the folder of a job of a sweep, before Hydra opens the files."""
+    link = tmp_path / "sweep" / "job" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    settings = {"job": {"name": "hydra_train"}, "run": {"dir": str(tmp_path / "sweep" / "job")}}
+    config = OmegaConf.create({"hydra": settings | {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    for start in (ImportPlugin().on_run_start, ImportPlugin().on_multirun_start):
+        assert f"{name} is a link" in error_line(capsys, lambda _, start=start: start(config))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_copy_and_a_missing_one_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """In one line: an exception would get three more from Hydra."""
+    monkeypatch.chdir(tmp_path)
+    assert "common.user_dir=elsewhere does not exist" in error_line(
+        capsys, lambda given: ImportPlugin(*given), "elsewhere"
+    )
+    (tmp_path / "amos_fairseq").mkdir()
+    assert "pip install -e ." in error_line(capsys, lambda given: ImportPlugin(*given), "amos_fairseq")

@@ -1,0 +1,198 @@
+"""SAVE_DIR/metrics.jsonl against a small training loop that calls fairseq's own trainer-side functions."""
+
+import errno
+import json
+import math
+import os
+import types
+
+import pytest
+import torch
+from fairseq.data.iterators import CountingIterator
+from fairseq.logging import meters, progress_bar
+
+from amos_fairseq import collectives
+from amos_fairseq.errors import UserError
+from amos_fairseq.run import hooks, metrics_log
+
+
+@pytest.fixture
+def save_dir(tmp_path):
+    return str(tmp_path)
+
+
+def read(save_dir):
+    with open(os.path.join(save_dir, "metrics.jsonl"), encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(autouse=True)
+def _only_metrics(monkeypatch):
+    """The hooks of other topics are left out."""
+    for moment, called in hooks.HOOKS.items():
+        monkeypatch.setitem(
+            hooks.HOOKS, moment, tuple(hook for hook in called if hook.__module__ == metrics_log.__name__)
+        )
+
+
+def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):
+    """The calls of fairseq_cli.train in a process, with the real progress bar and synthetic statistics."""
+    trainer = types.SimpleNamespace(get_num_updates=lambda: first_update - 1)
+    cfg = types.SimpleNamespace(save_dir=save_dir, reset_meters=False)
+    hooks.load_checkpoint(lambda cfg, trainer: ({}, "iterator"), cfg, trainer)
+    if stop_early:
+        return
+    place = (first_update - 1) % updates_per_epoch
+    batches = CountingIterator(range(place, updates_per_epoch), start=place)
+    common = {"log_format": "none", "log_interval": log_interval, "epoch": epoch, "aim_param_checkpoint_dir": save_dir}
+    bar = progress_bar.progress_bar(batches, **common)
+    for update, _ in enumerate(bar, start=first_update):
+        if update % log_interval == 0:
+            bar.log({"loss": 1.0 / update, "num_updates": update}, tag="train_inner", step=update)
+        if update == last_update:
+            break
+    valid_bar = progress_bar.progress_bar(CountingIterator(range(3)), prefix="valid on 'valid' subset", **common)
+    valid_bar.print({"loss": 2.0 / last_update}, tag="valid", step=last_update)
+    bar.print({"loss": 9.0}, tag="train", step=last_update)
+
+
+def test_lines_of_intervals_and_validations(save_dir):
+    train(save_dir, first_update=1, last_update=6)
+    assert read(save_dir) == [
+        {"split": "train", "update": 2, "epoch": 0.2, "loss": 0.5},
+        {"split": "train", "update": 4, "epoch": 0.4, "loss": 0.25},
+        {"split": "train", "update": 6, "epoch": 0.6, "loss": 1 / 6},
+        {"split": "valid", "update": 6, "epoch": 0.6, "loss": 2 / 6},
+    ]
+
+
+def test_epoch_counts_on_from_where_the_iterator_was_resumed(save_dir):
+    train(save_dir, first_update=4, last_update=7, epoch=3, updates_per_epoch=8)
+    assert [(line["update"], line["epoch"]) for line in read(save_dir)] == [(4, 2.5), (6, 2.75), (7, 2.875)]
+
+
+def test_values_are_numbers_or_null(save_dir):
+    average = meters.AverageMeter(round=1)
+    average.update(0.26)
+    numbers = {"tensor": torch.tensor(0.5), "meter": average, "int": 7}
+    not_finite = {"nan": math.nan, "inf": torch.tensor(math.inf)}
+    metrics_log.MetricsLog(save_dir).append("train", 3, {**numbers, **not_finite, "text": "0.123", "list": []})
+    values = {"tensor": 0.5, "meter": 0.3, "int": 7, "nan": None, "inf": None}
+    assert read(save_dir) == [{"split": "train", "update": 3, "epoch": 0.0, **values}]
+
+
+def test_resume_cuts_back_to_the_resumed_update(save_dir):
+    train(save_dir, first_update=1, last_update=6)
+    uninterrupted = read(save_dir)
+    with open(os.path.join(save_dir, "metrics.jsonl"), "ab") as file:
+        file.write(b'{"split": "train", "update": 8, "lo')  # killed while it wrote
+    train(save_dir, first_update=4, last_update=6)
+    assert read(save_dir) == uninterrupted
+    assert os.listdir(save_dir) == ["metrics.jsonl"]
+
+
+def test_line_without_newline_is_kept_and_terminated(save_dir):
+    train(save_dir, first_update=1, last_update=4)
+    expected = read(save_dir)
+    path = os.path.join(save_dir, "metrics.jsonl")
+    os.truncate(path, os.path.getsize(path) - 1)
+    train(save_dir, first_update=5, last_update=6)
+    assert read(save_dir)[:3] == expected
+
+
+def test_broken_line_in_the_middle_is_dropped_with_a_warning(save_dir, caplog):
+    train(save_dir, first_update=1, last_update=2)
+    path = os.path.join(save_dir, "metrics.jsonl")
+    with open(path, "ab") as file:
+        file.write(b'nonsense\n{"split": "train", "update": 2}\n')
+    train(save_dir, first_update=3, last_update=4)
+    assert [line["update"] for line in read(save_dir)] == [2, 2, 2, 4, 4]
+    assert f"{path}: line 3 is broken and is dropped" in caplog.text
+
+
+def test_nothing_to_cut_leaves_the_file_untouched(save_dir):
+    train(save_dir, first_update=1, last_update=4)
+    log = metrics_log.MetricsLog(save_dir)
+    before = os.stat(log.path)
+    log.cut_back(4)
+    after = os.stat(log.path)
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_new_run_replaces_the_file(save_dir):
+    train(save_dir, first_update=1, last_update=6)
+    train(save_dir, first_update=1, last_update=2)
+    assert [line["update"] for line in read(save_dir)] == [2, 2]
+
+
+def test_a_run_that_is_refused_after_loading_changes_nothing(save_dir):
+    train(save_dir, first_update=1, last_update=4)
+    before = read(save_dir)
+    train(save_dir, first_update=1, last_update=4, stop_early=True)
+    assert read(save_dir) == before
+
+
+def test_next_epoch_goes_on_in_the_same_file(save_dir):
+    train(save_dir, first_update=1, last_update=4, updates_per_epoch=4)
+    train(save_dir, first_update=5, last_update=8, updates_per_epoch=4, epoch=2)
+    assert [line["epoch"] for line in read(save_dir)] == [0.5, 1.0, 1.0, 1.5, 2.0, 2.0]
+
+
+def test_only_the_master_rank_writes(save_dir, monkeypatch):
+    train(save_dir, first_update=1, last_update=4)
+    before = read(save_dir)
+    monkeypatch.setattr(hooks.distributed_utils, "get_global_rank", lambda: 1)
+    train(save_dir, first_update=5, last_update=6)
+    assert read(save_dir) == before
+
+
+def test_other_commands_of_fairseq_write_nothing(save_dir, monkeypatch):
+    monkeypatch.chdir(save_dir)
+    bar = progress_bar.progress_bar(CountingIterator(range(2)), log_format="none")  # as fairseq-validate calls it
+    bar.print({"loss": 1.0}, tag="valid", step=0)
+    assert os.listdir(save_dir) == []
+
+
+def test_file_that_cannot_be_written_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: metrics cannot be written \(No such file or directory\)"):
+        metrics_log.MetricsLog(str(tmp_path / "absent")).append("train", 1, {})
+
+
+@pytest.mark.parametrize("before", [0, 4])
+def test_file_that_is_a_link_is_refused(save_dir, before):
+    """At the start of a run and of its continuation; neither the link nor its target changes."""
+    elsewhere = os.path.join(save_dir, "precious")
+    with open(elsewhere, "w", encoding="utf-8") as file:
+        file.write("precious\n")
+    os.symlink(elsewhere, os.path.join(save_dir, "metrics.jsonl"))
+    with pytest.raises(UserError, match=r"metrics\.jsonl is a link"):
+        train(save_dir, before + 1, before + 4)
+    assert os.path.islink(os.path.join(save_dir, "metrics.jsonl"))
+    with open(elsewhere, encoding="utf-8") as file:
+        assert file.read() == "precious\n"
+
+
+def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_dir, monkeypatch):
+    train(save_dir, first_update=1, last_update=4)
+    before = read(save_dir)
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: metrics cannot be written \(No space left on device\)"):
+        train(save_dir, first_update=3, last_update=4)
+    assert read(save_dir) == before
+    assert os.listdir(save_dir) == ["metrics.jsonl"]
+
+
+def test_error_on_the_first_rank_while_cutting_back_ends_the_others(save_dir, monkeypatch):
+    def receive(objects, src):
+        objects[0] = "what rank 0 found"
+
+    monkeypatch.setattr(collectives.distributed_utils, "get_global_rank", lambda: 1)
+    monkeypatch.setattr(collectives.distributed_utils, "get_global_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
+    with pytest.raises(SystemExit):
+        train(save_dir, first_update=1, last_update=4)
+    assert os.listdir(save_dir) == []

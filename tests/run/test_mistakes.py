@@ -1,0 +1,156 @@
+"""Errors of stock fairseq, a loader process and Hydra, and the line that reports each."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from fairseq import optim
+from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.masked_lm import MaskedLMTask
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.errors import UserError
+from amos_fairseq.run.mistakes import exit_on_mistake, line_for
+
+
+def raised_by(call: Callable[[], Any]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("stock fairseq accepts this now")
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    missing = str(tmp_path / "dict.txt")
+    error = raised_by(lambda: Dictionary.load(missing))
+    assert line_for(error) == f"{missing}: No such file or directory"
+    task = MaskedLMTask(OmegaConf.create({"data": str(tmp_path), "mask_whole_words": False}), Dictionary())
+    error = raised_by(lambda: task.load_dataset("valid"))
+    assert line_for(error) == f"Dataset not found: valid ({tmp_path}/valid)"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+def test_a_full_disk(number: int) -> None:
+    line = line_for(OSError(number, os.strerror(number), "tensorboard/events"))
+    assert line == f"tensorboard/events cannot be written ({os.strerror(number)}): make room, then start again"
+    assert line_for(OSError(errno.EBADF, "Bad file descriptor")) is None  # a bug
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ESTALE, errno.EXDEV, errno.EROFS, errno.EIO])
+def test_a_path_or_a_disk_that_cannot_be_used(number: int) -> None:
+    assert line_for(OSError(number, os.strerror(number), "DATA/dict.txt")) == f"DATA/dict.txt: {os.strerror(number)}"
+
+
+def test_an_optimizer_that_is_missing() -> None:
+    assert line_for(raised_by(lambda: optim.build_optimizer(None, []))).startswith("optimizer is missing")
+
+
+def test_rows_that_are_longer_than_the_model_reads() -> None:
+    """Of a stock task such as ``sentence_prediction``, whose data are cut only on demand."""
+    rows = NestedDictionaryDataset({"id": RawLabelDataset([0])}, sizes=[numpy.array([374])])
+    line = line_for(raised_by(lambda: FairseqTask(None).filter_indices_by_size(numpy.arange(1), rows, 128)))
+    assert line.startswith("a sequence of the data has 374 tokens, the model accepts 128")
+    assert "--shorten-method truncate" in line
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    for error in (ValueError("bad"), KeyError("x"), AssertionError("shape"), RuntimeError("size mismatch")):
+        assert line_for(error) is None
+
+
+def test_a_checkpoint_of_another_architecture(tmp_path: Path) -> None:
+    """fairseq says "ensure that the architectures match"; what does not match is in the exception that caused it."""
+
+    def load() -> None:
+        try:
+            torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
+        except Exception:
+            raise Exception(  # noqa: B904 - as fairseq's trainer does it
+                "Cannot load model parameters from checkpoint old/checkpoint_last.pt; "
+                "please ensure that the architectures match."
+            )
+
+    line = line_for(raised_by(load))
+    assert line.startswith("old/checkpoint_last.pt contains another model than the flags describe;")
+    assert "size mismatch for weight: copying a param with shape torch.Size([3, 3])" in line
+
+
+class Corpus(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise UserError("block 3 of train.bin holds token 900, but the dictionary ends at 400")
+
+
+def test_an_error_in_a_loader_process() -> None:
+    error = raised_by(lambda: next(iter(torch.utils.data.DataLoader(Corpus(), num_workers=1))))
+    assert "Traceback" in str(error)
+    assert line_for(error) == "block 3 of train.bin holds token 900, but the dictionary ends at 400"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (AssertionError("Must specify batch size either with --max-tokens or --batch-size"), "--batch-size"),
+        (AssertionError("Optimizer does not match; please reset it (--reset-optimizer). A vs B"), "--reset"),
+        (ValueError("--finetune-from-model can not be set together with either --reset-optimizer or x"), "together"),
+        (ValueError("--finetune-from-model and --restore-file (non-default value) can not be: {'a': 1}"), "not both"),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "loader process exited unexpectedly"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+                "allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and raise --update-freq",
+        ),
+        (MemoryError(), "memory is full: lower --batch-size"),
+        (Exception("The dataset is empty. This could indicate that"), "more text"),
+        (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must be between 0"),
+    ],
+)
+def test_messages_of_fairseq_and_torch(error: Exception, message: str) -> None:
+    assert message in line_for(error)
+    assert len(line_for(error).splitlines()) == 1
+
+
+def test_one_line_and_exit_code_one(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended, exit_on_mistake():
+        raise UserError("two\n lines")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "amos_fairseq: error: two lines\n"
+    with pytest.raises(ZeroDivisionError), exit_on_mistake():
+        1 / 0  # noqa: B018
+    assert capsys.readouterr().err == ""
+
+
+def job(error: Exception) -> JobReturn:
+    """As Hydra's ``run_job`` leaves it."""
+    return JobReturn(overrides=["a=b"], status=JobStatus.FAILED, _return_value=error)
+
+
+def test_hydra_reports_a_user_error_as_one_line(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        job(UserError("no such corpus")).return_value  # noqa: B018
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "amos_fairseq: error: no such corpus\n"
+    with pytest.raises(KeyError):
+        job(KeyError("bug")).return_value  # noqa: B018
+    assert JobReturn(status=JobStatus.COMPLETED, _return_value=0.5).return_value == 0.5
+
+
+def test_raise_on_every_rank_with_one_rank() -> None:
+    raise_on_every_rank(None)
+    with pytest.raises(UserError, match="damaged"):
+        raise_on_every_rank("damaged")

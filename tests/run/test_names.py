@@ -1,0 +1,147 @@
+"""Names that do not exist and pairs that do not fit, by flags and through Hydra; the name of the best metric."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fairseq import optim, options
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat.patching import Patch, Script, apply_patches
+from amos_fairseq.errors import UserError
+from amos_fairseq.run import hooks
+from amos_fairseq.run.names import check_best_metric, check_fit, check_names
+
+
+def named(**changes: Any) -> Any:
+    sections = {"task": "text_pretraining", "model": "amos_tiny", "criterion": "amos", "optimizer": "grouped_adam"}
+    sections |= {"lr_scheduler": "polynomial_decay", **changes}
+    return OmegaConf.create({kind: name and {"_name": name} for kind, name in sections.items()})
+
+
+def test_names_that_exist() -> None:
+    check_names(named())
+    check_names(named(model="amos"))
+    check_names(OmegaConf.create({**OmegaConf.to_container(named()), "criterion": "masked_lm"}))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "message"),
+    [
+        ("task", "text_pretrainin", r"no task 'text_pretrainin' \(task\._name\): did you mean text_pretraining"),
+        ("model", "amos_tinny", "did you mean amos_tiny"),
+        ("criterion", "zzzz", "no criterion 'zzzz'"),
+        ("optimizer", None, "no optimizer is named: set optimizer._name"),
+        ("lr_scheduler", "polynomial", "did you mean polynomial_decay"),
+    ],
+)
+def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_names(named(**{section: name}))
+
+
+OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")
+
+
+@pytest.mark.parametrize("criterion", OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_criterion_trains_the_model_of_its_name(criterion: str, objective: str) -> None:
+    """By its name, as Hydra has it, and by the names of its architectures."""
+    for model in (objective, f"{objective}_tiny"):
+        cfg = named(task="text_pretraining", model=model, criterion=criterion)
+        if criterion == objective:
+            check_fit(cfg)
+            continue
+        with pytest.raises(
+            UserError, match=rf"--criterion {criterion} .*--arch {model} .*--arch {criterion}_"
+        ) as refused:
+            check_fit(cfg)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_pair_that_does_not_fit_by_flags_and_through_hydra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Before fairseq looks in the model for settings of the criterion, or gives the criterion another one's."""
+    flags = ["DATA", "--task", "text_pretraining", "--arch", "electra_tiny", "--criterion", "teams"]
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(options.get_training_parser(), flags)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("amos_fairseq: error: --criterion teams (criterion._name) does not fit --arch electra_tiny")
+    hydra = SimpleNamespace(_hydra_main=None, add_defaults=lambda cfg: pytest.fail("settings are filled in"))
+    monkeypatch.setitem(sys.modules, "fairseq_cli.hydra_train", hydra)
+    apply_patches((Patch(Script.STARTING, "add_defaults", hooks.add_defaults),))
+    with pytest.raises(UserError, match=r"--criterion amos .*does not fit --arch electra"):
+        hydra.add_defaults(named(model="electra", criterion="amos"))
+
+
+@pytest.mark.parametrize(
+    ("task", "criterion", "needed"),
+    [
+        *(
+            (task, objective, "text_pretraining")
+            for task in ("squad", "sentence_prediction")
+            for objective in OBJECTIVES
+        ),
+        *((task, "squad", "squad") for task in ("text_pretraining", "sentence_prediction")),
+    ],
+)
+def test_a_criterion_beside_another_task(task: str, criterion: str, needed: str) -> None:
+    with pytest.raises(UserError, match=f"--criterion {criterion} .*needs --task {needed}, not {task}"):
+        check_fit(named(task=task, model="electra_tiny", criterion=criterion))
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "fitting"),
+    [
+        ("text_pretraining", "teams_tiny", "teams"),
+        ("text_pretraining", "roberta", "amos"),
+        ("squad", "mlm_tiny", "squad"),
+    ],
+)
+def test_a_criterion_of_fairseq_beside_our_task(task: str, model: str, fitting: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"^--criterion cross_entropy .* fit --task {task}: give --criterion {fitting}$"
+    ):
+        check_fit(named(task=task, model=model, criterion="cross_entropy"))
+
+
+def test_other_packages_criterions_are_not_checked() -> None:
+    """Stock criterions and models, and fine-tuning of any architecture."""
+    check_fit(named(task="squad", model="teams_tiny", criterion="squad"))
+    check_fit(named(task="sentence_prediction", model="mlm_tiny", criterion="sentence_prediction"))
+    check_fit(named(task="masked_lm", model="roberta", criterion="masked_lm"))
+    check_fit(named(task="text_pretraining", model="roberta", criterion="electra"))
+
+
+def test_unknown_name_in_stock_fairseq() -> None:
+    with pytest.raises(KeyError):
+        optim.build_optimizer(OmegaConf.create({"_name": "zzzz"}), [])
+
+
+class OurCriterion:
+    __module__ = "amos_fairseq.criterions.made_up"
+
+
+@pytest.mark.parametrize(
+    ("metric", "criterion", "is_refused"),
+    [
+        ("los", OurCriterion(), True),
+        ("loss", OurCriterion(), False),
+        ("num_updates", OurCriterion(), False),
+        ("x", 3, False),
+    ],
+)
+def test_an_unknown_best_metric_ends_the_run_at_its_first_update(metric: str, criterion: Any, is_refused: bool) -> None:
+    """A stock criterion may log more in a validation than in training."""
+    cfg = {"checkpoint": {"best_checkpoint_metric": metric}, "dataset": {"disable_validation": False}}
+    trainer = SimpleNamespace(cfg=OmegaConf.create(cfg), get_criterion=lambda: criterion)
+    logged = {"loss": 1.0, "_hidden": 2}
+    if is_refused:
+        with pytest.raises(
+            UserError, match=r"--best-checkpoint-metric los .* is not logged: give one of loss, num_updates$"
+        ):
+            check_best_metric(trainer, logged)
+    else:
+        check_best_metric(trainer, logged)

@@ -1,0 +1,75 @@
+"""SAVE_DIR: locked by one process, with a file that leads nowhere else, in a folder that can be written."""
+
+import errno
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.run import save_dir
+from amos_fairseq.run.save_dir import claim_save_dir
+
+
+def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
+    """The second process is refused with the name of the first; a process that was killed holds nothing."""
+    run = str(tmp_path / "run")
+    reader, writer = os.pipe()
+    first = os.fork()
+    if first == 0:
+        claim_save_dir(run)
+        os.write(writer, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(reader, 1)
+    with pytest.raises(UserError, match=f"in use by another run .process {first} on {socket.gethostname()}"):
+        claim_save_dir(run)
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    claim_save_dir(run)
+    claim_save_dir(run)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> None:
+    """As a link, or as another name of a file; the file keeps its content."""
+    precious, run = tmp_path / "precious", tmp_path / "run"
+    run.mkdir()
+    precious.write_text("precious\n")
+    link(precious, run / ".lock")
+    with pytest.raises(UserError, match=r"run/\.lock (is a link|has content that no run wrote)"):
+        claim_save_dir(str(run))
+    assert precious.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"process 5 on host", b"process 5 on host\n", bytes(20)])
+def test_what_a_crash_leaves_of_a_lock_is_accepted(content: bytes, tmp_path: Path) -> None:
+    """A full disk cuts the line, and a power failure can leave bytes of 0."""
+    (tmp_path / ".lock").write_bytes(content)
+    claim_save_dir(str(tmp_path))
+    assert (tmp_path / ".lock").read_bytes() == f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+
+
+def test_a_save_dir_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
+    for name, found in (("file", "is a file"), ("link", "is a link to a folder that does not exist")):
+        with pytest.raises(UserError, match=f"{name} {found}: mount or remove it"):
+            claim_save_dir(str(tmp_path / name))
+
+
+def test_a_save_dir_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/run cannot be written \(Not a directory\)"):
+        claim_save_dir(str(tmp_path / "file" / "run"))
+
+    def refuse(path: str, *args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(save_dir, "open", refuse, raising=False)
+    with pytest.raises(UserError, match=r"run cannot be written \(Read-only file system\)"):
+        claim_save_dir(str(tmp_path / "run"))
