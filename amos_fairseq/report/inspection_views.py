@@ -1,26 +1,47 @@
-"""An inspection as one HTML page without scripts, fonts or images from elsewhere.
+"""An inspection in the terminal and as one HTML page: both draw the same values and the same table.
 
-Nothing depends on color alone: probabilities are numbers, masked tokens are underlined, and verdicts are words. Everything
-that comes from the text or the vocabulary is escaped.
+The page has no scripts, fonts or images from elsewhere. Nothing depends on color alone: probabilities are numbers, masked
+tokens are underlined or in brackets, and verdicts are words. In the page, what comes from the text or the vocabulary is
+escaped. The page has its own rendering: rich exports preformatted text, which neither wraps nor shows the values of the token
+that the mouse points at.
 """
 
 from html import escape
 
-from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, percent, printable, probability_colour
-from amos_fairseq.plotting.style import depth_colours
+from rich import box
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
-STYLE = """
-body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
-       margin: 1.5rem 2rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
-p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
+from amos_fairseq.pictures import depth_colours
+from amos_fairseq.report.inspection import (
+    Column,
+    Entry,
+    Inspection,
+    MaskedToken,
+    Token,
+    percent,
+    printable,
+    probability_colour,
+)
+
+VERDICT_STYLES = {"detected": "bold", "missed": "italic", "false alarm": "italic", "trusted": ""}
+# Rules for texts, which the report shows too; the others are of this page alone.
+TEXT_STYLE = """
 .text { background: #fafafa; border: 1px solid #ddd; border-radius: 6px; padding: .9rem 1.1rem; line-height: 2.1;
         white-space: pre-wrap; overflow-wrap: anywhere; }
 .masked { text-decoration: underline 2px; text-underline-offset: 4px; font-weight: 600; }
 .depths { font-size: .9em; } .depths b { font-weight: 600; border-bottom: 3px solid; padding: 0 1px; }
+.special { color: #777; font-size: .72em; border: 1px solid #ccc; border-radius: 3px; padding: 1px 3px; margin: 0 2px; }
+"""
+PAGE_STYLE = """
+body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
+       margin: 1.5rem 2rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
+p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
 .token { border-radius: 3px; padding: 2px 0; } .flagged { outline: 1.5px dashed #7a4a00; }
 .replaced { font-size: .72em; color: #555; vertical-align: super; margin: 0 2px; }
-.special { color: #777; font-size: .72em; border: 1px solid #ccc; border-radius: 3px; padding: 1px 3px; margin: 0 2px; }
 table { border-collapse: collapse; font-size: .92rem; }
 th.number { text-align: right; }
 th { text-align: left; border-bottom: 2px solid #444; padding: .3rem .9rem; vertical-align: bottom; }
@@ -35,7 +56,90 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 """
 
 
-def render_page(inspection: Inspection) -> str:
+def print_inspection(inspection: Inspection) -> None:
+    """Print the table of masked tokens, the text with its probabilities, and the summary."""
+    console = Console(highlight=False, soft_wrap=False)
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True, title=f"Tokens {inspection.selected}", title_justify="left")
+    headings = {"position": "#", "detection": f"{inspection.positive_class}?"}
+    for kind, heading, _ in inspection.columns():
+        justify = "right" if kind in ("position", "log p") else "left"
+        table.add_column(headings.get(kind, heading), justify=justify, no_wrap=kind not in (*headings, "log p"))
+    for masked in inspection.masked:
+        table.add_row(*(_terminal_cell(inspection, masked, column) for column in inspection.columns()))
+    console.print(table)
+    if inspection.positive_class or inspection.has_log_probs:
+        console.print(Text(_text_heading(inspection), style="bold"))
+        console.print(_terminal_text(inspection.tokens))
+        console.print()
+    for line in inspection.summary():
+        console.print(Text(line))
+
+
+def _terminal_cell(inspection: Inspection, masked: MaskedToken, column: Column) -> Text:
+    token = inspection.tokens[masked.position]
+    match column.kind:
+        case "position":
+            return Text(str(masked.position))
+        case "original":
+            return Text(printable(token.original), style="bold")
+        case "depth":
+            share = masked.mixture_weights[column.depth]
+            weight = [Text(f"weight {percent(share)}", style="dim")] if inspection.has_mixture else []
+            entries = inspection.depth_entries(masked, column.depth)
+            return Text("\n").join([*weight, *(_terminal_line(entry, bold=entry.is_original) for entry in entries)])
+        case "selection":
+            return Text("\n").join(_terminal_line(one, bold=one.is_chosen) for one in masked.candidate_entries())
+        case "sampled":
+            return Text(printable(token.input))
+        case "main network":
+            return Text("\n".join(masked.discriminator_lines()))
+        case "detection":
+            cell = Text()  # appended to, because a style of the whole text would fill the cell
+            cell.append(f" {percent(token.positive_probability)} ", style=_terminal_background(token))
+            return cell.append(f"\n{token.verdict}", style=VERDICT_STYLES[token.verdict])
+    return Text(f"{token.log_prob:.2f}")
+
+
+def _terminal_line(entry: Entry, bold: bool) -> Text:
+    """A probability and its piece; a star marks the original."""
+    line = f"{percent(entry.probability):>7}{'*' if entry.is_original else ' '}{printable(entry.piece)}"
+    return Text(line, style="italic" if entry.is_extra else "bold" if bold else "")
+
+
+def _text_heading(inspection: Inspection) -> str:
+    """The explanation of :func:`_terminal_text`."""
+    if not inspection.positive_class:
+        return f"The text, with log p(token | the rest) in nats after each token; [] was {inspection.selected}."
+    name = "replacement" if inspection.positive_class == "replaced" else inspection.positive_class
+    return (
+        f"Input of the discriminator, with its probability of {name} in percent after each token; [original>input] was "
+        f"{inspection.selected}."
+    )
+
+
+def _terminal_text(tokens: list[Token]) -> Text:
+    """The text in order; the more probable the positive class, the more orange the background."""
+    text = Text()
+    for token in tokens:
+        piece = printable(token.input)
+        if token.masked:
+            detected = token.positive_probability is not None
+            piece = f"[{printable(token.original)}>{piece}]" if detected else f"[{piece}]"
+        text.append(piece, style=_terminal_background(token) + Style(bold=token.masked))
+        if token.positive_probability is not None:
+            text.append(f"{100 * token.positive_probability:.0f} ", style="dim")
+        else:
+            text.append(" " if token.log_prob is None else f" {token.log_prob:.1f} ", style="dim")
+    return text
+
+
+def _terminal_background(token: Token) -> Style:
+    if token.positive_probability is None:
+        return Style()
+    return Style(color="#000000", bgcolor=probability_colour(token.positive_probability))
+
+
+def render_inspection(inspection: Inspection) -> str:
     """Return the whole page."""
     colours = depth_colours(len(inspection.depth_names))
     sections = [f"<p class=note>{escape(line)}</p>" for line in inspection.summary()]
@@ -46,7 +150,7 @@ def render_page(inspection: Inspection) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width"><title>amos inspect</title>'
-        f"<style>{STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
+        f"<style>{PAGE_STYLE}{TEXT_STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
         + "\n".join(sections)
         + "\n</body></html>\n"
     )
@@ -152,20 +256,24 @@ def _marked(text: str, classes: str, attributes: str = "") -> str:
 
 def _table_section(inspection: Inspection, colours: list[str]) -> str:
     """One row per masked token with all values."""
-    heads = "".join(
-        f'<th style="border-bottom-color:{colour}">depth {escape(name)}</th>'
-        for name, colour in zip(inspection.depth_names, colours, strict=True)
+    columns = inspection.columns()
+    heads = "".join(_table_head(column, colours) for column in columns)
+    rows = "".join(
+        f"<tr>{''.join(_table_cell(inspection, masked, column, colours) for column in columns)}</tr>"
+        for masked in inspection.masked
     )
-    heads += "<th>selection</th>" * inspection.has_candidates + "<th>sampled</th>" * inspection.is_corrupted
-    heads += "<th>main network</th>" * inspection.predicts_tokens
-    if inspection.positive_class:
-        heads += f"<th class=number>P({inspection.positive_class})</th><th>discriminator</th>"
-    heads += "<th class=number>log p</th>" * inspection.has_log_probs
-    rows = "".join(_table_row(inspection, masked, colours) for masked in inspection.masked)
     return (
         f"<h2>Every token {inspection.selected}</h2><p class=note>{_table_note(inspection)}</p><table><thead><tr>"
-        f"<th class=number>position</th><th>original</th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"{heads}</tr></thead><tbody>{rows}</tbody></table>"
     )
+
+
+def _table_head(column: Column, colours: list[str]) -> str:
+    if column.kind == "depth":
+        return f'<th style="border-bottom-color:{colours[column.depth]}">{escape(column.heading)}</th>'
+    is_number = column.kind in ("position", "detection", "log p")
+    head = f"<th{' class=number' * is_number}>{column.heading}</th>"
+    return head + "<th>discriminator</th>" * (column.kind == "detection")
 
 
 def _table_note(inspection: Inspection) -> str:
@@ -181,51 +289,36 @@ def _table_note(inspection: Inspection) -> str:
     return " ".join(sentences)
 
 
-def _table_row(inspection: Inspection, masked: MaskedToken, colours: list[str]) -> str:
+def _table_cell(inspection: Inspection, masked: MaskedToken, column: Column, colours: list[str]) -> str:
     token = inspection.tokens[masked.position]
-    cells = [f"<td class=number>{masked.position}</td><td><b class=piece>{_show(token.original)}</b></td>"]
-    cells += [f"<td>{_depth_cell(inspection, masked, depth, colour)}</td>" for depth, colour in enumerate(colours)]
-    if inspection.has_candidates:
-        cells.append(f"<td>{_selection_cell(masked)}</td>")
-    if inspection.is_corrupted:
-        cells.append(f"<td class=piece>{_show(token.input)}</td>")
-    if inspection.predicts_tokens:
-        cells.append(f"<td>{'<br>'.join(map(escape, masked.discriminator_lines()))}</td>")
-    if inspection.positive_class:
-        cells.append(f'<td class=number style="{_background(token)}">{percent(token.positive_probability)}</td>')
-        cells.append(f"<td>{token.verdict}</td>")
-    if inspection.has_log_probs:
-        cells.append(f"<td class=number>{token.log_prob:.2f}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
+    match column.kind:
+        case "position":
+            return f"<td class=number>{masked.position}</td>"
+        case "original":
+            return f"<td><b class=piece>{_show(token.original)}</b></td>"
+        case "depth":
+            share, colour = masked.mixture_weights[column.depth], colours[column.depth]
+            weight = f'<div class="weight">weight {percent(share)} {_bar(share, "#999")}</div>' * inspection.has_mixture
+            entries = inspection.depth_entries(masked, column.depth)
+            return f"<td>{weight}{''.join(_entry(one, colour) for one in entries)}</td>"
+        case "selection":
+            return f"<td>{''.join(_entry(one, '#999') for one in masked.candidate_entries())}</td>"
+        case "sampled":
+            return f"<td class=piece>{_show(token.input)}</td>"
+        case "main network":
+            return f"<td>{'<br>'.join(map(escape, masked.discriminator_lines()))}</td>"
+        case "detection":
+            probability = f'<td class=number style="{_background(token)}">{percent(token.positive_probability)}</td>'
+            return f"{probability}<td>{token.verdict}</td>"
+    return f"<td class=number>{token.log_prob:.2f}</td>"
 
 
-def _depth_cell(inspection: Inspection, masked: MaskedToken, depth: int, colour: str) -> str:
-    original = inspection.tokens[masked.position].original
-    shown = [(prediction.piece, prediction.probability) for prediction in masked.predictions[depth]]
-    if all(piece != original for piece, _ in shown):
-        shown.append((original, masked.original_probabilities[depth]))
-    share = masked.mixture_weights[depth]
-    weight = (
-        f'<div class="weight">weight {percent(share)} {_bar(share, "#999")}</div>' if inspection.has_mixture else ""
-    )
-    return weight + "".join(
-        _prediction_line(piece, probability, piece == original, colour) for piece, probability in shown
-    )
-
-
-def _selection_cell(masked: MaskedToken) -> str:
-    """The candidates: the original first and underlined, the most probable marked as chosen."""
-    best = masked.best_candidate
-    return "".join(
-        _prediction_line(candidate.piece, candidate.probability, number == 0, "#999", " (chosen)" * (candidate is best))
-        for number, candidate in enumerate(masked.candidates)
-    )
-
-
-def _prediction_line(piece: str, probability: float, is_original: bool, colour: str, mark: str = "") -> str:
+def _entry(entry: Entry, colour: str) -> str:
+    """A probability, its piece and a bar; the original is underlined."""
+    piece = f'<span class="piece">{_show(entry.piece)}</span>{" (chosen)" * entry.is_chosen}'
     return (
-        f'<div class="prediction{" original" * is_original}"><span class="p">{percent(probability)}</span>'
-        f'<span class="piece">{_show(piece)}</span>{mark} {_bar(probability, colour)}</div>'
+        f'<div class="prediction{" original" * entry.is_original}"><span class="p">{percent(entry.probability)}</span>'
+        f"{piece} {_bar(entry.probability, colour)}</div>"
     )
 
 

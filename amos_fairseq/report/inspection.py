@@ -1,6 +1,10 @@
-"""The result of inspecting one text, as plain values for rendering. Fields that an objective does not have are empty."""
+"""The result of inspecting one text, as plain values for the terminal and for pages, and the table that both draw.
+
+Fields that an objective does not have are empty.
+"""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -9,6 +13,29 @@ class Prediction:
 
     piece: str
     probability: float
+
+
+class Entry(NamedTuple):
+    """One line in a cell of the table: a piece with its probability.
+
+    Attributes:
+        is_extra: whether it is the original, added because it is not among the most probable.
+        is_chosen: whether it is the most probable candidate of multi-word selection.
+    """
+
+    piece: str
+    probability: float
+    is_original: bool
+    is_extra: bool = False
+    is_chosen: bool = False
+
+
+class Column(NamedTuple):
+    """One column of the table of masked tokens. The kind says what its cells are."""
+
+    kind: str
+    heading: str
+    depth: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +83,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DepthSample:
     """A replacement token that one depth has sampled.
 
     Attributes:
@@ -94,7 +121,7 @@ class MaskedToken:
     mixture_weights: list[float]
     predictions: list[list[Prediction]]
     original_probabilities: list[float]
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[DepthSample] = field(default_factory=list)
     candidates: list[Prediction] = field(default_factory=list)
     discriminator_probability: float | None = None
     copy_probability: float | None = None
@@ -103,8 +130,16 @@ class MaskedToken:
     def best_candidate(self) -> Prediction:
         return max(self.candidates, key=lambda candidate: candidate.probability)
 
+    def candidate_entries(self) -> list[Entry]:
+        """Return the candidates, the original first."""
+        best = self.best_candidate
+        return [
+            Entry(one.piece, one.probability, one is self.candidates[0], is_chosen=one is best)
+            for one in self.candidates
+        ]
+
     def discriminator_lines(self) -> list[str]:
-        """Return the predictions of a discriminator that predicts tokens, as lines for both renderings."""
+        """Return the predictions of a discriminator that predicts tokens."""
         lines = [f"p(original) {percent(self.discriminator_probability)}"]
         return lines if self.copy_probability is None else [*lines, f"copies {percent(self.copy_probability)}"]
 
@@ -154,6 +189,27 @@ class Inspection:
     def selected(self) -> str:
         """The participle that describes the tokens which the generator predicts."""
         return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
+
+    def columns(self) -> list[Column]:
+        """Return the columns of the table with one row for each masked token: what the objective has."""
+        depths = [Column("depth", f"depth {name}", depth) for depth, name in enumerate(self.depth_names)]
+        parts = {
+            "selection": ("selection", self.has_candidates),
+            "sampled": ("sampled", self.is_corrupted),
+            "main network": ("main network", self.predicts_tokens),
+            "detection": (f"P({self.positive_class})", self.positive_class),
+            "log p": ("log p", self.has_log_probs),
+        }
+        others = [Column(kind, heading) for kind, (heading, is_shown) in parts.items() if is_shown]
+        return [Column("position", "position"), Column("original", "original"), *depths, *others]
+
+    def depth_entries(self, masked: MaskedToken, depth: int) -> list[Entry]:
+        """Return the predictions of a depth; the original comes last where it is not among the most probable."""
+        original, predictions = self.tokens[masked.position].original, masked.predictions[depth]
+        entries = [Entry(one.piece, one.probability, one.piece == original) for one in predictions]
+        if any(entry.is_original for entry in entries):
+            return entries
+        return [*entries, Entry(original, masked.original_probabilities[depth], is_original=True, is_extra=True)]
 
     def summary(self) -> list[str]:
         """Return the settings and the counts as sentences."""
