@@ -35,17 +35,15 @@ setup(
             f"amos_fairseq.preprocess.{name}"
             for name in ("common", "glue", "pretraining", "probing", "squad", "tagging")
         ),
-        "amos_fairseq.recipes",
     ],
-    # These two have their own places in the checkout: amos_fairseq/preprocess/__init__.py, amos_fairseq/recipe_files.py.
+    # This one has its own place in the checkout: amos_fairseq/preprocess/__init__.py.
     package_dir={
         "amos_fairseq": "amos_fairseq",
         "amos_fairseq.preprocess": "preprocess",
-        "amos_fairseq.recipes": "examples/pretraining/config",
     },
     py_modules=["amos_start"],
     package_data={
-        "amos_fairseq.recipes": ["**/*.yaml"],
+        "amos_fairseq": ["recipes/**/*.yaml"],
         "amos_fairseq.bench": ["fake_cuda.cpp"],
         "amos_fairseq.flops": ["recipe_costs.json"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],

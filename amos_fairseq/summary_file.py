@@ -1,6 +1,6 @@
 """The file ``OUT/NAME.json`` of ``amos glue``, ``amos squad`` or ``amos tag``: its format, and how to read it.
 
-It is one JSON object, written by :func:`amos_fairseq.finetuning.session.save_results`::
+It is one JSON object, written by :func:`amos_fairseq.finetuning.run_benchmark.save_results`::
 
     {"benchmark": "glue", "setup": {"checkpoint_sha256": ..., "from_scratch": false, ...},
      "tasks": {"RTE": {"main_score": "accuracy", "scores": {"accuracy": {"median": 70.5, "deviation": 1.2, "count": 3}}}},
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
+from amos_fairseq.strangers import finite_number, plain_name, whole_number
 
 SCORE_RANGE = (-100, 100)  # percent; a correlation can be negative
 
@@ -67,16 +67,12 @@ class Summary:
         return self.file.absolute().parent.name
 
 
-def read_summary(file: Path, hint: str) -> Summary:
-    """Read one summary. ``hint``: how to fix it, the end of the message.
+def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summary:
+    """Return the content of a summary; ``complaint`` ends the message where it is something else.
 
     Raises:
-        UserError: the file is missing or holds something else.
+        UserError: a part is missing or damaged.
     """
-    return parse_summary(file, read_json(file, hint), hint)
-
-
-def parse_summary(file: Path, content: dict[str, Any], hint: str) -> Summary:
     try:
         tasks = {plain_name(name): task for name, task in content["tasks"].items()}
         checkpoint, setup = content["checkpoint"], dict(content["setup"])
@@ -97,7 +93,7 @@ def parse_summary(file: Path, content: dict[str, Any], hint: str) -> Summary:
             [plain_name(note, longest=10_000) for note in content["notes"]],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} holds no results: {hint}") from error
+        raise UserError(f"{file} {complaint}") from error
 
 
 def _spreads(task: dict[str, Any]) -> dict[str, Spread]:

@@ -36,10 +36,13 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         if score_files:
             from amos_fairseq.report.figures import plot_scores
-            from amos_fairseq.summary_file import read_summary
+            from amos_fairseq.strangers import read_json
+            from amos_fairseq.summary_file import parse_summary
 
             hint = "name the glue.json or squad.json of amos glue or squad"
-            messages = plot_scores([read_summary(Path(file), hint) for file in score_files], arguments.out)
+            contents = {Path(file): read_json(file, hint) for file in score_files}
+            summaries = [parse_summary(file, one, f"holds no results: {hint}") for file, one in contents.items()]
+            messages = plot_scores(summaries, arguments.out)
         else:
             from amos_fairseq.report.curves import plot_curves, read_curves
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.tagging.benchmark import PREFIX
-from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
+from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
 from amos_fairseq.probing.results import ProbingResults, read_probing_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
@@ -34,7 +33,9 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
         files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(".setup.json")]
         contents = {file: read_json(file, hint, kind=object) for file in files}
         contents = {file: one for file, one in contents.items() if isinstance(one, dict) and "benchmark" in one}
-        summaries = [parse_summary(file, content, hint) for file, content in contents.items()]
+        summaries = [
+            parse_summary(file, content, f"is not a summary of results: {hint}") for file, content in contents.items()
+        ]
         if not summaries:
             raise UserError(f"{folder} holds no results: give the --out of the command as {flag}")
         own = [summary for summary in summaries if summary.benchmark in BENCHMARKS[flag]]

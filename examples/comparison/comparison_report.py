@@ -15,7 +15,7 @@ from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue.experiment import column_name
+from amos_fairseq.finetuning.glue.benchmark import column_name
 from amos_fairseq.finetuning.recipes import load_recipe
 from amos_fairseq.finetuning.runs import write_json
 from amos_fairseq.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save

@@ -3,17 +3,19 @@
 import csv
 import io
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 from scipy.stats import rankdata
 
-from amos_fairseq.finetuning.glue.benchmark import score
-from amos_fairseq.finetuning.glue.experiment import average, glue_table
+from amos_fairseq.finetuning.glue.benchmark import average, glue_table
+from amos_fairseq.finetuning.glue.predictions import score
 from amos_fairseq.finetuning.glue.tasks import AVERAGED, TASKS, parse_tasks
 from amos_fairseq.finetuning.report import best_run, paper_results, spread, summarize
-from amos_fairseq.finetuning.runs import Result
+from amos_fairseq.finetuning.runs import RunResult
+from amos_fairseq.summary_file import Spread, Summary
 
 
 def test_scores_by_hand():
@@ -70,7 +72,7 @@ def test_median_and_deviation_by_hand():
 
 def result(task, seed, main, trial="", **scores):
     name = TASKS[task].main_score
-    return Result(
+    return RunResult(
         task=task, trial=trial, seed=seed, directory=f"runs/{task}/{trial}/seed{seed}", main_score=name,
         scores={name: main, **scores}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
         identity={},
@@ -109,11 +111,17 @@ def summaries():
     return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
 
 
-SQUAD = {
-    "tasks": {
-        "SQuAD2.0": {"scores": {name: {"median": m, "deviation": None} for name, m in (("em", 50.0), ("f1", 52.25))}}
-    }
-}
+SQUAD = Summary(
+    file=Path("squad.json"),
+    benchmark="squad",
+    setup={"from_scratch": False},
+    main_scores={"SQuAD2.0": "f1"},
+    spreads={"SQuAD2.0": {"em": Spread(50.0, None, 1), "f1": Spread(52.25, None, 1)}},
+    seeds={},
+    checkpoint=Path("model.pt"),
+    num_updates=1,
+    notes=[],
+)
 
 
 def test_table_cells():

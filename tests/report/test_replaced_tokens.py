@@ -1,0 +1,117 @@
+"""The losses on replaced tokens by depth against a naive loop with the model's own parts, and a case by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from saved_models import CORPUS, write_run
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.data.seeding import Purpose, noise_seed
+from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
+from amos_fairseq.report import replaced_tokens
+from amos_fairseq.report.replaced_tokens import forward_of_depth, held_out_blocks, replaced_token_losses
+
+LENGTH = 20
+
+
+def load(tmp_path, objective="amos", **settings):
+    task = {"tokens_per_sample": LENGTH}
+    return load_checkpoint(write_run(tmp_path, objective, task=task, kernels="reference", **settings))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_losses_equal_a_naive_loop(tmp_path, separate, monkeypatch):
+    """Two blocks at a time; sampled from the logits of one depth, detected block by block, -log P in double precision."""
+    monkeypatch.setattr(replaced_tokens, "TOKENS_AT_ONCE", 2 * LENGTH)
+    loaded = load(tmp_path, separate_generators=separate)
+    model, text = loaded.model, "\n".join(CORPUS)
+    blocks = held_out_blocks(loaded, text)
+    assert torch.cat(list(blocks)).tolist() == loaded.tokens(text)[1:].tolist()
+    assert max(map(len, blocks)) == LENGTH - 1
+    before = torch.get_rng_state()
+    found = replaced_token_losses(loaded, blocks, seed=5, num_masked=10_000)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [of_depth.depth for of_depth in found] == ["1", "2", "4"]
+
+    dataset = MaskedBlockDataset(
+        blocks, loaded.dictionary, tokens_per_block=LENGTH, mask_prob=0.15, seed=5, training=False
+    )
+    for depth, of_depth in enumerate(found):
+        losses, num_masked = [], 0
+        for start in range(0, len(blocks), 2):
+            batch = dataset.collater([dataset[i] for i in range(start, min(start + 2, len(blocks)))])["net_input"]
+            torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 5, depth, start))
+            logits = model.predict_logits(**batch)[0][depth].masked_fill(model.never_sampled_mask, float("-inf"))
+            sampled = gumbel_max(logits, gumbel_noise(logits))
+            for row, tokens in enumerate(batch["tokens"]):
+                slots = [i for i in range(sampled.size(1)) if batch["masked_weights"][row, i]]
+                corrupted = tokens.clone()
+                for i in slots:
+                    corrupted[batch["masked_positions"][row, i]] = sampled[row, i]
+                detected = model.detection_head(model.extract_features(corrupted[None]))[0].detach().double().sigmoid()
+                changed = [t for t in range(LENGTH) if corrupted[t] != tokens[t]]
+                losses += [-math.log(detected[t]) for t in changed]
+                num_masked += len(slots)
+        assert of_depth.num_masked == num_masked
+        assert losses
+        assert of_depth.losses == pytest.approx(losses, rel=1e-4)
+        assert of_depth.recall == pytest.approx(np.mean([loss < math.log(2) for loss in losses]))
+
+
+def test_every_sample_is_one_token_and_every_logit_is_minus_one(tmp_path):
+    """By hand: -log P(replaced) = log(1 + e), at masked tokens that are not the sampled one."""
+    loaded = load(tmp_path)
+    model = loaded.model
+    always = int(loaded.tokens("the")[1])
+    with torch.no_grad():
+        model.mlm_heads[0].bias[always] += 1e4
+        model.detection_head.output.weight.zero_()
+        model.detection_head.output.bias.fill_(-1)
+    blocks = held_out_blocks(loaded, "the dog and the fox " * 12)
+    dataset = MaskedBlockDataset(
+        blocks, loaded.dictionary, tokens_per_block=LENGTH, mask_prob=0.15, seed=1, training=False
+    )
+    masked = [
+        int(block["tokens"][i]) for block in map(dataset.__getitem__, range(len(blocks))) for i in block["positions"]
+    ]
+    replaced = sum(token != always for token in masked)
+    assert 0 < replaced < len(masked)
+    for of_depth in replaced_token_losses(loaded, blocks, seed=1, num_masked=10_000):
+        assert of_depth.num_masked == len(masked)
+        assert of_depth.losses == pytest.approx([math.log(1 + math.e)] * replaced)
+        assert of_depth.recall == 0
+
+
+def test_one_depth_alone_is_what_the_model_samples(tmp_path):
+    loaded = load(tmp_path, generator_depths="2")
+    batch = next(iter([held_out_blocks(loaded, CORPUS[0])[0]]))
+    dataset = MaskedBlockDataset(
+        [batch], loaded.dictionary, tokens_per_block=LENGTH, mask_prob=0.15, seed=1, training=False
+    )
+    net_input = dataset.collater([dataset[0]])["net_input"]
+    torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 3, 0, 0))
+    with torch.no_grad():
+        expected = loaded.model(**net_input)
+        found = forward_of_depth(loaded.model, net_input, 0, seed=3)
+    assert torch.equal(found.corrupted_tokens, expected.corrupted_tokens)
+    assert torch.equal(found.rtd_logits, expected.rtd_logits)
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings", "depths"),
+    [
+        ("electra", {}, ["2"]),
+        ("electra", {"main_objective": "replace_mlm"}, []),
+        ("teams", {"encoder_layers": 4}, ["2"]),
+        ("electric", {}, ["2"]),
+        ("mlm", {}, []),
+    ],
+)
+def test_objectives(tmp_path, objective, settings, depths):
+    loaded = load(tmp_path, objective, **settings)
+    losses = replaced_token_losses(loaded, held_out_blocks(loaded, CORPUS[0]), seed=1, num_masked=1)
+    assert [of_depth.depth for of_depth in losses] == depths
+    assert all(np.isfinite(of_depth.losses).all() and len(of_depth.losses) for of_depth in losses)
