@@ -36,15 +36,14 @@ from amos_fairseq.probing.features import (
 from amos_fairseq.probing.results import (
     RESULTS_FILE,
     ProbeResult,
-    ProbingResults,
     column_name,
     in_order,
     plot_probing,
-    read_probing_results,
+    read_results,
     results_table,
     row_name,
     table_notes,
-    write_probing_results,
+    write_results,
 )
 from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
@@ -109,7 +108,7 @@ class Experiment:
         except OSError as error:
             raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
         if (out / RESULTS_FILE).is_file():
-            self._continue(read_probing_results(out))
+            self._continue(read_results(out))
 
     def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[Probed]:
         parts = parts_of(self.loaded.model)
@@ -128,19 +127,19 @@ class Experiment:
             probed += [Probed(random_parts[name], own, "random") for name, own in chosen.items()]
         return probed
 
-    def _continue(self, found: ProbingResults) -> None:
+    def _continue(self, found: dict[str, Any]) -> None:
         given = {"checkpoint": self.checkpoint["sha256"], "settings": self._settings()}
         stored = {
-            "checkpoint": found.checkpoint.get("sha256"),
-            "settings": {name: value for name, value in found.settings.items() if name in given["settings"]},
+            "checkpoint": found["checkpoint"].get("sha256"),
+            "settings": {name: value for name, value in found["settings"].items() if name in given["settings"]},
         }
         if stored != given:
             raise UserError(
                 f"{self.out} holds results with other settings ({first_difference(stored, given)}): give another --out"
             )
-        self.data_sha256 = dict(found.settings.get("data_sha256", {}))
-        self.unread = dict(found.settings.get("not_read", {}))
-        self.results = found.results
+        self.data_sha256 = dict(found["settings"].get("data_sha256", {}))
+        self.unread = dict(found["settings"].get("not_read", {}))
+        self.results = [ProbeResult(**result) for result in found["results"]]
         for task in self.tasks:
             if self.data_sha256.get(task.name, task.sha256) != task.sha256:
                 raise UserError(
@@ -207,7 +206,7 @@ class Experiment:
                         task.name, probed.part.name, layer, probed.baseline, seed, metric, score, scored.num_targets
                     )
                 )
-            write_probing_results(self.out, ProbingResults(self.checkpoint, self._all_settings(), self.results))
+            write_results(self.out, self.checkpoint, self._all_settings(), self.results)
             shown = ", ".join(
                 f"{row_name(task.name, metric)} {100 * score:.1f}" for metric, score in scored.scores.items()
             )

@@ -70,29 +70,25 @@ class ProbeResult:
         return self.part, self.layer, self.baseline
 
 
-@dataclass(frozen=True)
-class ProbingResults:
-    """The content of ``results.json``."""
-
-    checkpoint: dict[str, Any]
-    settings: dict[str, Any]
-    results: list[ProbeResult]
-
-
-def read_probing_results(folder: Path) -> ProbingResults:
+def read_results(folder: str | Path) -> dict[str, Any]:
     """Return the content of ``results.json`` in a folder that ``amos probe`` wrote.
+
+    Returns:
+        ``format`` 1, ``checkpoint``, ``settings`` and ``results``, a list of dictionaries with the fields of
+        :class:`ProbeResult`.
 
     Raises:
         UserError: there is no such file, or it is something else.
     """
-    file = folder / RESULTS_FILE
+    file = Path(folder) / RESULTS_FILE
     content = read_json(file)
     if content is None:
         raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
     if content.get("format") != FORMAT:
         raise UserError(f"{file} is not of format {FORMAT} of amos probe: repeat the command with another --out")
     try:
-        results = [ProbeResult(**result) for result in content["results"]]
+        for result in content["results"]:
+            ProbeResult(**result)
         settings, checkpoint = content["settings"], content["checkpoint"]
         if not isinstance(settings, dict) or not isinstance(checkpoint, dict):
             raise TypeError("settings and checkpoint must be objects")
@@ -101,12 +97,15 @@ def read_probing_results(folder: Path) -> ProbingResults:
             raise TypeError("data_sha256, scored_on, not_read or num_updates has a wrong type")
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): repeat amos probe with another --out") from error
-    return ProbingResults(checkpoint, settings, results)
+    return content
 
 
-def write_probing_results(out: Path, content: ProbingResults) -> None:
+def write_results(
+    out: Path, checkpoint: dict[str, Any], settings: dict[str, Any], results: Sequence[ProbeResult]
+) -> None:
     """Write ``results.json`` atomically."""
-    write_json(out / RESULTS_FILE, {"format": FORMAT} | asdict(content))
+    content = {"format": FORMAT, "checkpoint": checkpoint, "settings": settings}
+    write_json(out / RESULTS_FILE, content | {"results": [asdict(result) for result in results]})
 
 
 def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:

@@ -15,27 +15,18 @@ class Prediction:
     probability: float
 
 
-class Entry(NamedTuple):
-    """One line in a cell of the table: a piece with its probability.
+class CellLine(NamedTuple):
+    """One line in a cell of the table of masked tokens.
 
     Attributes:
-        is_extra: whether it is the original, added because it is not among the most probable.
-        is_chosen: whether it is the most probable candidate of multi-word selection.
+        probability: shown before the text; None without one.
+        style: words: "original" and "chosen" of predictions, "weight", "piece", "verdict", and "bold" or "italic" for the
+            terminal.
     """
 
-    piece: str
-    probability: float
-    is_original: bool
-    is_extra: bool = False
-    is_chosen: bool = False
-
-
-class Column(NamedTuple):
-    """One column of the table of masked tokens. The kind says what its cells are."""
-
-    kind: str
-    heading: str
-    depth: int = 0
+    text: str
+    probability: float | None = None
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,19 +121,6 @@ class MaskedToken:
     def best_candidate(self) -> Prediction:
         return max(self.candidates, key=lambda candidate: candidate.probability)
 
-    def candidate_entries(self) -> list[Entry]:
-        """Return the candidates, the original first."""
-        best = self.best_candidate
-        return [
-            Entry(one.piece, one.probability, one is self.candidates[0], is_chosen=one is best)
-            for one in self.candidates
-        ]
-
-    def discriminator_lines(self) -> list[str]:
-        """Return the predictions of a discriminator that predicts tokens."""
-        lines = [f"p(original) {percent(self.discriminator_probability)}"]
-        return lines if self.copy_probability is None else [*lines, f"copies {percent(self.copy_probability)}"]
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -190,26 +168,37 @@ class Inspection:
         """The participle that describes the tokens which the generator predicts."""
         return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
 
-    def columns(self) -> list[Column]:
-        """Return the columns of the table with one row for each masked token: what the objective has."""
-        depths = [Column("depth", f"depth {name}", depth) for depth, name in enumerate(self.depth_names)]
-        parts = {
-            "selection": ("selection", self.has_candidates),
-            "sampled": ("sampled", self.is_corrupted),
-            "main network": ("main network", self.predicts_tokens),
-            "detection": (f"P({self.positive_class})", self.positive_class),
-            "log p": ("log p", self.has_log_probs),
+    def row(self, masked: MaskedToken) -> dict[str, list[CellLine]]:
+        """Return the row of a masked token in the table, by column: what the objective has."""
+        token = self.tokens[masked.position]
+        cells = {
+            "position": [CellLine(str(masked.position))],
+            "original": [CellLine(token.original, style="bold piece")],
         }
-        others = [Column(kind, heading) for kind, (heading, is_shown) in parts.items() if is_shown]
-        return [Column("position", "position"), Column("original", "original"), *depths, *others]
-
-    def depth_entries(self, masked: MaskedToken, depth: int) -> list[Entry]:
-        """Return the predictions of a depth; the original comes last where it is not among the most probable."""
-        original, predictions = self.tokens[masked.position].original, masked.predictions[depth]
-        entries = [Entry(one.piece, one.probability, one.piece == original) for one in predictions]
-        if any(entry.is_original for entry in entries):
-            return entries
-        return [*entries, Entry(original, masked.original_probabilities[depth], is_original=True, is_extra=True)]
+        columns = zip(self.depth_names, masked.predictions, masked.original_probabilities, strict=True)
+        for (name, predictions, original), weight in zip(columns, masked.mixture_weights, strict=True):
+            pairs = [(one.piece, one.probability) for one in predictions]
+            lines = [CellLine(*pair, "original bold" * (pair[0] == token.original)) for pair in pairs]
+            if not any(line.style for line in lines):
+                lines.append(CellLine(token.original, original, "original italic"))
+            cells[f"depth {name}"] = [CellLine("weight", weight, "weight")] * self.has_mixture + lines
+        if self.has_candidates:
+            best, (first, *_) = masked.best_candidate, masked.candidates
+            cells["selection"] = [
+                CellLine(one.piece, one.probability, "original " * (one is first) + "bold chosen" * (one is best))
+                for one in masked.candidates
+            ]
+        if self.is_corrupted:
+            cells["sampled"] = [CellLine(token.input, style="piece")]
+        if self.predicts_tokens:
+            cells["main network"] = [CellLine(f"p(original) {percent(masked.discriminator_probability)}")]
+            if masked.copy_probability is not None:
+                cells["main network"].append(CellLine(f"copies {percent(masked.copy_probability)}"))
+        if self.positive_class:
+            cells[f"P({self.positive_class})"] = [CellLine(token.verdict, token.positive_probability, "verdict")]
+        if self.has_log_probs:
+            cells["log p"] = [CellLine(f"{token.log_prob:.2f}")]
+        return cells
 
     def summary(self) -> list[str]:
         """Return the settings and the counts as sentences."""

@@ -15,16 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amos_fairseq.pictures import depth_colours
-from amos_fairseq.report.inspection import (
-    Column,
-    Entry,
-    Inspection,
-    MaskedToken,
-    Token,
-    percent,
-    printable,
-    probability_colour,
-)
+from amos_fairseq.report.inspection import CellLine, Inspection, Token, percent, printable, probability_colour
 
 VERDICT_STYLES = {"detected": "bold", "missed": "italic", "false alarm": "italic", "trusted": ""}
 # Rules for texts, which the report shows too; the others are of this page alone.
@@ -51,7 +42,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 .weight { color: #555; font-size: .85em; margin-bottom: .2rem; }
 .bar { display: inline-block; height: .5em; border-radius: 1px; vertical-align: middle; }
 .prediction { white-space: nowrap; } .prediction .p { font-variant-numeric: tabular-nums; color: #333; margin-right: .4em; }
-.original .piece { font-weight: 700; text-decoration: underline; }
+.original .piece { font-weight: 700; text-decoration: underline; } .bold { font-weight: 700; }
 .scale span { display: inline-block; padding: 0 .55em; border: 1px solid #ddd; font-size: .82rem; }
 """
 
@@ -60,12 +51,13 @@ def print_inspection(inspection: Inspection) -> None:
     """Print the table of masked tokens, the text with its probabilities, and the summary."""
     console = Console(highlight=False, soft_wrap=False)
     table = Table(box=box.SIMPLE_HEAD, show_lines=True, title=f"Tokens {inspection.selected}", title_justify="left")
-    headings = {"position": "#", "detection": f"{inspection.positive_class}?"}
-    for kind, heading, _ in inspection.columns():
-        justify = "right" if kind in ("position", "log p") else "left"
-        table.add_column(headings.get(kind, heading), justify=justify, no_wrap=kind not in (*headings, "log p"))
-    for masked in inspection.masked:
-        table.add_row(*(_terminal_cell(inspection, masked, column) for column in inspection.columns()))
+    rows = [inspection.row(masked) for masked in inspection.masked]
+    headings = {"position": "#", f"P({inspection.positive_class})": f"{inspection.positive_class}?"}
+    for column in rows[0]:
+        justify = "right" if column in ("position", "log p") else "left"
+        table.add_column(headings.get(column, column), justify=justify, no_wrap=column not in (*headings, "log p"))
+    for row in rows:
+        table.add_row(*(Text("\n").join(map(_terminal_line, cell)) for cell in row.values()))
     console.print(table)
     if inspection.positive_class or inspection.has_log_probs:
         console.print(Text(_text_heading(inspection), style="bold"))
@@ -75,35 +67,19 @@ def print_inspection(inspection: Inspection) -> None:
         console.print(Text(line))
 
 
-def _terminal_cell(inspection: Inspection, masked: MaskedToken, column: Column) -> Text:
-    token = inspection.tokens[masked.position]
-    match column.kind:
-        case "position":
-            return Text(str(masked.position))
-        case "original":
-            return Text(printable(token.original), style="bold")
-        case "depth":
-            share = masked.mixture_weights[column.depth]
-            weight = [Text(f"weight {percent(share)}", style="dim")] if inspection.has_mixture else []
-            entries = inspection.depth_entries(masked, column.depth)
-            return Text("\n").join([*weight, *(_terminal_line(entry, bold=entry.is_original) for entry in entries)])
-        case "selection":
-            return Text("\n").join(_terminal_line(one, bold=one.is_chosen) for one in masked.candidate_entries())
-        case "sampled":
-            return Text(printable(token.input))
-        case "main network":
-            return Text("\n".join(masked.discriminator_lines()))
-        case "detection":
-            cell = Text()  # appended to, because a style of the whole text would fill the cell
-            cell.append(f" {percent(token.positive_probability)} ", style=_terminal_background(token))
-            return cell.append(f"\n{token.verdict}", style=VERDICT_STYLES[token.verdict])
-    return Text(f"{token.log_prob:.2f}")
-
-
-def _terminal_line(entry: Entry, bold: bool) -> Text:
-    """A probability and its piece; a star marks the original."""
-    line = f"{percent(entry.probability):>7}{'*' if entry.is_original else ' '}{printable(entry.piece)}"
-    return Text(line, style="italic" if entry.is_extra else "bold" if bold else "")
+def _terminal_line(line: CellLine) -> Text:
+    """A probability and its piece, where a star marks the original; or a text alone."""
+    text, words = printable(line.text), line.style.split()
+    style = " ".join(word for word in words if word in ("bold", "italic"))
+    if "verdict" in words:
+        # Appended to, because a style of the whole text would fill the cell.
+        cell = Text().append(f" {percent(line.probability)} ", style=_terminal_background(line.probability))
+        return cell.append(f"\n{text}", style=VERDICT_STYLES[text])
+    if "weight" in words:
+        return Text(f"{text} {percent(line.probability)}", style="dim")
+    if line.probability is None:
+        return Text(text, style=style)
+    return Text(f"{percent(line.probability):>7}{'*' if 'original' in words else ' '}{text}", style=style)
 
 
 def _text_heading(inspection: Inspection) -> str:
@@ -125,7 +101,7 @@ def _terminal_text(tokens: list[Token]) -> Text:
         if token.masked:
             detected = token.positive_probability is not None
             piece = f"[{printable(token.original)}>{piece}]" if detected else f"[{piece}]"
-        text.append(piece, style=_terminal_background(token) + Style(bold=token.masked))
+        text.append(piece, style=_terminal_background(token.positive_probability) + Style(bold=token.masked))
         if token.positive_probability is not None:
             text.append(f"{100 * token.positive_probability:.0f} ", style="dim")
         else:
@@ -133,10 +109,8 @@ def _terminal_text(tokens: list[Token]) -> Text:
     return text
 
 
-def _terminal_background(token: Token) -> Style:
-    if token.positive_probability is None:
-        return Style()
-    return Style(color="#000000", bgcolor=probability_colour(token.positive_probability))
+def _terminal_background(probability: float | None) -> Style:
+    return Style() if probability is None else Style(color="#000000", bgcolor=probability_colour(probability))
 
 
 def render_inspection(inspection: Inspection) -> str:
@@ -240,12 +214,12 @@ def _attributes(token: Token, inspection: Inspection) -> str:
         facts.append(f"P({inspection.positive_class}) {percent(token.positive_probability)}: {token.verdict}")
     if token.log_prob is not None:
         facts.append(f"log p {token.log_prob:.2f}")
-    style = f' style="{_background(token)}"' if token.positive_probability is not None else ""
+    style = f' style="{_background(token.positive_probability)}"' if token.positive_probability is not None else ""
     return f'{style} title="{escape("; ".join(facts))}"'
 
 
-def _background(token: Token) -> str:
-    return f"background:{probability_colour(token.positive_probability)}"
+def _background(probability: float) -> str:
+    return f"background:{probability_colour(probability)}"
 
 
 def _marked(text: str, classes: str, attributes: str = "") -> str:
@@ -256,24 +230,25 @@ def _marked(text: str, classes: str, attributes: str = "") -> str:
 
 def _table_section(inspection: Inspection, colours: list[str]) -> str:
     """One row per masked token with all values."""
-    columns = inspection.columns()
-    heads = "".join(_table_head(column, colours) for column in columns)
-    rows = "".join(
-        f"<tr>{''.join(_table_cell(inspection, masked, column, colours) for column in columns)}</tr>"
-        for masked in inspection.masked
-    )
+    rows = [inspection.row(masked) for masked in inspection.masked]
+    colour_of = {f"depth {name}": colour for name, colour in zip(inspection.depth_names, colours, strict=True)}
+    heads = ""
+    for column in rows[0]:
+        border = f' style="border-bottom-color:{colour_of[column]}"' if column in colour_of else ""
+        heads += f"<th{border}{' class=number' * _is_number(column)}>{escape(column)}</th>"
+        heads += "<th>discriminator</th>" * column.startswith("P(")
+    body = ""
+    for row in rows:
+        cells = (_table_cell(column, lines, colour_of.get(column, "#999")) for column, lines in row.items())
+        body += f"<tr>{''.join(cells)}</tr>"
     return (
         f"<h2>Every token {inspection.selected}</h2><p class=note>{_table_note(inspection)}</p><table><thead><tr>"
-        f"{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"{heads}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 
-def _table_head(column: Column, colours: list[str]) -> str:
-    if column.kind == "depth":
-        return f'<th style="border-bottom-color:{colours[column.depth]}">{escape(column.heading)}</th>'
-    is_number = column.kind in ("position", "detection", "log p")
-    head = f"<th{' class=number' * is_number}>{column.heading}</th>"
-    return head + "<th>discriminator</th>" * (column.kind == "detection")
+def _is_number(column: str) -> bool:
+    return column in ("position", "log p") or column.startswith("P(")
 
 
 def _table_note(inspection: Inspection) -> str:
@@ -289,36 +264,25 @@ def _table_note(inspection: Inspection) -> str:
     return " ".join(sentences)
 
 
-def _table_cell(inspection: Inspection, masked: MaskedToken, column: Column, colours: list[str]) -> str:
-    token = inspection.tokens[masked.position]
-    match column.kind:
-        case "position":
-            return f"<td class=number>{masked.position}</td>"
-        case "original":
-            return f"<td><b class=piece>{_show(token.original)}</b></td>"
-        case "depth":
-            share, colour = masked.mixture_weights[column.depth], colours[column.depth]
-            weight = f'<div class="weight">weight {percent(share)} {_bar(share, "#999")}</div>' * inspection.has_mixture
-            entries = inspection.depth_entries(masked, column.depth)
-            return f"<td>{weight}{''.join(_entry(one, colour) for one in entries)}</td>"
-        case "selection":
-            return f"<td>{''.join(_entry(one, '#999') for one in masked.candidate_entries())}</td>"
-        case "sampled":
-            return f"<td class=piece>{_show(token.input)}</td>"
-        case "main network":
-            return f"<td>{'<br>'.join(map(escape, masked.discriminator_lines()))}</td>"
-        case "detection":
-            probability = f'<td class=number style="{_background(token)}">{percent(token.positive_probability)}</td>'
-            return f"{probability}<td>{token.verdict}</td>"
-    return f"<td class=number>{token.log_prob:.2f}</td>"
+def _table_cell(column: str, lines: list[CellLine], colour: str) -> str:
+    if column.startswith("P("):
+        (line,) = lines
+        probability = f'<td class=number style="{_background(line.probability)}">{percent(line.probability)}</td>'
+        return f"{probability}<td>{line.text}</td>"
+    return f"<td{' class=number' * _is_number(column)}>{''.join(_table_line(line, colour) for line in lines)}</td>"
 
 
-def _entry(entry: Entry, colour: str) -> str:
-    """A probability, its piece and a bar; the original is underlined."""
-    piece = f'<span class="piece">{_show(entry.piece)}</span>{" (chosen)" * entry.is_chosen}'
+def _table_line(line: CellLine, colour: str) -> str:
+    """A probability, its piece and a bar, where the original is underlined; or a text alone."""
+    words = line.style.split()
+    if line.probability is None:
+        return f'<div class="{line.style}">{_show(line.text)}</div>'
+    if "weight" in words:
+        return f'<div class="weight">{line.text} {percent(line.probability)} {_bar(line.probability, "#999")}</div>'
+    piece = f'<span class="piece">{_show(line.text)}</span>{" (chosen)" * ("chosen" in words)}'
     return (
-        f'<div class="prediction{" original" * entry.is_original}"><span class="p">{percent(entry.probability)}</span>'
-        f"{piece} {_bar(entry.probability, colour)}</div>"
+        f'<div class="prediction{" original" * ("original" in words)}"><span class="p">{percent(line.probability)}</span>'
+        f"{piece} {_bar(line.probability, colour)}</div>"
     )
 
 

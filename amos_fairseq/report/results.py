@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
-from amos_fairseq.probing.results import ProbingResults, read_probing_results
+from amos_fairseq.probing.results import read_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
@@ -45,15 +46,15 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
     return found
 
 
-def read_probing(folders: Sequence[str]) -> list[ProbingResults]:
-    """Read the outputs of ``amos probe``; a folder that is given twice counts once.
+def read_probing(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the contents of ``results.json`` in outputs of ``amos probe``; a folder that is given twice counts once.
 
     Raises:
         UserError: a folder has no results, or damaged ones.
     """
-    found = {folder: read_probing_results(folder) for folder in distinct_folders(folders)}
+    found = {folder: read_results(folder) for folder in distinct_folders(folders)}
     for folder, own in found.items():
-        if not own.results:
+        if not own["results"]:
             raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
     return list(found.values())
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.pictures import RC_PARAMS, depth_colours
 from amos_fairseq.probing.results import (
-    ProbingResults,
+    ProbeResult,
     in_order,
     probing_figure,
     results_table,
@@ -60,13 +61,14 @@ def build_page(
     text_name: str,
     glue: Sequence[Summary] = (),
     tag: Sequence[Summary] = (),
-    probing: Sequence[ProbingResults] = (),
+    probing: Sequence[dict[str, Any]] = (),
 ) -> Page:
     """Build all sections, and a line for each one that is left out.
 
     Args:
         text_name: what the held-out text is called in captions.
-        glue, tag, probing: results of fine-tuning and of probing; empty without the flag.
+        glue, tag: results of fine-tuning; empty without the flag.
+        probing: results of :func:`amos_fairseq.report.results.read_probing`.
     """
     # Sections with their names and the reason why there is none.
     found: list[tuple[str, Section | None, str]] = [
@@ -344,10 +346,10 @@ def _samples(inspection: Inspection) -> str:
     return f"{text}<p class=note>{note}</p>"
 
 
-def probing_section(content: ProbingResults, number: int, named: bool) -> Section:
+def probing_section(content: dict[str, Any], number: int, named: bool) -> Section:
     """The picture and the table of the scores of one output of ``amos probe``."""
-    results, settings = in_order(content.results), content.settings
-    run, updates = Path(str(content.checkpoint.get("file", ""))).parent.name, content.checkpoint["num_updates"]
+    results, settings = in_order([ProbeResult(**result) for result in content["results"]]), content["settings"]
+    run, updates = Path(str(content["checkpoint"].get("file", ""))).parent.name, content["checkpoint"]["num_updates"]
     counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
     seeds = seeds_in_words(len(scores) for cell in scores_by_cell(results).values() for scores in cell.values())
     caption = (

@@ -13,7 +13,7 @@ from failures import error_line
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.probing.results import ProbeResult, ProbingResults, write_probing_results
+from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
@@ -85,7 +85,7 @@ def write_probing(folder, run):
         for seed, score in enumerate((0.5, 0.7), start=1)
     ]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
-    write_probing_results(folder, ProbingResults(checkpoint, {"classifier": "linear"}, results))
+    write_results(folder, checkpoint, {"classifier": "linear"}, results)
     return folder
 
 
