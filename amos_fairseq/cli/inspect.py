@@ -44,9 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
-    from amos_fairseq.inspection.html_page import render_page
-    from amos_fairseq.inspection.terminal import print_inspection
+    from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
+    from amos_fairseq.report.inspection_views import print_inspection, render_inspection
 
     text = arguments.text if arguments.file is None else read_file(arguments.file)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     try:
-        write_text(arguments.html, render_page(inspection))
+        write_text(arguments.html, render_inspection(inspection))
     except OSError as error:
         raise UserError(
             f"{arguments.html}: the page cannot be written ({error.strerror}); choose another place with --html"

@@ -1,6 +1,7 @@
 """``amos plot``: plot the training curves of runs, or the scores of fine-tuning, as PNG and SVG."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
@@ -31,14 +32,21 @@ def run(arguments: argparse.Namespace) -> None:
     score_files = [path for path in arguments.runs if path.endswith(".json")]
     if score_files and score_files != arguments.runs:
         raise UserError("curves and scores are different figures: give logs, or the .json files of results, not both")
-    from amos_fairseq.plotting.curves import plot_curves, read_runs
-    from amos_fairseq.plotting.scores import plot_scores, read_results
 
     try:
         if score_files:
-            messages = plot_scores(read_results(score_files), arguments.out)
+            from amos_fairseq.report.figures import plot_scores
+            from amos_fairseq.strangers import read_json
+            from amos_fairseq.summary_file import parse_summary
+
+            hint = "name the glue.json or squad.json of amos glue or squad"
+            contents = {Path(file): read_json(file, hint) for file in score_files}
+            summaries = [parse_summary(file, one, f"holds no results: {hint}") for file, one in contents.items()]
+            messages = plot_scores(summaries, arguments.out)
         else:
-            messages = plot_curves(read_runs(arguments.runs), arguments.out)
+            from amos_fairseq.report.curves import plot_curves, read_curves
+
+            messages = plot_curves(read_curves(arguments.runs), arguments.out)
     except OSError as error:
         raise UserError(
             f"{arguments.out}: figures cannot be written ({error.strerror}); choose another directory with --out"

@@ -44,25 +44,26 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--text {arguments.text} is empty: give a file with text")
     import_fairseq()
     from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.report.results import read_benchmarks
-    from amos_fairseq.report.runs import Options, read_runs
-    from amos_fairseq.report.sections import read_probing
-    from amos_fairseq.report.write import write_report
+    from amos_fairseq.report.page import write_page
+    from amos_fairseq.report.results import read_benchmarks, read_probing
+    from amos_fairseq.report.runs import ReportOptions, read_runs
+    from amos_fairseq.report.sections import build_page
 
     check_device(arguments.device)
     glue = read_benchmarks(arguments.glue or [], "--glue")
     tag = read_benchmarks(arguments.tag or [], "--tag")
     probe = read_probing(arguments.probe or [])
-    options = Options(text, arguments.sentence or (), arguments.masked_tokens, arguments.seed, arguments.device)
+    options = ReportOptions(text, arguments.sentence or (), arguments.masked_tokens, arguments.seed, arguments.device)
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
+    page = build_page(runs, text_name, glue, tag, probe)
     try:
-        paths, missing = write_report(out, runs, text_name, glue, tag, probe)
+        paths = write_page(out, page)
     except OSError as error:
         raise UserError(
             f"{out}: the page cannot be written ({error.strerror}); choose another place with --out"
         ) from error
-    for line in missing:
+    for line in page.missing:
         print(f"left out: {line}")
     print(f"page: {paths[0]}")
     if len(paths) > 1:

@@ -10,27 +10,10 @@ import yaml
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.runs import RunResult, read_json
+from amos_fairseq.summary_file import Spread, Summary, parse_summary
 from amos_fairseq.tables import MISSING, format_score
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
-# The parts of a summary that another benchmark's table uses, and their types.
-SUMMARY_PARTS = {"setup": dict, "tasks": dict, "notes": list}
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and standard deviation of one score over seeds.
-
-    Attributes:
-        median: as AMOS reports (section 4, "the median of five random seeds").
-        deviation: sample standard deviation (divided by n - 1), which estimates the variation between seeds; the paper
-            does not state which of the two it prints. None for a single seed.
-        count: number of seeds.
-    """
-
-    median: float
-    deviation: float | None
-    count: int
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -120,11 +103,11 @@ def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]
     return [format_score(paper["squad"].get(name), deviations.get(name)) for name in scores]
 
 
-def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] | None:
+def summary_of_same_weights(out: Path, name: str, setup: dict[str, Any]) -> Summary | None:
     """Read the summary of another benchmark, to show it next to results of the same weights.
 
     Returns:
-        The content, or None if the file does not exist.
+        The summary, or None if the file does not exist.
 
     Raises:
         UserError: the file is not a summary, or it belongs to another checkpoint or to random weights.
@@ -133,12 +116,12 @@ def read_summary(out: Path, name: str, setup: dict[str, Any]) -> dict[str, Any] 
     content = read_json(file)
     if content is None:
         return None
-    if any(not isinstance(content.get(part), kind) for part, kind in SUMMARY_PARTS.items()):
-        raise UserError(f"{file} is not a summary of amos {name}: repeat that command, which writes it again")
+    complaint = f"is not a summary of amos {name}: repeat that command, which writes it again"
+    found = parse_summary(file, content, complaint)
     for part in ("checkpoint_sha256", "from_scratch"):
-        if content["setup"].get(part) != setup[part]:
+        if found.setup.get(part) != setup[part]:
             raise UserError(
-                f"{file} has results of other weights ({part} {content['setup'].get(part)}, not {setup[part]}): "
+                f"{file} has results of other weights ({part} {found.setup.get(part)}, not {setup[part]}): "
                 f"give the results of the same weights with --{name}"
             )
-    return content
+    return found

@@ -20,7 +20,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import csv_text, write_text
 from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.plotting.probing import plot_probing
 from amos_fairseq.preprocess.common.processes import take_lock
 from amos_fairseq.probing.features import (
     MIXTURE,
@@ -36,15 +35,17 @@ from amos_fairseq.probing.features import (
 )
 from amos_fairseq.probing.results import (
     RESULTS_FILE,
-    Result,
+    ProbeResult,
     column_name,
+    in_order,
+    plot_probing,
     read_results,
     results_table,
     row_name,
     table_notes,
     write_results,
 )
-from amos_fairseq.probing.targets import ProbingTask, read_task, sorted_tasks, task_names
+from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 from amos_fairseq.tables import Table
 
@@ -100,7 +101,7 @@ class Experiment:
         }
         self.data_sha256: dict[str, dict[str, str]] = {}
         self.unread: dict[str, str] = {}
-        self.results: list[Result] = []
+        self.results: list[ProbeResult] = []
         try:
             out.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(out / LOCK_FILE, f"another amos probe is writing to {out}: wait until it has ended")
@@ -138,7 +139,7 @@ class Experiment:
             )
         self.data_sha256 = dict(found["settings"].get("data_sha256", {}))
         self.unread = dict(found["settings"].get("not_read", {}))
-        self.results = [Result(**result) for result in found["results"]]
+        self.results = [ProbeResult(**result) for result in found["results"]]
         for task in self.tasks:
             if self.data_sha256.get(task.name, task.sha256) != task.sha256:
                 raise UserError(
@@ -201,7 +202,9 @@ class Experiment:
             scored = train_probe(data, self.settings, seed, self.device)
             for metric, score in scored.scores.items():
                 self.results.append(
-                    Result(task.name, probed.part.name, layer, probed.baseline, seed, metric, score, scored.num_targets)
+                    ProbeResult(
+                        task.name, probed.part.name, layer, probed.baseline, seed, metric, score, scored.num_targets
+                    )
                 )
             write_results(self.out, self.checkpoint, self._all_settings(), self.results)
             shown = ", ".join(
@@ -298,12 +301,6 @@ def parse_layers(text: str | None, part: Part) -> list[Layer]:
     return layers
 
 
-def in_order(results: Sequence[Result]) -> list[Result]:
-    """Return the results in the order of :data:`amos_fairseq.probing.targets.ORDER`; those of a task stay together."""
-    rank = {name: number for number, name in enumerate(sorted_tasks({one.task for one in results}))}
-    return sorted(results, key=lambda one: rank[one.task])
-
-
-def results_csv(results: Sequence[Result]) -> str:
+def results_csv(results: Sequence[ProbeResult]) -> str:
     """Return one line for each result, under the names of the fields."""
-    return csv_text([[field.name for field in fields(Result)], *(asdict(result).values() for result in results)])
+    return csv_text([[field.name for field in fields(ProbeResult)], *(asdict(result).values() for result in results)])

@@ -1,6 +1,6 @@
-"""Results of ``amos probe``: ``OUT/results.json`` and the tables made of it.
+"""Results of ``amos probe``: ``OUT/results.json``, and the table and the picture made of it.
 
-results.json: {"format": 1, "checkpoint": {...}, "settings": {...}, "results": [one object for each Result]}
+results.json: {"format": 1, "checkpoint": {...}, "settings": {...}, "results": [one object for each ProbeResult]}
 """
 
 import statistics
@@ -9,21 +9,28 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.runs import read_json, write_json
+from amos_fairseq.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
+from amos_fairseq.probing.targets import sorted_tasks
 from amos_fairseq.strangers import finite_number, plain_name
-from amos_fairseq.tables import Table
+from amos_fairseq.tables import MISSING, Table
 
 FORMAT = 1
 RESULTS_FILE = "results.json"
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
 COLUMNS = 8  # of a table
+GENERATOR_MARKERS = ("o", "s", "^", "v", "P")  # one for each separate generator
 BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone"}
 
 
 @dataclass(frozen=True)
-class Result:
+class ProbeResult:
     """One score of one probe.
 
     Attributes:
@@ -67,7 +74,8 @@ def read_results(folder: str | Path) -> dict[str, Any]:
     """Return the content of ``results.json`` in a folder that ``amos probe`` wrote.
 
     Returns:
-        ``format`` 1, ``checkpoint``, ``settings`` and ``results``, a list of dictionaries with the fields of :class:`Result`.
+        ``format`` 1, ``checkpoint``, ``settings`` and ``results``, a list of dictionaries with the fields of
+        :class:`ProbeResult`.
 
     Raises:
         UserError: there is no such file, or it is something else.
@@ -80,7 +88,7 @@ def read_results(folder: str | Path) -> dict[str, Any]:
         raise UserError(f"{file} is not of format {FORMAT} of amos probe: repeat the command with another --out")
     try:
         for result in content["results"]:
-            Result(**result)
+            ProbeResult(**result)
         settings, checkpoint = content["settings"], content["checkpoint"]
         if not isinstance(settings, dict) or not isinstance(checkpoint, dict):
             raise TypeError("settings and checkpoint must be objects")
@@ -92,10 +100,18 @@ def read_results(folder: str | Path) -> dict[str, Any]:
     return content
 
 
-def write_results(out: Path, checkpoint: dict[str, Any], settings: dict[str, Any], results: list[Result]) -> None:
+def write_results(
+    out: Path, checkpoint: dict[str, Any], settings: dict[str, Any], results: Sequence[ProbeResult]
+) -> None:
     """Write ``results.json`` atomically."""
     content = {"format": FORMAT, "checkpoint": checkpoint, "settings": settings}
     write_json(out / RESULTS_FILE, content | {"results": [asdict(result) for result in results]})
+
+
+def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:
+    """Return the results in the order of :data:`amos_fairseq.probing.targets.ORDER`; those of a task stay together."""
+    rank = {name: number for number, name in enumerate(sorted_tasks({one.task for one in results}))}
+    return sorted(results, key=lambda one: rank[one.task])
 
 
 def column_name(column: tuple[str, int | str, str | None]) -> str:
@@ -111,7 +127,7 @@ def row_name(task: str, metric: str) -> str:
     return task if metric == MICRO_F1 else f"{task} ({METRIC_NAMES[metric]})"
 
 
-def scores_by_cell(results: list[Result]) -> dict[tuple[str, str], dict[tuple, list[float]]]:
+def scores_by_cell(results: Sequence[ProbeResult]) -> dict[tuple[str, str], dict[tuple, list[float]]]:
     """Return the scores of all seeds by (task, metric), in the order of the results, and by column."""
     cells: dict[tuple[str, str], dict[tuple, list[float]]] = {}
     for result in results:
@@ -119,7 +135,7 @@ def scores_by_cell(results: list[Result]) -> dict[tuple[str, str], dict[tuple, l
     return cells
 
 
-def columns_of(results: list[Result]) -> list[tuple]:
+def columns_of(results: Sequence[ProbeResult]) -> list[tuple]:
     """Return what was probed: pretrained layers, pieces alone, random weights; each in the order of parts and layers."""
     order = {None: 0, "pieces": 1, "random": 2}
     columns = dict.fromkeys(result.column for result in results)
@@ -132,7 +148,7 @@ def columns_of(results: list[Result]) -> list[tuple]:
     return sorted(columns, key=key)
 
 
-def results_table(results: list[Result], title: str, notes: list[str]) -> Table:
+def results_table(results: Sequence[ProbeResult], title: str, notes: list[str]) -> Table:
     """Return 100 times the mean scores, ± the standard deviation over the seeds: tasks by layers as in AMOS "Figure 4".
 
     More than :data:`COLUMNS` layers are rows, so that the table fits on a page.
@@ -146,7 +162,7 @@ def results_table(results: list[Result], title: str, notes: list[str]) -> Table:
     return Table(title, table[0], table[1:], notes)
 
 
-def table_notes(results: Sequence[Result], settings: dict[str, Any]) -> list[str]:
+def table_notes(results: Sequence[ProbeResult], settings: dict[str, Any]) -> list[str]:
     """Return what a reader of the scores must know besides the settings of the probes."""
     notes = [str(note) for note in settings.get("not_read", {}).values()]
     if on_valid := [task for task, split in settings.get("scored_on", {}).items() if split == "valid"]:
@@ -164,6 +180,63 @@ def table_notes(results: Sequence[Result], settings: dict[str, Any]) -> list[str
 
 def _cell(scores: list[float]) -> str:
     if not scores:
-        return "-"
+        return MISSING
     mean = f"{100 * statistics.mean(scores):.1f}"
     return f"{mean} ± {100 * statistics.stdev(scores):.1f}" if len(scores) > 1 else mean
+
+
+@matplotlib.rc_context(RC_PARAMS)
+def plot_probing(results: Sequence[ProbeResult], directory: str) -> list[str]:
+    """Write ``probing.png`` and ``probing.svg`` and return their paths.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    return save(probing_figure(results), directory, "probing")
+
+
+def probing_figure(results: Sequence[ProbeResult]) -> Figure:
+    """Draw the mean score of each column as a marker, and the range over the seeds as a line behind it."""
+    cells = scores_by_cell(results)
+    columns = columns_of(results)
+    figure = Figure(figsize=(8, 1.6 + 0.45 * len(cells) + 0.12 * len(columns)), layout="constrained")
+    ax = figure.subplots()
+    for column, style in zip(columns, column_styles(columns), strict=True):
+        rows = [(row, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
+        _draw_column(ax, rows, legend_label(column_name(column)), style)
+    ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
+    ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top
+    ax.set(title="Edge probing", xlabel="score (%)")
+    draw_grid(ax)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
+    """Return a color and a marker per column: layers of a part from dark to light, a marker for each part, hollow with random
+    weights, and a grey bar for pieces alone.
+    """
+    generators = [part for part in dict.fromkeys(part for part, _, _ in columns) if part.startswith("generator")]
+    layers: dict[str, list] = {}
+    for part, layer, baseline in columns:
+        if baseline != "pieces" and layer not in layers.setdefault(part, []):
+            layers[part].append(layer)
+    styles: list[dict[str, object]] = []
+    for part, layer, baseline in columns:
+        if baseline == "pieces":
+            styles.append({"color": GREY, "marker": "|", "markersize": 12, "markeredgewidth": 2})
+            continue
+        is_main, own = not part.startswith("generator"), layers[part]
+        position = own.index(layer)
+        colour = run_colour(1) if is_main and len(own) == 1 else depth_colours(len(own))[position]
+        marker = "D" if is_main else GENERATOR_MARKERS[generators.index(part) % len(GENERATOR_MARKERS)]
+        filled = "none" if baseline else "full"
+        styles.append({"color": colour, "marker": marker, "fillstyle": filled, "markersize": 7})
+    return styles
+
+
+def _draw_column(ax: Axes, rows: list[tuple[int, list[float]]], label: str, style: dict[str, object]) -> None:
+    means = [100 * statistics.mean(scores) for _, scores in rows]
+    ax.plot(means, [row for row, _ in rows], linestyle="none", label=label, zorder=3, **style)
+    for row, scores in rows:
+        ax.hlines(row, 100 * min(scores), 100 * max(scores), color=style["color"], linewidth=1, zorder=2)

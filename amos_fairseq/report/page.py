@@ -6,11 +6,15 @@ Everything that comes from runs, texts or result files is escaped.
 import re
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 
+import matplotlib
 from matplotlib.figure import Figure
 
-from amos_fairseq.inspection.html_page import STYLE as TEXT_STYLE
-from amos_fairseq.inspection.results import printable
+from amos_fairseq.files import write_text
+from amos_fairseq.pictures import RC_PARAMS, save
+from amos_fairseq.report.inspection import printable
+from amos_fairseq.report.inspection_views import TEXT_STYLE
 from amos_fairseq.tables import Table
 
 STYLE = """
@@ -71,16 +75,13 @@ ul { padding-left: 1.1rem; }
 """
 PIXELS_PER_POINT = 1.4  # of figures on the screen: their text is as large as the captions
 SIDE_POINTS = 500  # figures that are narrower have the caption at their side
-# Of the page of amos inspect, the text alone: its other rules would change this page.
-TEXT_RULES = "".join(
-    rule
-    for rule in re.findall(r"[^{}]+\{[^}]*\}\s*", TEXT_STYLE)
-    if re.match(r"\s*\.(text|masked|depths|special)\b", rule)
+FIGURE_FILE = re.compile(
+    r"(score_by_cost|loss_by_depth|generator_loss|mixture|recall|discriminator|probing(_\d+)?)\.(png|svg)"
 )
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """One section of the page.
 
     Attributes:
@@ -102,27 +103,63 @@ class Part:
     notes: list[str] = field(default_factory=list)
 
 
-def render_page(title: str, lead: str, parts: list[Part], svgs: dict[str, str], missing: list[str]) -> str:
-    """Return the whole page.
+@dataclass(frozen=True)
+class Page:
+    """The whole page. ``missing`` has one line for each section that is left out."""
 
-    Args:
-        svgs: the figures of the parts by anchor, as matplotlib writes them.
-        missing: one line for each part that is left out.
+    title: str
+    lead: str
+    sections: list[Section]
+    missing: list[str]
+
+
+@matplotlib.rc_context(RC_PARAMS)
+def write_page(out: Path, page: Page) -> list[str]:
+    """Write a page and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
+
+    Figures of an older page that this one does not have are removed.
+
+    Returns:
+        The paths that were written.
+
+    Raises:
+        OSError: a file cannot be written.
     """
-    entries = [(part.anchor, part.title, part.source) for part in parts]
-    entries += [("left-out", "Left out", "")] if missing else []
+    folder = out.with_name(f"{out.stem}_figures")
+    figures = {section.anchor: section.figure for section in page.sections if section.figure is not None}
+    if figures:
+        folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if FIGURE_FILE.fullmatch(file.name):
+            file.unlink()
+    paths = {anchor: save(figure, folder, anchor.replace("-", "_")) for anchor, figure in figures.items()}
+    svgs = {anchor: Path(svg).read_text(encoding="utf-8") for anchor, (_, svg) in paths.items()}
+    write_text(out, render_page(page, svgs))
+    return [str(out), *(path for own in paths.values() for path in own)]
+
+
+def render_page(page: Page, svgs: dict[str, str]) -> str:
+    """Return the HTML. ``svgs``: the figures of the sections by anchor, as matplotlib writes them."""
+    entries = [(section.anchor, section.title, section.source) for section in page.sections]
+    entries += [("left-out", "Left out", "")] if page.missing else []
     links = "".join(
         f'<li><a href="#{anchor}">{escape(name)}</a>{_source(source)}</li>' for anchor, name, source in entries
     )
-    lines = "".join(f"<li>{escape(printable(line))}</li>" for line in missing)
-    left_out = f'<section id="left-out" class="missing"><h2>Left out</h2><ul>{lines}</ul></section>' if missing else ""
+    title, lead, lines = (
+        _show(page.title),
+        _show(page.lead),
+        "".join(f"<li>{_show(line)}</li>" for line in page.missing),
+    )
+    left_out = f'<section id="left-out" class="missing"><h2>Left out</h2><ul>{lines}</ul></section>' * bool(
+        page.missing
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(printable(title))}</title><style>{STYLE}{TEXT_RULES}</style></head>\n<body>"
-        f'<header><h1>{escape(printable(title))}</h1><p class="lead">{escape(printable(lead))}</p></header>\n'
+        f"<title>{title}</title><style>{STYLE}{TEXT_STYLE}</style></head>\n<body>"
+        f'<header><h1>{title}</h1><p class="lead">{lead}</p></header>\n'
         f'<nav aria-label="Contents"><ol>{links}</ol></nav>\n'
-        + "\n".join(_render_part(part, svgs.get(part.anchor, "")) for part in parts)
+        + "\n".join(_render_section(section, svgs.get(section.anchor, "")) for section in page.sections)
         + f"{left_out}\n</body></html>\n"
     )
 
@@ -131,21 +168,21 @@ def _source(source: str) -> str:
     return f'<span class="source">{escape(source)}</span>' if source else ""
 
 
-def _render_part(part: Part, svg: str) -> str:
-    caption = escape(printable(part.caption))
-    body = [f"<h2>{escape(part.title)}{_source(part.source)}</h2>"]
+def _render_section(section: Section, svg: str) -> str:
+    caption = _show(section.caption)
+    body = [f"<h2>{escape(section.title)}{_source(section.source)}</h2>"]
     if svg:
-        image = inline_svg(svg, part.anchor, part.title)
+        image = inline_svg(svg, section.anchor, section.title)
         kind = "side" if svg_width(svg) < SIDE_POINTS else "wide"
         body.append(
             f'<figure class="{kind}"><div class="scroll">{image}</div><figcaption>{caption}</figcaption></figure>'
         )
     else:
         body.append(f'<p class="note">{caption}</p>')
-    body += [f'<div class="scroll">{render_table(table)}</div>' for table in part.tables]
-    body.append(part.html)
-    body += [f'<p class="note">{escape(printable(note))}</p>' for note in part.notes]
-    return f'<section id="{part.anchor}">{"".join(body)}</section>'
+    body += [f'<div class="scroll">{render_table(table)}</div>' for table in section.tables]
+    body.append(section.html)
+    body += [f'<p class="note">{_show(note)}</p>' for note in section.notes]
+    return f'<section id="{section.anchor}">{"".join(body)}</section>'
 
 
 def inline_svg(svg: str, prefix: str, label: str) -> str:
@@ -166,8 +203,8 @@ def svg_width(svg: str) -> float:
 
 def render_table(table: Table) -> str:
     """Render a table; columns of numbers are aligned at the right."""
-    is_number = [all(map(_is_number, column)) for column in zip(*table.rows, strict=True)]
-    kinds = ["" if index == 0 or not numbers else ' class="number"' for index, numbers in enumerate(is_number)]
+    is_number = [False, *(all(_is_number(row[i]) for row in table.rows) for i in range(1, len(table.columns)))]
+    kinds = [' class="number"' * numbers for numbers in is_number]
     head = "".join(f'<th scope="col"{kind}>{_show(name)}</th>' for name, kind in zip(table.columns, kinds, strict=True))
     rows = "".join(
         f'<tr><th scope="row">{_show(row[0])}</th>'
@@ -183,5 +220,5 @@ def _is_number(cell: str) -> bool:
     return bool(re.match(r"-$|[-+<>]?\s?\d", cell))
 
 
-def _show(cell: str) -> str:
-    return escape(printable(cell))
+def _show(text: str) -> str:
+    return escape(printable(text))

@@ -11,15 +11,21 @@ from amos_fairseq.recipe_files import packaged_recipes, recipe_text
 
 SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
-# Settings that change where and how fast a run trains, or that belong to fine-tuning, but not what is trained.
-WITHOUT_EFFECT = {
-    "_name", "data", "tokenizer_directory", "divergence_factor", "collapse_updates", "save_interval_minutes", "kernels",
-    "compile", "activation_checkpointing", "update_freq", "pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay",
-    "total_num_update", "max_positions",
-}  # fmt: skip
+# Settings that change where and how fast a run trains, but not what, and settings that belong to fine-tuning.
+OF_THE_PROCESS = {
+    "_name",
+    "data",
+    "tokenizer_directory",
+    "divergence_factor",
+    "collapse_updates",
+    "save_interval_minutes",
+}
+OF_SPEED = {"kernels", "compile", "activation_checkpointing", "update_freq", "max_positions", "total_num_update"}
+OF_FINE_TUNING = {"pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay"}
+WITHOUT_EFFECT = OF_THE_PROCESS | OF_SPEED | OF_FINE_TUNING
 
 
-class Setting(NamedTuple):
+class ComparedSetting(NamedTuple):
     """One setting of a run beside the same one of a packaged recipe; ``source`` is the comment of the recipe."""
 
     name: str
@@ -47,19 +53,19 @@ def paper_recipe(cfg: DictConfig) -> str | None:
     return name if name in packaged_recipes() else None
 
 
-def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | None) -> list[Setting]:
+def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | None) -> list[ComparedSetting]:
     """Compare the settings of a run with the packaged recipe ``name``, in the order of its YAML file."""
     recipe = compose_recipe(name, ["distributed_training.distributed_world_size=1"])
     settings = []
     if sequences_per_update is not None:
         paper = recipe.dataset.batch_size * recipe.optimization.update_freq[0]
         source = batch_source(name)
-        settings.append(Setting("sequences per update", str(sequences_per_update), str(paper), source))
+        settings.append(ComparedSetting("sequences per update", str(sequences_per_update), str(paper), source))
     for key, source in sources(name).items():
         section, _, setting = key.partition(".")
         if section in SECTIONS and setting not in WITHOUT_EFFECT:
             own, paper = (OmegaConf.select(each, key) for each in (cfg, recipe))
-            settings.append(Setting(key, shown(own), shown(paper), source))
+            settings.append(ComparedSetting(key, shown(own), shown(paper), source))
     return settings
 
 

@@ -1,5 +1,6 @@
 """What the report says about one pretraining run, read from its folder."""
 
+import dataclasses
 import math
 import os
 import re
@@ -7,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -16,13 +16,12 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.training import training_seconds
 from amos_fairseq.flops.recipe import missing_settings, read_checkpoint_configuration
 from amos_fairseq.flops.training import training_flops
-from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
-from amos_fairseq.inspection.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
-from amos_fairseq.inspection.results import Inspection
-from amos_fairseq.metrics_file import FILE_NAME, read_records
+from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.plotting.curves import Run, run_names
-from amos_fairseq.plotting.curves import read_runs as read_curves
+from amos_fairseq.report.curves import Curve, RunCurves, distinct_names, read_curves
+from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
+from amos_fairseq.report.inspection import Inspection
+from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
@@ -31,7 +30,7 @@ GPU = re.compile(r"name = (\S.*?)\s*$", re.MULTILINE)  # fairseq logs a line "ra
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """What is computed for each run.
 
     Attributes:
@@ -48,7 +47,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Cost:
+class PretrainingCost:
     """The cost of pretraining. A field is None where the run's files do not contain it.
 
     Attributes:
@@ -70,7 +69,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class ReportRun:
+class PretrainingRun:
     """One run.
 
     Attributes:
@@ -81,8 +80,8 @@ class ReportRun:
 
     folder: Path
     name: str
-    cost: Cost
-    curves: Run | None = None
+    cost: PretrainingCost
+    curves: RunCurves | None = None
     cfg: DictConfig | None = None
     checkpoint_updates: int = 0
     setup: str = ""
@@ -103,7 +102,7 @@ def distinct_folders(folders: Sequence[str]) -> list[Path]:
     return list(names.values())
 
 
-def read_runs(folders: Sequence[str], options: Options) -> list[ReportRun]:
+def read_runs(folders: Sequence[str], options: ReportOptions) -> list[PretrainingRun]:
     """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once.
 
     Raises:
@@ -115,18 +114,17 @@ def read_runs(folders: Sequence[str], options: Options) -> list[ReportRun]:
             raise UserError(
                 f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run of pretraining"
             )
-    names = run_names([str(path / FILE_NAME) for path in paths])
-    return [_read_run(path, name, options) for path, name in zip(paths, names, strict=True)]
+    return [_read_run(path, name, options) for path, name in zip(paths, distinct_names(paths), strict=True)]
 
 
-def _read_run(path: Path, name: str, options: Options) -> ReportRun:
+def _read_run(path: Path, name: str, options: ReportOptions) -> PretrainingRun:
     curves = None
     if (path / FILE_NAME).is_file():
-        (read,) = read_curves([str(path)])
-        curves = Run(name, read.curves, read.recipe)
+        (read,) = read_curves([path])
+        curves = dataclasses.replace(read, name=name)
     if not (path / LAST_CHECKPOINT).is_file():
         reason = f"{path} has no {LAST_CHECKPOINT}"
-        return ReportRun(path, name, cost_of(path, None, None), curves, missing={"checkpoint": reason})
+        return PretrainingRun(path, name, cost_of(path, curves), curves, missing={"checkpoint": reason})
     loaded = load_checkpoint(path)
     if not isinstance(loaded.model, PretrainingModel):
         raise UserError(
@@ -138,11 +136,13 @@ def _read_run(path: Path, name: str, options: Options) -> ReportRun:
         cfg, missing["recipe"] = None, f"{loaded.file} does not contain the settings of its run"
     inspections = _inspections(loaded, options, missing)
     losses = _losses(loaded, options, missing)
-    cost = cost_of(path, cfg, vocabulary_size, loaded)
-    return ReportRun(path, name, cost, curves, cfg, loaded.num_updates, setup_of(loaded), losses, inspections, missing)
+    cost = cost_of(path, curves, loaded, cfg, vocabulary_size)
+    return PretrainingRun(
+        path, name, cost, curves, cfg, loaded.num_updates, setup_of(loaded), losses, inspections, missing
+    )
 
 
-def _inspections(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[Inspection]:
+def _inspections(loaded: LoadedCheckpoint, options: ReportOptions, missing: dict[str, str]) -> list[Inspection]:
     try:
         texts = options.sentences or [text_of_corpus(loaded, "--sentence")]
     except UserError as error:
@@ -151,7 +151,7 @@ def _inspections(loaded: LoadedCheckpoint, options: Options, missing: dict[str, 
     return [inspect_text(loaded, text, options.seed, None, top=1, with_samples=True) for text in texts]
 
 
-def _losses(loaded: LoadedCheckpoint, options: Options, missing: dict[str, str]) -> list[DepthLosses]:
+def _losses(loaded: LoadedCheckpoint, options: ReportOptions, missing: dict[str, str]) -> list[DepthLosses]:
     try:
         blocks = held_out_blocks(loaded, options.text)
     except UserError as error:
@@ -172,35 +172,43 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
     depths = model.depth_names
     if len(depths) == 1:
         return f"generator of depth {depths[0]}"
-    names = {
-        "learned": "learned mixture", "uniform": "uniform mixture", "fixed": "fixed mixture",
-        "random_layer": "random layer", "layer_switch": "layer switch",
-    }  # fmt: skip
+    kind = str(model.cfg.mixture).replace("_", " ")
+    if kind in ("learned", "uniform", "fixed"):
+        kind += " mixture"
     separate = " of separate generators" if model.cfg.separate_generators else ""
-    return f"{names[str(model.cfg.mixture)]}{separate}, depths {', '.join(depths)}"
+    return f"{kind}{separate}, depths {', '.join(depths)}"
 
 
 def cost_of(
-    path: Path, cfg: DictConfig | None, vocabulary_size: int | None, loaded: LoadedCheckpoint | None = None
-) -> Cost:
+    path: Path,
+    curves: RunCurves | None,
+    loaded: LoadedCheckpoint | None = None,
+    cfg: DictConfig | None = None,
+    vocabulary_size: int | None = None,
+) -> PretrainingCost:
     """Return the cost of a run until its last logged update, or until its checkpoint."""
-    records = [record for record in read_records(path) if record["split"] == "train"]
-    num_updates = max([loaded.num_updates if loaded else 0, *(record["update"] for record in records)])
-    rates = [record["wps"] for record in records if record.get("wps")]
-    values: dict[str, Any] = {
-        "seconds": max(logged_seconds(records), stored_seconds(loaded) if loaded else 0.0) or None,
-        "tokens_per_second": statistics.median(rates) if rates else None,
-        "hardware": hardware_of(path),
-    }
-    if cfg is not None:
-        try:
-            today = training_flops(cfg, vocabulary_size)
-            thesis = training_flops(cfg, vocabulary_size, "thesis")
-        except (UserError, ArithmeticError):  # no end, or a cost per update that varies
-            return Cost(num_updates, **values)
-        values["tokens_per_update"] = today.tokens_per_update
-        values["flops_per_update"], values["thesis_flops_per_update"] = today.per_update, thesis.per_update
-    return Cost(num_updates, **values)
+    logged = curves.curves.get("train", {}) if curves else {}
+    updates = [update for curve in logged.values() for update in curve.updates]
+    walls, rates = ([x for x in logged.get(key, Curve()).values if not math.isnan(x)] for key in ("wall", "wps"))
+    cost = PretrainingCost(
+        max([loaded.num_updates if loaded else 0, *updates]),
+        seconds=max(logged_seconds(walls), stored_seconds(loaded) if loaded else 0.0) or None,
+        tokens_per_second=statistics.median(filter(None, rates)) if any(rates) else None,
+        hardware=hardware_of(path),
+    )
+    if cfg is None:
+        return cost
+    try:
+        today = training_flops(cfg, vocabulary_size)
+        thesis = training_flops(cfg, vocabulary_size, "thesis")
+    except (UserError, ArithmeticError):  # no end, or a cost per update that varies
+        return cost
+    return dataclasses.replace(
+        cost,
+        tokens_per_update=today.tokens_per_update,
+        flops_per_update=today.per_update,
+        thesis_flops_per_update=thesis.per_update,
+    )
 
 
 def stored_seconds(loaded: LoadedCheckpoint) -> float:
@@ -218,13 +226,13 @@ def stored_seconds(loaded: LoadedCheckpoint) -> float:
         return 0.0
 
 
-def logged_seconds(records: Sequence[dict[str, Any]]) -> float:
+def logged_seconds(walls: Sequence[float]) -> float:
     """Return at least the running time that the log shows: ``wall`` starts at 0 in each process of a run.
 
     A process whose first record has a larger ``wall`` than the last one of the process before it is not recognized.
     """
     total, last = 0.0, math.inf
-    for wall in (record["wall"] for record in records if record.get("wall") is not None):
+    for wall in walls:
         total += wall - last if wall >= last else wall
         last = wall
     return total

@@ -1,111 +1,130 @@
-"""The parts of the report: what each shows, on which text, with how many samples, and where it is in the paper."""
+"""The sections of the report: what each shows, on which text, with how many samples, and where it is in the paper."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
-from amos_fairseq.inspection.html_page import annotated_text, depth_legend
-from amos_fairseq.inspection.results import Inspection, printable
-from amos_fairseq.plotting.curves import (
-    DETECTOR_PANELS,
-    PANELS,
-    Curve,
-    Panel,
-    Run,
-    depth_names,
-    panels_figure,
-    reference_levels,
+from amos_fairseq.pictures import RC_PARAMS, depth_colours
+from amos_fairseq.probing.results import (
+    ProbeResult,
+    in_order,
+    probing_figure,
+    results_table,
+    row_name,
+    scores_by_cell,
+    table_notes,
 )
-from amos_fairseq.plotting.probing import probing_figure
-from amos_fairseq.plotting.report_figures import Sample, loss_distributions, scores_over_cost
-from amos_fairseq.plotting.style import depth_colours
-from amos_fairseq.probing.experiment import in_order
-from amos_fairseq.probing.results import Result, read_results, results_table, row_name, scores_by_cell, table_notes
-from amos_fairseq.report.page import Part
+from amos_fairseq.report.curves import DETECTOR_PANELS, PANELS, RunCurves, depth_names, panels_figure, reference_levels
+from amos_fairseq.report.figures import LossGroup, loss_distributions, scores_over_cost
+from amos_fairseq.report.inspection import Inspection, MaskedToken, printable
+from amos_fairseq.report.inspection_views import annotated_text, depth_legend
+from amos_fairseq.report.page import Page, Section
 from amos_fairseq.report.recipe import compare_settings, paper_recipe
-from amos_fairseq.report.results import BenchmarkResults, benchmark_table, num_seeds, points_over_cost, seeds_in_words
-from amos_fairseq.report.runs import ReportRun, distinct_folders
-from amos_fairseq.tables import Table
+from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, seeds_in_words
+from amos_fairseq.report.runs import PretrainingRun
+from amos_fairseq.summary_file import Summary
+from amos_fairseq.tables import MISSING, Table
 
 UNKNOWN = "not in the run's files"
+TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
+# Title, figure or table of the paper, caption, key of the log.
+CURVES = {
+    "generator-loss": (
+        "Generator loss by depth",
+        "AMOS Figure 1b",
+        "MLM loss of each depth of the generator on masked tokens (Eq. 2), in nats.",
+        "mlm_loss_",
+    ),
+    "mixture": (
+        "Mixture weights",
+        "AMOS Figure 5a",
+        "Weight of each generator depth in the mixture (Eq. 3), mean over all masked tokens.",
+        "mixture_",
+    ),
+    "recall": (
+        "Discriminator accuracy on replaced tokens",
+        "AMOS Figure 5b",
+        "Fraction of the replaced tokens to which the discriminator gives P(replaced) > 1/2.",
+        "rtd_recall",
+    ),
+}
 
 
-@dataclass
-class Report:
-    """The parts of the page in their order, and one line for each part that is left out."""
-
-    parts: list[Part] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def add(self, name: str, part: Part | None, reason: str) -> None:
-        """Add a part, or the reason why there is none."""
-        if part is None:
-            self.missing.append(f"{name}: {reason}")
-        else:
-            self.parts.append(part)
-
-
-def build_report(
-    runs: Sequence[ReportRun],
+@matplotlib.rc_context(RC_PARAMS)
+def build_page(
+    runs: Sequence[PretrainingRun],
     text_name: str,
-    glue: Sequence[BenchmarkResults],
-    tag: Sequence[BenchmarkResults],
-    probing: Sequence[Part],
-) -> Report:
-    """Build all parts.
+    glue: Sequence[Summary] = (),
+    tag: Sequence[Summary] = (),
+    probing: Sequence[dict[str, Any]] = (),
+) -> Page:
+    """Build all sections, and a line for each one that is left out.
 
     Args:
         text_name: what the held-out text is called in captions.
         glue, tag: results of fine-tuning; empty without the flag.
-        probing: of :func:`probing_parts`.
+        probing: results of :func:`amos_fairseq.report.results.read_probing`.
     """
-    report = Report()
-    report.parts.append(cost_part(runs))
-    report.add(
-        "Fine-tuning results (AMOS Table 1)",
-        benchmark_part("results", "Fine-tuning results", "AMOS Table 1", glue),
-        "--glue DIR adds them, the output of amos glue or amos squad",
-    )
-    report.add(
-        "Score over the cost of pretraining (AMOS Figure 6)",
-        over_cost_part([*glue, *tag], runs),
-        "--glue DIR DIR ... adds it: the outputs of amos glue for two or more checkpoints of a run",
-    )
-    report.add("Tagging results", benchmark_part("tagging", "Tagging results", "", tag),
-               "--tag DIR adds them, the output of amos tag")  # fmt: skip
-    report.add("Loss on replaced tokens by depth (AMOS Figure 1a)", losses_part(runs, text_name), _why(
-        runs, "text", "losses", hint="--text FILE gives a held-out text"))  # fmt: skip
-    for anchor, title, source, caption, key in CURVES:
-        part = curve_part(anchor, title, source, caption, key, runs)
-        reason = "no run has logged it; metrics.jsonl is missing, or the objective has no such value"
-        if key == "mixture_" and any(len(depth_names(panel_of(key), [run.curves])) == 1 for run in runs if run.curves):
-            reason = "no run has a generator with several depths"
-        report.add(f"{title} ({source})", part, reason)
-    report.add(
-        "State of the discriminator",
-        discriminator_part(runs),
-        "no run has logged what a discriminator does with tokens",
-    )
-    report.add("Replaced tokens by depth (AMOS Table 9)", samples_part(runs), _why(runs, "sentences"))
-    report.parts += probing
+    # Sections with their names and the reason why there is none.
+    found: list[tuple[str, Section | None, str]] = [
+        ("", cost_section(runs), ""),
+        (
+            "Fine-tuning results (AMOS Table 1)",
+            benchmark_section("results", "Fine-tuning results", "AMOS Table 1", glue),
+            "--glue DIR adds them, the output of amos glue or amos squad",
+        ),
+        (
+            "Score over the cost of pretraining (AMOS Figure 6)",
+            over_cost_section([*glue, *tag], runs),
+            "--glue DIR DIR ... adds it: the outputs of amos glue for two or more checkpoints of a run",
+        ),
+        (
+            "Tagging results",
+            benchmark_section("tagging", "Tagging results", "", tag),
+            "--tag DIR adds them, the output of amos tag",
+        ),
+        (
+            "Loss on replaced tokens by depth (AMOS Figure 1a)",
+            losses_section(runs, text_name),
+            _why(runs, "text", "losses", hint="--text FILE gives a held-out text"),
+        ),
+        *(curve_section(anchor, runs) for anchor in CURVES),
+        (
+            "State of the discriminator",
+            discriminator_section(runs),
+            "no run has logged what a discriminator does with tokens",
+        ),
+        ("Replaced tokens by depth (AMOS Table 9)", samples_section(runs), _why(runs, "sentences")),
+        *(("", probing_section(own, number, len(probing) > 1), "") for number, own in enumerate(probing, start=1)),
+    ]
     if not probing:
-        report.missing.append(
-            'Edge probing by layer (AMOS "Figure 4", Table 8): --probe DIR adds it, the output of amos probe'
-        )
-    report.add(
-        "Recipe and departures from the paper", recipe_part(runs), _why(runs, "recipe") or "no recipe of a paper"
+        reason = "--probe DIR adds it, the output of amos probe"
+        found.append(('Edge probing by layer (AMOS "Figure 4", Table 8)', None, reason))
+    reason = _why(runs, "recipe") or "no recipe of a paper"
+    found.append(("Recipe and departures from the paper", recipe_section(runs), reason))
+    return Page(
+        *title_and_lead(runs),
+        [section for _, section, _ in found if section is not None],
+        [f"{name}: {reason}" for name, section, reason in found if section is None],
     )
-    return report
 
 
-def _why(runs: Sequence[ReportRun], *keys: str, hint: str = "") -> str:
-    """Return why no run has a part: the reasons in ``missing`` under these keys, and of runs without a checkpoint.
+def title_and_lead(runs: Sequence[PretrainingRun]) -> tuple[str, str]:
+    """Return the heading of the page, and the line below it."""
+    names = ", ".join(run.name for run in runs)
+    described = [" ".join(filter(None, [run.objective.upper(), run.setup and f"({run.setup})"])) for run in runs]
+    updates = ", ".join(f"{run.cost.num_updates:,}" for run in runs)
+    objectives = "; ".join(filter(None, dict.fromkeys(described)))
+    return f"Pretraining of {names}", " ".join(filter(None, [objectives and f"{objectives}.", f"Updates: {updates}."]))
+
+
+def _why(runs: Sequence[PretrainingRun], *keys: str, hint: str = "") -> str:
+    """Return why no run has a section: the reasons in ``missing`` under these keys, and of runs without a checkpoint.
 
     ``hint`` is added where a run has no text, which the first key says.
     """
@@ -114,59 +133,56 @@ def _why(runs: Sequence[ReportRun], *keys: str, hint: str = "") -> str:
     return "; ".join([*reasons, *hints])
 
 
-def cost_part(runs: Sequence[ReportRun]) -> Part:
+def cost_section(runs: Sequence[PretrainingRun]) -> Section:
     """The runs side by side: what was trained, on what, for how long."""
-    rows = []
-    for name, value in (
-        ("objective", lambda run: run.objective or UNKNOWN),
-        ("replaced tokens from", lambda run: run.setup or UNKNOWN),
-        ("encoder", _size),
-        ("updates", lambda run: f"{run.cost.num_updates:,}"),
-        ("tokens", _tokens),
-        ("FLOPs, matrix products", lambda run: _flops(run, run.cost.flops_per_update)),
-        ("FLOPs, convention of thesis 5.2.2", lambda run: _flops(run, run.cost.thesis_flops_per_update)),
-        ("hours", lambda run: UNKNOWN if run.cost.seconds is None else f"{run.cost.seconds / 3600:,.2f}"),
-        ("tokens per second, median", _rate),
-        ("machine", _machine),
-    ):  # fmt: skip
-        rows.append([name, *(value(run) for run in runs)])
-    return Part(
-        "cost", "Runs and their cost", "AMOS Appendix C",
+    values = {
+        "objective": lambda run: run.objective or UNKNOWN,
+        "replaced tokens from": lambda run: run.setup or UNKNOWN,
+        "encoder": _size,
+        "updates": lambda run: f"{run.cost.num_updates:,}",
+        "tokens": _tokens,
+        "FLOPs, matrix products": lambda run: _flops(run, run.cost.flops_per_update),
+        "FLOPs, convention of thesis 5.2.2": lambda run: _flops(run, run.cost.thesis_flops_per_update),
+        "hours": lambda run: UNKNOWN if run.cost.seconds is None else f"{run.cost.seconds / 3600:,.2f}",
+        "tokens per second, median": lambda run: _or_unknown(run.cost.tokens_per_second),
+        "machine": _machine,
+    }
+    rows = [[name, *map(value, runs)] for name, value in values.items()]
+    caption = (
         "Until the last logged update. Tokens: of full blocks, special tokens included. FLOPs: counted by amos flops, without "
         "the optimizer's step. Hours: running time of all training processes, validation and checkpoints included; for a run "
-        "without its checkpoint_last.pt, or without the checkpoint that it started from, at least that time.",
-        tables=[Table("", ["", *(run.name for run in runs)], rows)],
-    )  # fmt: skip
+        "without its checkpoint_last.pt, or without the checkpoint that it started from, at least that time."
+    )
+    table = Table("", ["", *(run.name for run in runs)], rows)
+    return Section("cost", "Runs and their cost", "AMOS Appendix C", caption, tables=[table])
 
 
-def _size(run: ReportRun) -> str:
+def _or_unknown(value: float | None) -> str:
+    return f"{value:,.0f}" if value else UNKNOWN
+
+
+def _size(run: PretrainingRun) -> str:
     if run.cfg is None:
         return UNKNOWN
     model = run.cfg.model
     return f"{model.encoder_layers} layers of width {model.encoder_embed_dim}, {run.cfg.task.tokens_per_sample} tokens"
 
 
-def _tokens(run: ReportRun) -> str:
+def _tokens(run: PretrainingRun) -> str:
     per_update = run.cost.tokens_per_update
     return f"{run.cost.num_updates * per_update:,} ({per_update:,} an update)" if per_update else UNKNOWN
 
 
-def _flops(run: ReportRun, per_update: int | None) -> str:
-    return f"{scientific(run.cost.num_updates * per_update)}" if per_update else "not counted"
-
-
-def scientific(number: float) -> str:
+def _flops(run: PretrainingRun, per_update: int | None) -> str:
     """Return "1.36 \u00d7 10\u00b9\u00b3" for 1.36e13."""
-    digits, exponent = f"{number:.2e}".split("e")
+    if not per_update:
+        return "not counted"
+    digits, exponent = f"{run.cost.num_updates * per_update:.2e}".split("e")
     superscripts = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
     return f"{digits} \u00d7 10{str(int(exponent)).translate(superscripts)}"
 
 
-def _rate(run: ReportRun) -> str:
-    return f"{run.cost.tokens_per_second:,.0f}" if run.cost.tokens_per_second else UNKNOWN
-
-
-def _machine(run: ReportRun) -> str:
+def _machine(run: PretrainingRun) -> str:
     if run.cost.hardware:
         return run.cost.hardware
     if run.cfg is None:
@@ -175,18 +191,18 @@ def _machine(run: ReportRun) -> str:
     return f"not in the log; {processes} training process{'es' * (processes > 1)}"
 
 
-def benchmark_part(anchor: str, title: str, source: str, results: Sequence[BenchmarkResults]) -> Part | None:
+def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Summary]) -> Section | None:
     if not results:
         return None
-    table = benchmark_table("", results)
+    table = benchmark_table(results)
     caption = (
         f"Medians ± standard deviations over {num_seeds(results)} of fine-tuning, in percent, on the development sets. "
         "Random weights: the same model without pretraining."
     )
-    return Part(anchor, title, source, caption, tables=[table], notes=list(table.notes))
+    return Section(anchor, title, source, caption, tables=[table], notes=list(table.notes))
 
 
-def over_cost_part(results: Sequence[BenchmarkResults], runs: Sequence[ReportRun]) -> Part | None:
+def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]) -> Section | None:
     """Scores of the kept checkpoints of a run."""
     panels, unit = points_over_cost(results, runs)
     if not panels:
@@ -195,12 +211,11 @@ def over_cost_part(results: Sequence[BenchmarkResults], runs: Sequence[ReportRun
         f"Median score over {num_seeds(results)} of fine-tuning for each kept checkpoint of a run; bars are standard "
         f"deviations. The horizontal axis counts {unit}; the paper's counts hours of pretraining on 64 A100."
     )
-    return Part(
-        "score-by-cost", "Score over the cost of pretraining", "AMOS Figure 6", caption, scores_over_cost(panels, unit)
-    )
+    title = "Score over the cost of pretraining"
+    return Section("score-by-cost", title, "AMOS Figure 6", caption, scores_over_cost(panels, unit))
 
 
-def losses_part(runs: Sequence[ReportRun], text_name: str) -> Part | None:
+def losses_section(runs: Sequence[PretrainingRun], text_name: str) -> Section | None:
     shown = [run for run in runs if run.losses]
     if not shown:
         return None
@@ -208,10 +223,10 @@ def losses_part(runs: Sequence[ReportRun], text_name: str) -> Part | None:
     for run in shown:
         for of_depth in run.losses:
             count, losses = len(of_depth.losses), of_depth.losses
-            statistics = [f"{np.mean(losses):.3f}", f"{np.median(losses):.3f}"] if count else ["-", "-"]
-            found = f"{100 * of_depth.recall:.1f}" if count else "-"
-            share = f"{100 * count / of_depth.num_masked:.1f}"
-            rows.append([f"{run.name}, depth {of_depth.depth}", f"{count:,}", share, *statistics, found])
+            share, statistics = f"{100 * count / of_depth.num_masked:.1f}", [MISSING] * 3
+            if count:
+                statistics = [f"{losses.mean():.3f}", f"{np.median(losses):.3f}", f"{100 * of_depth.recall:.1f}"]
+            rows.append([f"{run.name}, depth {of_depth.depth}", f"{count:,}", share, *statistics])
     columns = ["", "replaced tokens", "of masked (%)", "mean loss", "median loss", "P > 1/2 (%)"]
     masked = sorted({of_depth.num_masked for run in shown for of_depth in run.losses})
     updates = ", ".join(f"{run.checkpoint_updates:,}" for run in shown)
@@ -226,80 +241,67 @@ def losses_part(runs: Sequence[ReportRun], text_name: str) -> Part | None:
         f"After {updates} updates, on {text_name}; {' to '.join(f'{n:,}' for n in dict.fromkeys([masked[0], masked[-1]]))} "
         f"masked tokens for each depth; samples that equal the original are not replaced.{departure * mixed}"
     )
-    figure, table = loss_distributions(loss_panels(shown)), Table("", columns, rows)
-    return Part("loss-by-depth", "Loss on replaced tokens by depth", "AMOS Figure 1a", caption, figure, [table])
+    figure, title = loss_distributions(loss_panels(shown)), "Loss on replaced tokens by depth"
+    return Section("loss-by-depth", title, "AMOS Figure 1a", caption, figure, [Table("", columns, rows)])
 
 
-def loss_panels(runs: Sequence[ReportRun]) -> dict[str, list[Sample]]:
+def loss_panels(runs: Sequence[PretrainingRun]) -> dict[str, list[LossGroup]]:
     """Return one panel for each run with several depths, and one for all runs with a single depth together."""
     panels, single = {}, [run for run in runs if len(run.losses) == 1]
     if single:
         title = single[0].name if len(single) == 1 else "one discriminator for each generator"
-        panels[title] = [Sample(f"{run.name}, depth {run.losses[0].depth}", run.losses[0].losses) for run in single]
+        panels[title] = [LossGroup(f"{run.name}, depth {run.losses[0].depth}", run.losses[0].losses) for run in single]
     for run in runs:
         if len(run.losses) > 1:
-            panels[run.name] = [Sample(f"depth {of_depth.depth}", of_depth.losses) for of_depth in run.losses]
+            panels[run.name] = [LossGroup(f"depth {of_depth.depth}", of_depth.losses) for of_depth in run.losses]
     return panels
 
 
-TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
-# Anchor, title, figure of the paper, caption, key of the log.
-CURVES = (
-    ("generator-loss", "Generator loss by depth", "AMOS Figure 1b",
-     "MLM loss of each depth of the generator on masked tokens (Eq. 2), in nats.", "mlm_loss_"),
-    ("mixture", "Mixture weights", "AMOS Figure 5a",
-     "Weight of each generator depth in the mixture (Eq. 3), mean over all masked tokens.", "mixture_"),
-    ("recall", "Discriminator accuracy on replaced tokens", "AMOS Figure 5b",
-     "Fraction of the replaced tokens to which the discriminator gives P(replaced) > 1/2.", "rtd_recall"),
-)  # fmt: skip
-
-
-def panel_of(key: str) -> Panel:
-    return next(panel for panel in PANELS if panel.key == key)
-
-
-def curve_part(anchor: str, title: str, source: str, caption: str, key: str, runs: Sequence[ReportRun]) -> Part | None:
-    """One panel of ``amos plot`` with all runs."""
-    panel = panel_of(key)
+def curve_section(anchor: str, runs: Sequence[PretrainingRun]) -> tuple[str, Section | None, str]:
+    """One panel of ``amos plot`` with all runs: name, section, and the reason why there is none."""
+    title, source, caption, key = CURVES[anchor]
+    panel = next(panel for panel in PANELS if panel.key == key)
     curves = [run.curves for run in runs if run.curves is not None and depth_names(panel, [run.curves])]
-    if not curves or (key == "mixture_" and len(depth_names(panel, curves)) < 2):
-        return None
+    if not curves:
+        reason = "no run has logged it; metrics.jsonl is missing, or the objective has no such value"
+        return f"{title} ({source})", None, reason
+    if anchor == "mixture" and len(depth_names(panel, curves)) < 2:
+        return f"{title} ({source})", None, "no run has a generator with several depths"
     if reference_levels(panel, curves):
         caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
     setups = [f"{run.name}, {run.setup}" for run in runs if run.curves in curves and run.setup]
-    if key == "rtd_recall" and len(setups) > 1:
+    if anchor == "recall" and len(setups) > 1:
         caption += f" The runs are the curriculum setups: {'; '.join(setups)}."
-    return Part(anchor, title, source, caption + TRAINING_AND_VALIDATION, panels_figure([panel], curves, titled=False))
+    figure = panels_figure([panel], curves, titled=False)
+    return "", Section(anchor, title, source, caption + TRAINING_AND_VALIDATION, figure), ""
 
 
-def discriminator_part(runs: Sequence[ReportRun]) -> Part | None:
+def discriminator_section(runs: Sequence[PretrainingRun]) -> Section | None:
     """Whether detection distinguishes tokens: its curves, and a line for each run in which it ended without doing so."""
-    found = [run.curves for run in runs if run.curves is not None]
-    panels = [panel for panel in DETECTOR_PANELS if depth_names(panel, found)]
+    found = {run.name: run.curves for run in runs if run.curves is not None}
+    curves = list(found.values())
+    panels = [panel for panel in DETECTOR_PANELS if depth_names(panel, curves)]
     if not panels:
         return None
-    notes = []
-    for run in runs:
-        since = collapsed_since(run.curves) if run.curves is not None else None
-        if since is not None:
-            notes.append(
-                f"{run.name}: since update {since:,} the logits of a batch have been equal (standard deviation below "
-                f"{EQUAL_LOGITS}): detection gives all tokens the same probability. docs/collapse.md says what to do."
-            )
-    return Part(
-        "discriminator", "State of the discriminator", "",
+    notes = [
+        f"{name}: since update {since:,} the logits of a batch have been equal (standard deviation below "
+        f"{EQUAL_LOGITS}): detection gives all tokens the same probability. docs/collapse.md says what to do."
+        for name, own in found.items()
+        if (since := collapsed_since(own)) is not None
+    ]
+    caption = (
         "The detection loss minus that of a detector that knows only the fraction of replaced tokens; the standard deviation "
         "of the logits within a batch; and, of the states below the detection head on held-out text, the variance divided by "
         "the mean square, the share of the first principal component in the variance, and the participation ratio."
-        + TRAINING_AND_VALIDATION,
-        panels_figure(panels, found, titled=True), notes=notes,
-    )  # fmt: skip
+    )
+    figure = panels_figure(panels, curves, titled=True)
+    title = "State of the discriminator"
+    return Section("discriminator", title, "", caption + TRAINING_AND_VALIDATION, figure, notes=notes)
 
 
-def collapsed_since(curves: Run) -> int | None:
+def collapsed_since(curves: RunCurves) -> int | None:
     """Return the first of the last logged updates of training in which all logits were equal; None if the last one was not."""
-    logged = curves.curves.get("train", {}).get("rtd_logit_std", Curve())
-    since = None
+    logged, since = curves.get("train", "rtd_logit_std"), None
     for update, value in zip(logged.updates, logged.values, strict=True):
         if not value < EQUAL_LOGITS:
             since = None
@@ -308,12 +310,15 @@ def collapsed_since(curves: Run) -> int | None:
     return since
 
 
-def samples_part(runs: Sequence[ReportRun]) -> Part | None:
+def samples_section(runs: Sequence[PretrainingRun]) -> Section | None:
     """Texts with the tokens that each depth would replace the masked ones by."""
-    texts = [_samples_of_run(run, len(runs) > 1) for run in runs if run.inspections]
-    if not texts:
+    shown = [run for run in runs if run.inspections]
+    if not shown:
         return None
-    sampled = any(masked.samples for run in runs for each in run.inspections for masked in each.masked)
+    html = ""
+    for run in shown:
+        html += f"<h3>{escape(printable(run.name))}</h3>" * (len(runs) > 1) + "".join(map(_samples, run.inspections))
+    sampled = any(masked.samples for run in shown for each in run.inspections for masked in each.masked)
     kind = "sampled from each depth of the generator" if sampled else "that is most probable"
     caption = f"Underlined words are masked out. In brackets: the token {kind}, in the order and color of the depths."
     if sampled:
@@ -321,77 +326,44 @@ def samples_part(runs: Sequence[ReportRun]) -> Part | None:
             " A hyphen marks a piece that continues a word. A check mark follows a replaced token that the discriminator "
             "finds, P(replaced) > 1/2, when all masked tokens of the text are replaced by that depth."
         )
-    return Part("replaced-tokens", "Replaced tokens by depth", "AMOS Table 9", caption, html="".join(texts))
+    return Section("replaced-tokens", "Replaced tokens by depth", "AMOS Table 9", caption, html=html)
 
 
-def _samples_of_run(run: ReportRun, named: bool) -> str:
-    heading = f"<h3>{escape(printable(run.name))}</h3>" if named else ""
-    return heading + "".join(map(_samples_of_text, run.inspections))
-
-
-def _samples_of_text(inspection: Inspection) -> str:
-    colours = depth_colours(len(inspection.depth_names))
-    pieces = []
-    for masked in inspection.masked:
+def _samples(inspection: Inspection) -> str:
+    def pieces(masked: MaskedToken) -> list[str]:
         original = inspection.tokens[masked.position].original
-        if masked.samples:
-            pieces.append([
-                sample.shown + " \u2713" * (sample.piece != original and (sample.positive_probability or 0) > 0.5)
-                for sample in masked.samples
-            ])  # fmt: skip
-        else:
-            pieces.append([predictions[0].piece for predictions in masked.predictions])
+        found = [one.piece != original and (one.positive_probability or 0) > 0.5 for one in masked.samples]
+        if not found:
+            return [predictions[0].piece for predictions in masked.predictions]
+        return [one.shown + " \u2713" * mark for one, mark in zip(masked.samples, found, strict=True)]
+
+    colours = depth_colours(len(inspection.depth_names))
     note = (
         f"{len(inspection.masked)} of {len(inspection.tokens)} tokens {inspection.selected}, seed {inspection.seed}, after "
         f"{inspection.num_updates:,} updates; in brackets {depth_legend(inspection, colours)}."
     )
-    return f"{annotated_text(inspection, pieces, colours)}<p class=note>{note}</p>"
+    text = annotated_text(inspection, list(map(pieces, inspection.masked)), colours)
+    return f"{text}<p class=note>{note}</p>"
 
 
-def read_probing(folders: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the contents of ``results.json`` in outputs of ``amos probe``; a folder that is given twice counts once.
-
-    Raises:
-        UserError: a folder has no results, or damaged ones.
-    """
-    contents = []
-    for folder in distinct_folders(folders):
-        contents.append(read_results(folder))
-        if not contents[-1]["results"]:
-            raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
-    return contents
-
-
-def probing_parts(contents: Sequence[dict[str, Any]]) -> list[Part]:
-    """Return one part for each output of ``amos probe``: the picture and the table of its scores.
-
-    Args:
-        contents: of :func:`read_probing`.
-    """
-    return [
-        _probing_part(content, f"probing-{number + 1}" if number else "probing", len(contents) > 1)
-        for number, content in enumerate(contents)
-    ]
-
-
-def _probing_part(content: dict[str, Any], anchor: str, named: bool) -> Part:
-    results = in_order([Result(**result) for result in content["results"]])
+def probing_section(content: dict[str, Any], number: int, named: bool) -> Section:
+    """The picture and the table of the scores of one output of ``amos probe``."""
+    results, settings = in_order([ProbeResult(**result) for result in content["results"]]), content["settings"]
     run, updates = Path(str(content["checkpoint"].get("file", ""))).parent.name, content["checkpoint"]["num_updates"]
     counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
     seeds = seeds_in_words(len(scores) for cell in scores_by_cell(results).values() for scores in cell.values())
     caption = (
         f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates. Table: 100 times the mean over "
         f"{seeds} of the micro-F1 (or of the score that the task's name gives), ± standard deviation where there are several. "
-        f"Picture: mean and range over the seeds. Classifier: {content['settings'].get('classifier', UNKNOWN)}. "
+        f"Picture: mean and range over the seeds. Classifier: {settings.get('classifier', UNKNOWN)}. "
         f"Scored targets: {', '.join(f'{name} {count}' for name, count in counts.items())}."
     )
-    return Part(
-        anchor, f"Edge probing by layer: {run}" if named else "Edge probing by layer", 'AMOS "Figure 4", Table 8', caption,
-        probing_figure(results), [results_table(results, "", [])], notes=table_notes(results, content["settings"]),
-    )  # fmt: skip
+    anchor, title = "probing" if number == 1 else f"probing-{number}", "Edge probing by layer" + f": {run}" * named
+    figure, table, notes = probing_figure(results), results_table(results, "", []), table_notes(results, settings)
+    return Section(anchor, title, 'AMOS "Figure 4", Table 8', caption, figure, [table], notes=notes)
 
 
-def recipe_part(runs: Sequence[ReportRun]) -> Part | None:
+def recipe_section(runs: Sequence[PretrainingRun]) -> Section | None:
     tables, notes = [], []
     for run in runs:
         name = run.cfg and paper_recipe(run.cfg)
@@ -400,14 +372,18 @@ def recipe_part(runs: Sequence[ReportRun]) -> Part | None:
         per_update = run.cost.tokens_per_update
         settings = compare_settings(run.cfg, name, per_update and per_update // run.cfg.task.tokens_per_sample)
         rows = [[setting.name, setting.own, setting.paper, setting.source] for setting in settings if setting.differs]
-        tables.append(Table(run.name, ["setting", "this run", name, f"source of {name}"], rows))
+        if rows:
+            tables.append(Table(run.name, ["setting", "this run", name, f"source of {name}"], rows))
+        else:
+            notes.append(f"{run.name}: no setting differs from {name}.")
         same = [f"{setting.name} {setting.own}" for setting in settings if setting.is_of_paper and not setting.differs]
         notes.append(f"{run.name}, as in the paper: {', '.join(same)}.")
-    if not tables:
+    if not notes:
         return None
     caption = (
         "Settings in which a run differs from the recipe of its objective and width (base for other widths), with the source "
         'of the recipe\'s value; "ours" where the papers are silent. Differences of the method itself are listed in '
         "docs/departures.md."
     )
-    return Part("recipe", "Recipe and departures from the paper", "AMOS Table 3", caption, tables=tables, notes=notes)
+    title = "Recipe and departures from the paper"
+    return Section("recipe", title, "AMOS Table 3", caption, tables=tables, notes=notes)

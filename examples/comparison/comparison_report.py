@@ -18,7 +18,7 @@ from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.benchmark import column_name
 from amos_fairseq.finetuning.recipes import load_recipe
 from amos_fairseq.finetuning.runs import write_json
-from amos_fairseq.plotting.style import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
+from amos_fairseq.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 from amos_fairseq.tables import MISSING, Table, format_score
 
 END = share_name(1.0)

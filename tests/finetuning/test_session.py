@@ -13,9 +13,9 @@ from fairseq.models import build_model
 from saved_models import TEXT, write_run
 
 import amos_fairseq
+from amos_fairseq.checkpoint_files import verify_checksums
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import verify_checksums
 from amos_fairseq.finetuning.session import PretrainedCheckpoint, read_pretrained_checkpoint
 from amos_fairseq.models.fine_tuning import FineTunedModel
 

@@ -2,12 +2,13 @@
 
 from itertools import product
 
-from amos_fairseq.plotting.probing import column_styles
-from amos_fairseq.probing.results import Result, column_name, columns_of, results_table
+from amos_fairseq.probing.results import ProbeResult, column_name, column_styles, columns_of, results_table
 
 
-def result(layer: int | str, score: float, baseline: str | None = None, seed: int = 1, task: str = "pos") -> Result:
-    return Result(task, "discriminator", layer, baseline, seed, "micro_f1", score, 100)
+def result(
+    layer: int | str, score: float, baseline: str | None = None, seed: int = 1, task: str = "pos"
+) -> ProbeResult:
+    return ProbeResult(task, "discriminator", layer, baseline, seed, "micro_f1", score, 100)
 
 
 def test_columns_are_in_the_order_of_layers_whatever_was_probed_first():

@@ -3,12 +3,16 @@
 import pytest
 
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.report.page import Page, render_page, render_table
 from amos_fairseq.report.recipe import compare_settings, paper_recipe, shown, sources
+from amos_fairseq.report.runs import PretrainingCost, PretrainingRun
+from amos_fairseq.report.sections import recipe_section
+from amos_fairseq.tables import Table
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["amos_base", "electra_small", "electric_base", "mlm_base", "teams_large"])
-def test_a_paper_recipe_differs_nowhere_from_itself(name):
+def test_a_paper_recipe_differs_nowhere_from_itself(name, tmp_path):
     cfg = compose_recipe(name)
     assert paper_recipe(cfg) == name
     batch = cfg.dataset.batch_size * cfg.optimization.update_freq[0]
@@ -17,6 +21,10 @@ def test_a_paper_recipe_differs_nowhere_from_itself(name):
     (first, *_) = settings
     assert first.own == str(batch)
     assert first.is_of_paper
+    cost = PretrainingCost(1, tokens_per_update=batch * cfg.task.tokens_per_sample)
+    section = recipe_section([PretrainingRun(tmp_path, "run", cost, cfg=cfg)])
+    assert section.notes[0] == f"run: no setting differs from {name}."
+    assert section.notes[0] in render_page(Page("", "", [section], []), {})
 
 
 def test_changed_settings_have_the_papers_value_and_source():
@@ -57,3 +65,8 @@ def test_equal_values_look_equal():
     assert shown(50) == shown(50.0) == "50"
     assert shown([5e-4]) == shown([0.0005]) == "0.0005"
     assert shown(None) == shown("") == "none"
+
+
+def test_a_table_without_rows_has_its_head():
+    head = '<thead><tr><th scope="col">a</th><th scope="col"'
+    assert head in render_table(Table("", ["a", "b"], []))

@@ -13,8 +13,9 @@ from failures import error_line
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.probing.results import Result, write_results
-from amos_fairseq.report import write
+from amos_fairseq.probing.results import ProbeResult, write_results
+from amos_fairseq.report import page as pages
+from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
 from amos_fairseq.report.runs import cost_of, hardware_of
 
@@ -80,7 +81,8 @@ def write_probing(folder, run):
     """Two seeds of one probe, with 50 and 70 % of the targets right."""
     folder.mkdir()
     results = [
-        Result(NAME, "generator", 2, None, seed, "micro_f1", score, 9) for seed, score in enumerate((0.5, 0.7), start=1)
+        ProbeResult(NAME, "generator", 2, None, seed, "micro_f1", score, 9)
+        for seed, score in enumerate((0.5, 0.7), start=1)
     ]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
     write_results(folder, checkpoint, {"classifier": "linear"}, results)
@@ -277,7 +279,7 @@ def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write, "write_text", full)
+    monkeypatch.setattr(pages, "write_text", full)
     line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html")
     assert "page.html: the page cannot be written (No space left on device); choose another place with --out" in line
     assert (tmp_path / "page.html").read_bytes() == before
@@ -293,23 +295,28 @@ def write_times(folder, walls, seconds, parent=None):
     return SimpleNamespace(file=folder / "checkpoint_last.pt", parent=parent and str(parent), num_updates=1)
 
 
+def seconds(folder, loaded=None):
+    (curves,) = read_curves([folder])
+    return cost_of(folder, curves, loaded).seconds
+
+
 def test_time_of_a_run_in_parts(tmp_path):
     """Two processes of 100 and 50, or of 100 and 150 seconds; the log does not show the start of the last one."""
     write_times(tmp_path, [40.0, 100.0, None, 20.0, 50.0], None)
-    assert cost_of(tmp_path, None, None).seconds == 150
-    assert cost_of(tmp_path / "absent", None, None).seconds is None
+    assert seconds(tmp_path) == 150
+    assert cost_of(tmp_path / "absent", None).seconds is None
     walls = [40.0, 100.0, 120.0, 150.0]
-    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 250.0)).seconds == 250
-    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 90.0)).seconds == 150, "still training"
-    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, "damaged")).seconds == 150
+    assert seconds(tmp_path, write_times(tmp_path, walls, 250.0)) == 250
+    assert seconds(tmp_path, write_times(tmp_path, walls, 90.0)) == 150, "still training"
+    assert seconds(tmp_path, write_times(tmp_path, walls, "damaged")) == 150
     (tmp_path / "first").mkdir()
     parent = write_times(tmp_path / "first", [], 1000.0).file
-    assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, parent)).seconds == 250
+    assert seconds(tmp_path, write_times(tmp_path, walls, 1250.0, parent)) == 250
     damaged = tmp_path / "first" / "damaged.pt"
     damaged.write_bytes(b"nothing")
     # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
     for unread in (tmp_path / "absent.pt", damaged, tmp_path / ("x" * 300), tmp_path / "a\0b"):
-        assert cost_of(tmp_path, None, None, write_times(tmp_path, walls, 1250.0, unread)).seconds == 150
+        assert seconds(tmp_path, write_times(tmp_path, walls, 1250.0, unread)) == 150
 
 
 def test_gpus_of_the_log(tmp_path):

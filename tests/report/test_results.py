@@ -4,9 +4,9 @@ import pytest
 from benchmark_summary import write_summary, write_tagging
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.summary import Spread
-from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, read_benchmarks
-from amos_fairseq.report.runs import Cost, ReportRun
+from amos_fairseq.report.results import benchmark_table, main_spreads, num_seeds, points_over_cost, read_benchmarks
+from amos_fairseq.report.runs import PretrainingCost, PretrainingRun
+from amos_fairseq.summary_file import Spread
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def results(tmp_path):
 
 
 def test_one_row_for_each_summary(results):
-    table = benchmark_table("", results)
+    table = benchmark_table(results)
     assert table.columns == ["", "MNLI m", "MNLI mm", "RTE"]
     assert table.rows[:3] == [
         ["run, 2,000 updates", "70.0 ± 0.5", "71.0", "55.0 ± 0.5"],
@@ -32,7 +32,7 @@ def test_one_row_for_each_summary(results):
     ]
     assert table.notes == ["a note"]
     assert num_seeds(results) == "1 to 3 seeds"
-    twice = benchmark_table("", results[3:4] * 2)
+    twice = benchmark_table(results[3:4] * 2)
     assert [row[0] for row in twice.rows] == ["other, 500 updates (d)"] * 2
 
 
@@ -41,7 +41,7 @@ def test_results_of_tagging(tmp_path):
     folders = [write_tagging(tmp_path / str(updates), updates, tmp_path / "run") for updates in (10, 20)]
     (tmp_path / "10" / "tagging.setup.json").write_text("{}")
     results = read_benchmarks(folders, "--tag")
-    table = benchmark_table("", results)
+    table = benchmark_table(results)
     assert table.columns == ["", "upos", "chunk (span F1)"]
     assert table.rows == [
         ["run, 10 updates", "81.0 ± 1.4", "62.0 ± 2.8"],
@@ -54,7 +54,7 @@ def test_results_of_tagging(tmp_path):
 
 def test_rows_of_runs_with_equal_folder_names_differ(tmp_path):
     folders = [write_summary(tmp_path / name / "glue", 10, tmp_path / name / "run", RTE=5.0) for name in "ab"]
-    rows = benchmark_table("", read_benchmarks([*folders, folders[0] + "/"], "--glue")).rows
+    rows = benchmark_table(read_benchmarks([*folders, folders[0] + "/"], "--glue")).rows
     assert [row[0] for row in rows] == ["a/run, 10 updates", "b/run, 10 updates"]
 
 
@@ -63,8 +63,8 @@ def test_each_option_shows_its_own_benchmarks(tmp_path):
     both = write_tagging(tmp_path / "both", 10, tmp_path / "run")
     alone = write_summary(tmp_path / "glue", 10, tmp_path / "run", RTE=55.0)
     (tmp_path / "both" / "glue.json").write_bytes((tmp_path / "glue" / "glue.json").read_bytes())
-    assert [list(result.scores) for result in read_benchmarks([both], "--glue")] == [["RTE"]]
-    assert [list(result.scores) for result in read_benchmarks([both], "--tag")] == [["upos", "chunk (span F1)"]]
+    assert [list(main_spreads(result)) for result in read_benchmarks([both], "--glue")] == [["RTE"]]
+    assert [list(main_spreads(result)) for result in read_benchmarks([both], "--tag")] == [["upos", "chunk (span F1)"]]
     with pytest.raises(UserError, match="glue holds results of glue only, which --tag does not show"):
         read_benchmarks([alone], "--tag")
 
@@ -78,7 +78,8 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
         {"label": "other", "points": [(500, 50.0, 0.5), (700, 52.0, 0.5)]},
     ]
     runs = [
-        ReportRun(tmp_path / name, name, Cost(0, flops_per_update=cost)) for name, cost in (("run", 3), ("other", 10))
+        PretrainingRun(tmp_path / name, name, PretrainingCost(0, flops_per_update=cost))
+        for name, cost in (("run", 3), ("other", 10))
     ]
     panels, unit = points_over_cost(results, runs)
     assert unit == "FLOPs of pretraining"
@@ -88,7 +89,8 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
 
 SUMMARY = (
     '{"benchmark": "glue", "tasks": {"%s": {"main_score": "acc", "scores": {"acc": {"median": %s, "deviation": %s, '
-    '"count": 1}}}}, "checkpoint": {"file": "%s", "num_updates": %s}, "setup": {"from_scratch": false}, "notes": ["%s"]}'
+    '"count": 1}}}}, "checkpoint": {"file": "%s", "num_updates": %s}, "setup": {"from_scratch": false}, "notes": ["%s"], '
+    '"runs": []}'
 )
 
 
@@ -99,7 +101,7 @@ def summary(task="RTE", median="50", deviation="1", file="x.pt", num_updates="5"
 def test_the_summary_of_the_next_test_is_accepted(tmp_path):
     (tmp_path / "glue.json").write_text(summary())
     (found,) = read_benchmarks([str(tmp_path)], "--glue")
-    assert (found.scores, found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
+    assert (main_spreads(found), found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
 
 
 @pytest.mark.parametrize(

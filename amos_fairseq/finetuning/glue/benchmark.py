@@ -21,9 +21,10 @@ from amos_fairseq.finetuning.summary import (
     format_spread,
     paper_results,
     paper_squad_cells,
-    read_summary,
     summarize,
+    summary_of_same_weights,
 )
+from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table, format_score
 
 
@@ -54,7 +55,7 @@ class Glue(Benchmark):
         with_test: bool = False,
     ) -> None:
         self.session, self.intermediate, self.with_paper, self.with_test = session, intermediate, with_paper, with_test
-        self.squad = read_summary(squad or session.out, "squad", session.origin)
+        self.squad = summary_of_same_weights(squad or session.out, "squad", session.origin)
         if squad is not None and self.squad is None:
             raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
@@ -149,7 +150,7 @@ class Glue(Benchmark):
         if tasks:
             yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
         if self.squad:
-            yield from (f"SQuAD: {note}" for note in self.squad["notes"])
+            yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         return glue_table(self.session.row_name, summaries, self.squad, self.with_paper, notes)
@@ -201,14 +202,14 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 def glue_table(
     row_name: str,
     summaries: Mapping[str, TaskSummary],
-    squad: dict[str, Any] | None,
+    squad: Summary | None,
     with_paper: bool,
     notes: Sequence[str],
 ) -> Table:
     """Build the table with the checkpoint's row and, with ``with_paper``, the papers' rows.
 
     Args:
-        squad: content of ``squad.json`` for the same checkpoint.
+        squad: ``squad.json`` for the same checkpoint.
     """
     tasks = [task for task in TASKS if task in summaries or (with_paper and task in AVERAGED)]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -220,12 +221,11 @@ def glue_table(
     columns = ["", *(column_name(task) for task in tasks), average_name]
 
     # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
-    squad_task = min(squad["tasks"], key=lambda name: "2" not in name, default=None) if squad else None
-    spreads = squad["tasks"][squad_task]["scores"] if squad and squad_task else {}
-    if spreads or with_paper:
+    spreads = squad.spreads if squad else {}
+    squad_task = min(spreads, key=lambda name: "2" not in name, default=None)
+    if squad_task or with_paper:
         columns += [f"{squad_task or 'SQuAD2.0'} {score}" for score in ("EM", "F1")]
-        found = [spreads.get(name, {}) for name in ("em", "f1")]
-        row += [format_score(spread.get("median"), spread.get("deviation")) for spread in found]
+        row += [format_spread(spreads.get(squad_task, {}).get(name)) for name in ("em", "f1")]
     rows = [row, *(paper_row(paper, tasks) for paper in paper_results())] if with_paper else [row]
     return Table("GLUE dev: median ± standard deviation over seeds", columns, rows, notes)
 

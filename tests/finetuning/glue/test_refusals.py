@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from benchmark_summary import write_summary
 from failures import error_line
 from synthetic_glue import change_task
 
@@ -18,9 +19,10 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
     (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
-    (tmp_path / "squad").mkdir()
-    setup = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256, "from_scratch": True}
-    (tmp_path / "squad" / "squad.json").write_text(json.dumps({"setup": setup, "tasks": {}, "notes": []}))
+    write_summary(tmp_path / "squad", 1, start)
+    content = json.loads((tmp_path / "squad" / "glue.json").read_text())
+    content["setup"] = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256, "from_scratch": True}
+    (tmp_path / "squad" / "squad.json").write_text(json.dumps(content | {"benchmark": "squad"}))
     command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
     for arguments, message in (
         ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose from MNLI, QQP"),

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from amos_fairseq.finetuning.glue.predictions import score
 from amos_fairseq.finetuning.glue.tasks import AVERAGED, TASKS, parse_tasks
 from amos_fairseq.finetuning.runs import RunResult
 from amos_fairseq.finetuning.summary import best_run, paper_results, spread, summarize
+from amos_fairseq.summary_file import Spread, Summary
 
 
 def test_scores_by_hand():
@@ -106,11 +108,17 @@ def summaries():
     return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
 
 
-SQUAD = {
-    "tasks": {
-        "SQuAD2.0": {"scores": {name: {"median": m, "deviation": None} for name, m in (("em", 50.0), ("f1", 52.25))}}
-    }
-}
+SQUAD = Summary(
+    file=Path("squad.json"),
+    benchmark="squad",
+    setup={"from_scratch": False},
+    main_scores={"SQuAD2.0": "f1"},
+    spreads={"SQuAD2.0": {"em": Spread(50.0, None, 1), "f1": Spread(52.25, None, 1)}},
+    seeds={},
+    checkpoint=Path("model.pt"),
+    num_updates=1,
+    notes=[],
+)
 
 
 def test_table_cells():

@@ -10,7 +10,7 @@ from saved_models import CORPUS, UPDATES, add_settings, write_run
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.probing.results import Result, write_results
+from amos_fairseq.probing.results import ProbeResult, write_results
 
 SMALL_RUN = (
     "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
@@ -85,7 +85,7 @@ def write_summaries(folder: Path) -> None:
     for benchmark in ("glue", "squad"):
         summary.with_name(f"{benchmark}.json").write_text(json.dumps(content | {"benchmark": benchmark}))
     write_tagging(folder / "tag", UPDATES, run)
-    results = [Result("pos", "generator", layer, None, 1, "micro_f1", 0.5, 9) for layer in (1, 2)]
+    results = [ProbeResult("pos", "generator", layer, None, 1, "micro_f1", 0.5, 9) for layer in (1, 2)]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
     (folder / "probe").mkdir()
     write_results(folder / "probe", checkpoint, {"classifier": "linear"}, results)

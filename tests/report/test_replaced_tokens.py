@@ -11,8 +11,8 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
-from amos_fairseq.inspection import replaced_tokens
-from amos_fairseq.inspection.replaced_tokens import forward_of_depth, held_out_blocks, replaced_token_losses
+from amos_fairseq.report import replaced_tokens
+from amos_fairseq.report.replaced_tokens import forward_of_depth, held_out_blocks, replaced_token_losses
 
 LENGTH = 20
 

@@ -8,9 +8,9 @@ from saved_models import TEXT, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.inspection.compute import inspect_text, mask_block
-from amos_fairseq.inspection.html_page import render_page
-from amos_fairseq.inspection.results import percent
+from amos_fairseq.report.inspect_text import inspect_text, mask_block
+from amos_fairseq.report.inspection import percent
+from amos_fairseq.report.inspection_views import render_inspection
 
 SEED, MASK_PROB = 3, 0.2
 
@@ -159,4 +159,4 @@ def test_masks_are_those_of_training_without_its_treatment(tmp_path):
 def test_page_of_every_objective_is_escaped(tmp_path):
     for objective in ("mlm", "electric", "teams"):
         inspection = inspect_text(load_checkpoint(write_run(tmp_path / objective, objective)), TEXT, 1, 0.3, 2)
-        assert "<script" not in render_page(inspection)
+        assert "<script" not in render_inspection(inspection)

@@ -13,9 +13,9 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.inspection.compute import inspect_text, mask_block, surfaces
-from amos_fairseq.inspection.html_page import render_page
-from amos_fairseq.inspection.results import percent
+from amos_fairseq.report.inspect_text import inspect_text, mask_block, surfaces
+from amos_fairseq.report.inspection import percent
+from amos_fairseq.report.inspection_views import render_inspection
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ class PageReader(html.parser.HTMLParser):
 
 def test_page_is_self_contained_and_escaped(pretrained):
     inspection = inspect_text(pretrained, TEXT, seed=1, mask_prob=0.15, top=2)
-    page = render_page(inspection)
+    page = render_inspection(inspection)
     reader = PageReader()
     reader.feed(page)
     assert not reader.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "s"}
@@ -215,7 +215,7 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
     assert main(["inspect", str(save_dir), "--text", TEXT, "--html", str(page)]) == 0
     out = capsys.readouterr().out
     inspection = inspect_text(load_checkpoint(save_dir), TEXT, seed=1, mask_prob=0.15, top=3)
-    assert page.read_text(encoding="utf-8") == render_page(inspection)
+    assert page.read_text(encoding="utf-8") == render_inspection(inspection)
     for masked in inspection.masked:
         token = inspection.tokens[masked.position]
         assert re.search(

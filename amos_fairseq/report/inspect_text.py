@@ -13,10 +13,10 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
-from amos_fairseq.inspection.replaced_tokens import forward_of_depth
-from amos_fairseq.inspection.results import Inspection, MaskedToken, Prediction, Sample, Token, printable
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.report.inspection import DepthSample, Inspection, MaskedToken, Prediction, Token, printable
+from amos_fairseq.report.replaced_tokens import forward_of_depth
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 
@@ -144,7 +144,9 @@ def _values_where(scored: list[bool], values: Tensor | None) -> list[float | Non
     return [value if is_scored else None for value, is_scored in zip(values.tolist(), scored, strict=True)]
 
 
-def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: list[Any], index: int, position: int) -> list[Sample]:
+def _samples(
+    loaded: LoadedCheckpoint, tokens: Tensor, outputs: list[Any], index: int, position: int
+) -> list[DepthSample]:
     """Return the sample of each depth at one masked token of ``tokens`` [T], from the outputs of :func:`forward_of_depth`."""
     samples, before = [], loaded.dictionary[tokens[position - 1]]
     starts_line = int(tokens[position - 1]) in (loaded.dictionary.bos(), loaded.dictionary.eos())
@@ -155,7 +157,7 @@ def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: list[Any], index
         probability = None if logits is None else logits[position].sigmoid().item()
         piece = loaded.dictionary[sampled[index]]
         text = surfaces(loaded.tokenizer, [before, piece], [starts_line, False])[1]
-        samples.append(Sample(piece, f" {text}" if starts_line else text, probability))
+        samples.append(DepthSample(piece, f" {text}" if starts_line else text, probability))
     return samples
 
 

@@ -1,6 +1,10 @@
-"""The result of inspecting one text, as plain values for rendering. Fields that an objective does not have are empty."""
+"""The result of inspecting one text, as plain values for the terminal and for pages, and the table that both draw.
+
+Fields that an objective does not have are empty.
+"""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -9,6 +13,20 @@ class Prediction:
 
     piece: str
     probability: float
+
+
+class CellLine(NamedTuple):
+    """One line in a cell of the table of masked tokens.
+
+    Attributes:
+        probability: shown before the text; None without one.
+        style: words: "original" and "chosen" of predictions, "weight", "piece", "verdict", and "bold" or "italic" for the
+            terminal.
+    """
+
+    text: str
+    probability: float | None = None
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DepthSample:
     """A replacement token that one depth has sampled.
 
     Attributes:
@@ -94,7 +112,7 @@ class MaskedToken:
     mixture_weights: list[float]
     predictions: list[list[Prediction]]
     original_probabilities: list[float]
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[DepthSample] = field(default_factory=list)
     candidates: list[Prediction] = field(default_factory=list)
     discriminator_probability: float | None = None
     copy_probability: float | None = None
@@ -102,11 +120,6 @@ class MaskedToken:
     @property
     def best_candidate(self) -> Prediction:
         return max(self.candidates, key=lambda candidate: candidate.probability)
-
-    def discriminator_lines(self) -> list[str]:
-        """Return the predictions of a discriminator that predicts tokens, as lines for both renderings."""
-        lines = [f"p(original) {percent(self.discriminator_probability)}"]
-        return lines if self.copy_probability is None else [*lines, f"copies {percent(self.copy_probability)}"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +167,38 @@ class Inspection:
     def selected(self) -> str:
         """The participle that describes the tokens which the generator predicts."""
         return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
+
+    def row(self, masked: MaskedToken) -> dict[str, list[CellLine]]:
+        """Return the row of a masked token in the table, by column: what the objective has."""
+        token = self.tokens[masked.position]
+        cells = {
+            "position": [CellLine(str(masked.position))],
+            "original": [CellLine(token.original, style="bold piece")],
+        }
+        columns = zip(self.depth_names, masked.predictions, masked.original_probabilities, strict=True)
+        for (name, predictions, original), weight in zip(columns, masked.mixture_weights, strict=True):
+            pairs = [(one.piece, one.probability) for one in predictions]
+            lines = [CellLine(*pair, "original bold" * (pair[0] == token.original)) for pair in pairs]
+            if not any(line.style for line in lines):
+                lines.append(CellLine(token.original, original, "original italic"))
+            cells[f"depth {name}"] = [CellLine("weight", weight, "weight")] * self.has_mixture + lines
+        if self.has_candidates:
+            best, (first, *_) = masked.best_candidate, masked.candidates
+            cells["selection"] = [
+                CellLine(one.piece, one.probability, "original " * (one is first) + "bold chosen" * (one is best))
+                for one in masked.candidates
+            ]
+        if self.is_corrupted:
+            cells["sampled"] = [CellLine(token.input, style="piece")]
+        if self.predicts_tokens:
+            cells["main network"] = [CellLine(f"p(original) {percent(masked.discriminator_probability)}")]
+            if masked.copy_probability is not None:
+                cells["main network"].append(CellLine(f"copies {percent(masked.copy_probability)}"))
+        if self.positive_class:
+            cells[f"P({self.positive_class})"] = [CellLine(token.verdict, token.positive_probability, "verdict")]
+        if self.has_log_probs:
+            cells["log p"] = [CellLine(f"{token.log_prob:.2f}")]
+        return cells
 
     def summary(self) -> list[str]:
         """Return the settings and the counts as sentences."""

@@ -1,12 +1,11 @@
-"""Figures of training curves: which values are shown in which panel, and how depths and runs are distinguished."""
+"""Training curves: read from ``metrics.jsonl``, and drawn: which value in which panel, how depths and runs differ."""
 
-import itertools
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,10 +15,18 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
-from amos_fairseq.plotting.style import GREY, RC_PARAMS, depth_colours, legend_label, run_colour, run_style, save
+from amos_fairseq.pictures import (
+    GREY,
+    RC_PARAMS,
+    depth_colours,
+    draw_grid,
+    figure_of_panels,
+    legend_label,
+    run_colour,
+    run_style,
+    save,
+)
 from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
-
-PANEL_INCHES = (5.2, 3.6)
 
 
 @dataclass
@@ -31,12 +38,16 @@ class Curve:
 
 
 @dataclass
-class Run:
+class RunCurves:
     """The curves of one run: ``curves[split][key]``, split ``train`` or ``valid``; ``recipe`` is empty if it is unknown."""
 
     name: str
     curves: dict[str, dict[str, Curve]]
     recipe: str = ""
+
+    def get(self, split: str, key: str) -> Curve:
+        """Return a curve; one without points if the run has not logged it."""
+        return self.curves.get(split, {}).get(key, Curve())
 
     @property
     def label(self) -> str:
@@ -51,9 +62,9 @@ class Panel:
     title: str
     y_label: str
     key: str
-    y_limits: tuple[Optional[float], Optional[float]] = (None, None)
-    reference: Optional[tuple[float, str]] = None
-    reference_key: Optional[tuple[str, str]] = None  # the same, with a value that validation logs instead of a number
+    y_limits: tuple[float | None, float | None] = (None, None)
+    reference: tuple[float, str] | None = None
+    reference_key: tuple[str, str] | None = None  # the same, with a value that validation logs instead of a number
     training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
 
     @property
@@ -61,85 +72,82 @@ class Panel:
         return self.key.endswith("_")
 
 
+FROM_0, SHARE = (0, None), (0, 1)
+NATS = "cross-entropy (nats per masked token)"
 SCHEDULE_PANELS = (
-    Panel("learning_rate", "Learning rate", "learning rate", "lr", (0, None), training_only=True),
-    Panel("throughput", "Training throughput, pauses included", "tokens per second", "wps", (0, None), training_only=True),
-)  # fmt: skip
+    Panel("learning_rate", "Learning rate", "learning rate", "lr", FROM_0, training_only=True),
+    Panel("throughput", "Training throughput, pauses included", "tokens per second", "wps", FROM_0, training_only=True),
+)
+UNIGRAM = ("unigram_entropy", "unigram entropy")
 PANELS = (
-    Panel("mlm_loss", "MLM loss per generator depth", "cross-entropy (nats per masked token)", "mlm_loss_",
-          reference_key=("unigram_entropy", "unigram entropy")),
+    Panel("mlm_loss", "MLM loss per generator depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
-    Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", (0, None)),
+    Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", FROM_0),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     *SCHEDULE_PANELS,
-)  # fmt: skip
+)
 # Whether a discriminator distinguishes tokens (docs/collapse.md).
+GAIN, PRIOR = "loss - entropy of the replaced fraction (nats)", (0.0, "knows the fraction alone")
 DETECTOR_PANELS = (
-    Panel("detection_gain", "Detection loss against the prior", "loss - entropy of the replaced fraction (nats)",
-          "rtd_loss_above_prior", reference=(0.0, "knows the fraction alone")),
-    Panel("logit_std", "Detection logits", "standard deviation within a batch", "rtd_logit_std", (0, None)),
-    Panel("state_variance", "States below the detection head", "variance / mean square", "rtd_state_variance", (0, 1)),
-    Panel("first_component", "Their first principal component", "share of the variance", "rtd_first_component", (0, 1)),
-    Panel("participation_ratio", "Directions that they use", "participation ratio", "rtd_participation_ratio", (0, None)),
-)  # fmt: skip
+    Panel("detection_gain", "Detection loss against the prior", GAIN, "rtd_loss_above_prior", reference=PRIOR),
+    Panel("logit_std", "Detection logits", "standard deviation within a batch", "rtd_logit_std", FROM_0),
+    Panel("state_variance", "States below the detection head", "variance / mean square", "rtd_state_variance", SHARE),
+    Panel("first_component", "Their first principal component", "share of the variance", "rtd_first_component", SHARE),
+    Panel("participation_ratio", "Directions that they use", "participation ratio", "rtd_participation_ratio", FROM_0),
+)
 # Values that only some objectives log: shown where a run has them, and not reported as missing.
 OBJECTIVE_PANELS = (
     *DETECTOR_PANELS,
-    Panel("selection_loss", "Multi-word selection: loss", "cross-entropy (nats per masked token)", "mws_loss", (0, None)),
-    Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", (0, 1)),
-    Panel("main_loss", "Main network: MLM loss", "cross-entropy (nats per predicted token)", "main_loss", (0, None)),
-    Panel("main_accuracy", "Main network: MLM accuracy", "accuracy on predicted tokens", "main_acc", (0, 1)),
-    Panel("copy_probability", "Copy mechanism", "mean probability of copying", "copy_prob", (0, 1)),
+    Panel("selection_loss", "Multi-word selection: loss", NATS, "mws_loss", FROM_0),
+    Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", SHARE),
+    Panel("main_loss", "Main network: MLM loss", "cross-entropy (nats per predicted token)", "main_loss", FROM_0),
+    Panel("main_accuracy", "Main network: MLM accuracy", "accuracy on predicted tokens", "main_acc", SHARE),
+    Panel("copy_probability", "Copy mechanism", "mean probability of copying", "copy_prob", SHARE),
     Panel("policy_loss", "Generator by reward: loss", "policy loss (per masked token)", "policy_loss"),
-    Panel("baseline_loss", "Generator by reward: baseline", "cross-entropy (nats per masked token)", "baseline_loss"),
-    Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", (0, None)),
-)  # fmt: skip
+    Panel("baseline_loss", "Generator by reward: baseline", NATS, "baseline_loss"),
+    Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", FROM_0),
+)
 # Scores of fine-tuning, as logged by fairseq's sentence_prediction (in percent) and by the task squad.
 SCORE_PANELS = (
     Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),
     Panel("matthews", "Matthews correlation", "correlation (%)", "mcc"),
     Panel("spearman", "Spearman correlation", "correlation (%)", "spearman"),
-    Panel("span_accuracy", "Answers", "windows with correct start and end", "span_acc", (0, 1)),
+    Panel("span_accuracy", "Answers", "windows with correct start and end", "span_acc", SHARE),
 )
-LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", (0, None))
+LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0)
 
 
-def read_runs(paths: list[str]) -> list[Run]:
+def read_curves(paths: Sequence[str | Path]) -> list[RunCurves]:
     """Read one run per path, a metrics file or its SAVE_DIR, named by the last part of the path that differs.
 
     Raises:
         UserError: a file is missing, has no record, or has a broken line before its last one.
     """
-    files = [os.path.join(path, FILE_NAME) if os.path.isdir(path) else path for path in paths]
-    return [Run(name, read_curves(file), recipe_of(file)) for name, file in zip(run_names(files), files, strict=True)]
+    files = [path / FILE_NAME if path.is_dir() else path for path in map(Path, paths)]
+    names = distinct_names([file.parent if file.name == FILE_NAME else file for file in files])
+    return [RunCurves(name, read_log(file), recipe_of(file)) for name, file in zip(names, files, strict=True)]
 
 
-def run_names(files: list[str]) -> list[str]:
-    """Name ``out/a/metrics.jsonl`` and ``out/b/metrics.jsonl`` ``a`` and ``b``, with more parents until names differ."""
-    parts = []
-    for file in files:
-        absolute = os.path.abspath(file)
-        if os.path.basename(absolute) == FILE_NAME:
-            absolute = os.path.dirname(absolute)
-        parts.append(absolute.strip(os.sep).split(os.sep))
-    names = [part[-1] for part in parts]
-    for length in range(2, max(map(len, parts)) + 1):
-        if len(set(names)) == len(names):
-            break
+def distinct_names(paths: Sequence[str | Path]) -> list[str]:
+    """Name ``out/a`` and ``out/b`` ``a`` and ``b``, with more parents until names differ."""
+    parts = [os.path.abspath(path).strip(os.sep).split(os.sep) for path in paths]
+    for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
     return names
 
 
-def recipe_of(file: str) -> str:
+def recipe_of(file: Path) -> str:
     """Return the name of the YAML that a run with Hydra was started from; empty for a run with flags."""
-    settings = Path(file).with_name(".hydra") / "hydra.yaml"
+    settings = file.with_name(".hydra") / "hydra.yaml"
     try:
         return plain_name(read_yaml(settings, "remove it")["hydra"]["job"]["config_name"])
     except (UserError, ValueError, TypeError, LookupError):
         return ""  # there is none, or another program wrote it
 
 
-def read_curves(file: str) -> dict[str, dict[str, Curve]]:
+def read_log(file: Path) -> dict[str, dict[str, Curve]]:
     """Return all values of one metrics file by split and key. A broken last line is skipped with a message."""
     content = read_bytes(file, f"name a SAVE_DIR of fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}")
     curves: dict[str, dict[str, Curve]] = {}
@@ -164,7 +172,7 @@ def read_curves(file: str) -> dict[str, dict[str, Curve]]:
     return curves
 
 
-def panels_for(runs: list[Run]) -> tuple[Panel, ...]:
+def panels_for(runs: list[RunCurves]) -> tuple[Panel, ...]:
     """Return the panels of pretraining, or of fine-tuning where a run logged one of its scores, or both."""
     scores = tuple(panel for panel in SCORE_PANELS if depth_names(panel, runs))
     of_objectives = tuple(panel for panel in OBJECTIVE_PANELS if depth_names(panel, runs))
@@ -175,7 +183,7 @@ def panels_for(runs: list[Run]) -> tuple[Panel, ...]:
     return (*pretraining, *fine_tuning) if any(depth_names(panel, runs) for panel in pretraining) else fine_tuning
 
 
-def depth_names(panel: Panel, runs: list[Run]) -> list[str]:
+def depth_names(panel: Panel, runs: list[RunCurves]) -> list[str]:
     """Return the suffixes under which any run logged the panel's key, in the order of the depths; [""] for a key without
     depths, [] where no run logged it."""
     suffix = r"(\d.*)" if panel.per_depth else "()"  # a depth starts with a digit, so mixture_entropy does not match
@@ -184,7 +192,8 @@ def depth_names(panel: Panel, runs: list[Run]) -> list[str]:
     return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
 
 
-def plot_curves(runs: list[Run], directory: str) -> list[str]:
+@matplotlib.rc_context(RC_PARAMS)
+def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
     """Write an overview and each panel as PNG and SVG. Return the paths, and a line for each panel without values.
 
     Raises:
@@ -203,46 +212,39 @@ def plot_curves(runs: list[Run], directory: str) -> list[str]:
     messages = [
         f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in wanted if panel not in panels
     ]
-    with matplotlib.rc_context(RC_PARAMS):
-        for name, shown in [("overview", panels), *((panel.file_name, [panel]) for panel in panels)]:
-            messages += save(panels_figure(shown, runs), directory, name)
+    for name, shown in [("overview", panels), *((panel.file_name, [panel]) for panel in panels)]:
+        messages += save(panels_figure(shown, runs), directory, name)
     return messages
 
 
-def panels_figure(panels: list[Panel], runs: list[Run], titled: bool = True) -> Figure:
+def panels_figure(panels: list[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
     """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for panel, ax in itertools.zip_longest(panels, axes.flat):
-        if panel is None:
-            ax.set_axis_off()
-        else:
-            draw_panel(ax, panel, runs)
-            ax.set_title(panel.title if titled else "")
+    figure, axes = figure_of_panels(len(panels), 3, legend_inches=0.4)
+    for panel, ax in zip(panels, axes, strict=True):
+        draw_panel(ax, panel, runs)
+        ax.set_title(panel.title if titled else "")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     _add_legend(figure, runs, titled)
     return figure
 
 
-def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
+def draw_panel(ax: Axes, panel: Panel, runs: list[RunCurves]) -> None:
     """Draw the training lines and validation markers of all runs."""
     depths = depth_names(panel, runs)
     colours = depth_colours(len(depths))
     for index, run in enumerate(runs):
         for depth, depth_colour in zip(depths, colours, strict=True):
             colour = depth_colour if panel.per_depth else run_colour(index)
-            _draw_line(ax, run.curves.get("train", {}).get(panel.key + depth), colour, run_style(index)[0])
+            dashes, marker = run_style(index)
+            _draw_curve(ax, run.get("train", panel.key + depth), colour, dashes, "")
             if not panel.training_only:
-                _draw_markers(ax, run.curves.get("valid", {}).get(panel.key + depth), colour, run_style(index)[1])
+                _draw_curve(ax, run.get("valid", panel.key + depth), colour, "none", marker)
     for level, label in reference_levels(panel, runs):
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
         ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
     ax.set_ylim(*panel.y_limits)
     ax.set(xlabel="update", ylabel=panel.y_label)
-    ax.grid(alpha=0.25, linewidth=0.6)
+    draw_grid(ax)
     ax.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.key == "wps":
@@ -256,31 +258,29 @@ def draw_panel(ax: Axes, panel: Panel, runs: list[Run]) -> None:
         ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
 
 
-def reference_levels(panel: Panel, runs: list[Run]) -> list[tuple[float, str]]:
+def reference_levels(panel: Panel, runs: list[RunCurves]) -> list[tuple[float, str]]:
     """Return the horizontal lines of a panel with their labels; those that depend on the text once for each text."""
     levels = [panel.reference] if panel.reference else []
     if panel.reference_key:
         key, label = panel.reference_key
-        logged = (run.curves.get("valid", {}).get(key) for run in runs)
-        values = {round(curve.values[-1], 3) for curve in logged if curve is not None}
+        values = {round(run.get("valid", key).values[-1], 3) for run in runs if run.get("valid", key).values}
         levels += [(value, f"{label} {value:.2f}") for value in sorted(values)]
     return levels
 
 
-def _draw_line(ax: Axes, curve: Optional[Curve], colour: str, dashes: object) -> None:
-    if curve is not None:
-        marker = "." if len(curve.updates) == 1 else None  # a line through one point is invisible
-        ax.plot(curve.updates, curve.values, color=colour, linewidth=1, linestyle=dashes, marker=marker, alpha=0.85)
-
-
-def _draw_markers(ax: Axes, curve: Optional[Curve], colour: str, marker: str) -> None:
-    if curve is not None:
+def _draw_curve(ax: Axes, curve: Curve, colour: str, dashes: object, marker: str) -> None:
+    """Draw a line with these dashes, or the points alone with this marker."""
+    if marker:
         size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
-        edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
-        ax.plot(curve.updates, curve.values, marker, color=colour, markersize=size, zorder=3, **edge)
+        style = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.1 * size, "zorder": 3}
+    else:
+        marker = "." if len(curve.updates) == 1 else None  # a line through one point is invisible
+        style = {"linewidth": 1, "alpha": 0.85}
+    if curve.updates:
+        ax.plot(curve.updates, curve.values, color=colour, linestyle=dashes, marker=marker, **style)
 
 
-def _add_legend(figure: Figure, runs: list[Run], titled: bool) -> None:
+def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
     """Add what line and marker mean and, for several runs, the style of each."""
     handles = [
         Line2D([], [], color=GREY, linewidth=1, label="line: training"),

@@ -1,26 +1,38 @@
-"""An inspection as one HTML page without scripts, fonts or images from elsewhere.
+"""An inspection in the terminal and as one HTML page: both draw the same values and the same table.
 
-Nothing depends on color alone: probabilities are numbers, masked tokens are underlined, and verdicts are words. Everything
-that comes from the text or the vocabulary is escaped.
+The page has no scripts, fonts or images from elsewhere. Nothing depends on color alone: probabilities are numbers, masked
+tokens are underlined or in brackets, and verdicts are words. In the page, what comes from the text or the vocabulary is
+escaped. The page has its own rendering: rich exports preformatted text, which neither wraps nor shows the values of the token
+that the mouse points at.
 """
 
 from html import escape
 
-from amos_fairseq.inspection.results import Inspection, MaskedToken, Token, percent, printable, probability_colour
-from amos_fairseq.plotting.style import depth_colours
+from rich import box
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
-STYLE = """
-body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
-       margin: 1.5rem 2rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
-p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
+from amos_fairseq.pictures import depth_colours
+from amos_fairseq.report.inspection import CellLine, Inspection, Token, percent, printable, probability_colour
+
+VERDICT_STYLES = {"detected": "bold", "missed": "italic", "false alarm": "italic", "trusted": ""}
+# Rules for texts, which the report shows too; the others are of this page alone.
+TEXT_STYLE = """
 .text { background: #fafafa; border: 1px solid #ddd; border-radius: 6px; padding: .9rem 1.1rem; line-height: 2.1;
         white-space: pre-wrap; overflow-wrap: anywhere; }
 .masked { text-decoration: underline 2px; text-underline-offset: 4px; font-weight: 600; }
 .depths { font-size: .9em; } .depths b { font-weight: 600; border-bottom: 3px solid; padding: 0 1px; }
+.special { color: #777; font-size: .72em; border: 1px solid #ccc; border-radius: 3px; padding: 1px 3px; margin: 0 2px; }
+"""
+PAGE_STYLE = """
+body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
+       margin: 1.5rem 2rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
+p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
 .token { border-radius: 3px; padding: 2px 0; } .flagged { outline: 1.5px dashed #7a4a00; }
 .replaced { font-size: .72em; color: #555; vertical-align: super; margin: 0 2px; }
-.special { color: #777; font-size: .72em; border: 1px solid #ccc; border-radius: 3px; padding: 1px 3px; margin: 0 2px; }
 table { border-collapse: collapse; font-size: .92rem; }
 th.number { text-align: right; }
 th { text-align: left; border-bottom: 2px solid #444; padding: .3rem .9rem; vertical-align: bottom; }
@@ -30,12 +42,78 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 .weight { color: #555; font-size: .85em; margin-bottom: .2rem; }
 .bar { display: inline-block; height: .5em; border-radius: 1px; vertical-align: middle; }
 .prediction { white-space: nowrap; } .prediction .p { font-variant-numeric: tabular-nums; color: #333; margin-right: .4em; }
-.original .piece { font-weight: 700; text-decoration: underline; }
+.original .piece { font-weight: 700; text-decoration: underline; } .bold { font-weight: 700; }
 .scale span { display: inline-block; padding: 0 .55em; border: 1px solid #ddd; font-size: .82rem; }
 """
 
 
-def render_page(inspection: Inspection) -> str:
+def print_inspection(inspection: Inspection) -> None:
+    """Print the table of masked tokens, the text with its probabilities, and the summary."""
+    console = Console(highlight=False, soft_wrap=False)
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True, title=f"Tokens {inspection.selected}", title_justify="left")
+    rows = [inspection.row(masked) for masked in inspection.masked]
+    headings = {"position": "#", f"P({inspection.positive_class})": f"{inspection.positive_class}?"}
+    for column in rows[0]:
+        justify = "right" if column in ("position", "log p") else "left"
+        table.add_column(headings.get(column, column), justify=justify, no_wrap=column not in (*headings, "log p"))
+    for row in rows:
+        table.add_row(*(Text("\n").join(map(_terminal_line, cell)) for cell in row.values()))
+    console.print(table)
+    if inspection.positive_class or inspection.has_log_probs:
+        console.print(Text(_text_heading(inspection), style="bold"))
+        console.print(_terminal_text(inspection.tokens))
+        console.print()
+    for line in inspection.summary():
+        console.print(Text(line))
+
+
+def _terminal_line(line: CellLine) -> Text:
+    """A probability and its piece, where a star marks the original; or a text alone."""
+    text, words = printable(line.text), line.style.split()
+    style = " ".join(word for word in words if word in ("bold", "italic"))
+    if "verdict" in words:
+        # Appended to, because a style of the whole text would fill the cell.
+        cell = Text().append(f" {percent(line.probability)} ", style=_terminal_background(line.probability))
+        return cell.append(f"\n{text}", style=VERDICT_STYLES[text])
+    if "weight" in words:
+        return Text(f"{text} {percent(line.probability)}", style="dim")
+    if line.probability is None:
+        return Text(text, style=style)
+    return Text(f"{percent(line.probability):>7}{'*' if 'original' in words else ' '}{text}", style=style)
+
+
+def _text_heading(inspection: Inspection) -> str:
+    """The explanation of :func:`_terminal_text`."""
+    if not inspection.positive_class:
+        return f"The text, with log p(token | the rest) in nats after each token; [] was {inspection.selected}."
+    name = "replacement" if inspection.positive_class == "replaced" else inspection.positive_class
+    return (
+        f"Input of the discriminator, with its probability of {name} in percent after each token; [original>input] was "
+        f"{inspection.selected}."
+    )
+
+
+def _terminal_text(tokens: list[Token]) -> Text:
+    """The text in order; the more probable the positive class, the more orange the background."""
+    text = Text()
+    for token in tokens:
+        piece = printable(token.input)
+        if token.masked:
+            detected = token.positive_probability is not None
+            piece = f"[{printable(token.original)}>{piece}]" if detected else f"[{piece}]"
+        text.append(piece, style=_terminal_background(token.positive_probability) + Style(bold=token.masked))
+        if token.positive_probability is not None:
+            text.append(f"{100 * token.positive_probability:.0f} ", style="dim")
+        else:
+            text.append(" " if token.log_prob is None else f" {token.log_prob:.1f} ", style="dim")
+    return text
+
+
+def _terminal_background(probability: float | None) -> Style:
+    return Style() if probability is None else Style(color="#000000", bgcolor=probability_colour(probability))
+
+
+def render_inspection(inspection: Inspection) -> str:
     """Return the whole page."""
     colours = depth_colours(len(inspection.depth_names))
     sections = [f"<p class=note>{escape(line)}</p>" for line in inspection.summary()]
@@ -46,7 +124,7 @@ def render_page(inspection: Inspection) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width"><title>amos inspect</title>'
-        f"<style>{STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
+        f"<style>{PAGE_STYLE}{TEXT_STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
         + "\n".join(sections)
         + "\n</body></html>\n"
     )
@@ -136,12 +214,12 @@ def _attributes(token: Token, inspection: Inspection) -> str:
         facts.append(f"P({inspection.positive_class}) {percent(token.positive_probability)}: {token.verdict}")
     if token.log_prob is not None:
         facts.append(f"log p {token.log_prob:.2f}")
-    style = f' style="{_background(token)}"' if token.positive_probability is not None else ""
+    style = f' style="{_background(token.positive_probability)}"' if token.positive_probability is not None else ""
     return f'{style} title="{escape("; ".join(facts))}"'
 
 
-def _background(token: Token) -> str:
-    return f"background:{probability_colour(token.positive_probability)}"
+def _background(probability: float) -> str:
+    return f"background:{probability_colour(probability)}"
 
 
 def _marked(text: str, classes: str, attributes: str = "") -> str:
@@ -152,20 +230,25 @@ def _marked(text: str, classes: str, attributes: str = "") -> str:
 
 def _table_section(inspection: Inspection, colours: list[str]) -> str:
     """One row per masked token with all values."""
-    heads = "".join(
-        f'<th style="border-bottom-color:{colour}">depth {escape(name)}</th>'
-        for name, colour in zip(inspection.depth_names, colours, strict=True)
-    )
-    heads += "<th>selection</th>" * inspection.has_candidates + "<th>sampled</th>" * inspection.is_corrupted
-    heads += "<th>main network</th>" * inspection.predicts_tokens
-    if inspection.positive_class:
-        heads += f"<th class=number>P({inspection.positive_class})</th><th>discriminator</th>"
-    heads += "<th class=number>log p</th>" * inspection.has_log_probs
-    rows = "".join(_table_row(inspection, masked, colours) for masked in inspection.masked)
+    rows = [inspection.row(masked) for masked in inspection.masked]
+    colour_of = {f"depth {name}": colour for name, colour in zip(inspection.depth_names, colours, strict=True)}
+    heads = ""
+    for column in rows[0]:
+        border = f' style="border-bottom-color:{colour_of[column]}"' if column in colour_of else ""
+        heads += f"<th{border}{' class=number' * _is_number(column)}>{escape(column)}</th>"
+        heads += "<th>discriminator</th>" * column.startswith("P(")
+    body = ""
+    for row in rows:
+        cells = (_table_cell(column, lines, colour_of.get(column, "#999")) for column, lines in row.items())
+        body += f"<tr>{''.join(cells)}</tr>"
     return (
         f"<h2>Every token {inspection.selected}</h2><p class=note>{_table_note(inspection)}</p><table><thead><tr>"
-        f"<th class=number>position</th><th>original</th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"{heads}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+def _is_number(column: str) -> bool:
+    return column in ("position", "log p") or column.startswith("P(")
 
 
 def _table_note(inspection: Inspection) -> str:
@@ -181,51 +264,25 @@ def _table_note(inspection: Inspection) -> str:
     return " ".join(sentences)
 
 
-def _table_row(inspection: Inspection, masked: MaskedToken, colours: list[str]) -> str:
-    token = inspection.tokens[masked.position]
-    cells = [f"<td class=number>{masked.position}</td><td><b class=piece>{_show(token.original)}</b></td>"]
-    cells += [f"<td>{_depth_cell(inspection, masked, depth, colour)}</td>" for depth, colour in enumerate(colours)]
-    if inspection.has_candidates:
-        cells.append(f"<td>{_selection_cell(masked)}</td>")
-    if inspection.is_corrupted:
-        cells.append(f"<td class=piece>{_show(token.input)}</td>")
-    if inspection.predicts_tokens:
-        cells.append(f"<td>{'<br>'.join(map(escape, masked.discriminator_lines()))}</td>")
-    if inspection.positive_class:
-        cells.append(f'<td class=number style="{_background(token)}">{percent(token.positive_probability)}</td>')
-        cells.append(f"<td>{token.verdict}</td>")
-    if inspection.has_log_probs:
-        cells.append(f"<td class=number>{token.log_prob:.2f}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
+def _table_cell(column: str, lines: list[CellLine], colour: str) -> str:
+    if column.startswith("P("):
+        (line,) = lines
+        probability = f'<td class=number style="{_background(line.probability)}">{percent(line.probability)}</td>'
+        return f"{probability}<td>{line.text}</td>"
+    return f"<td{' class=number' * _is_number(column)}>{''.join(_table_line(line, colour) for line in lines)}</td>"
 
 
-def _depth_cell(inspection: Inspection, masked: MaskedToken, depth: int, colour: str) -> str:
-    original = inspection.tokens[masked.position].original
-    shown = [(prediction.piece, prediction.probability) for prediction in masked.predictions[depth]]
-    if all(piece != original for piece, _ in shown):
-        shown.append((original, masked.original_probabilities[depth]))
-    share = masked.mixture_weights[depth]
-    weight = (
-        f'<div class="weight">weight {percent(share)} {_bar(share, "#999")}</div>' if inspection.has_mixture else ""
-    )
-    return weight + "".join(
-        _prediction_line(piece, probability, piece == original, colour) for piece, probability in shown
-    )
-
-
-def _selection_cell(masked: MaskedToken) -> str:
-    """The candidates: the original first and underlined, the most probable marked as chosen."""
-    best = masked.best_candidate
-    return "".join(
-        _prediction_line(candidate.piece, candidate.probability, number == 0, "#999", " (chosen)" * (candidate is best))
-        for number, candidate in enumerate(masked.candidates)
-    )
-
-
-def _prediction_line(piece: str, probability: float, is_original: bool, colour: str, mark: str = "") -> str:
+def _table_line(line: CellLine, colour: str) -> str:
+    """A probability, its piece and a bar, where the original is underlined; or a text alone."""
+    words = line.style.split()
+    if line.probability is None:
+        return f'<div class="{line.style}">{_show(line.text)}</div>'
+    if "weight" in words:
+        return f'<div class="weight">{line.text} {percent(line.probability)} {_bar(line.probability, "#999")}</div>'
+    piece = f'<span class="piece">{_show(line.text)}</span>{" (chosen)" * ("chosen" in words)}'
     return (
-        f'<div class="prediction{" original" * is_original}"><span class="p">{percent(probability)}</span>'
-        f'<span class="piece">{_show(piece)}</span>{mark} {_bar(probability, colour)}</div>'
+        f'<div class="prediction{" original" * ("original" in words)}"><span class="p">{percent(line.probability)}</span>'
+        f"{piece} {_bar(line.probability, colour)}</div>"
     )
 
 

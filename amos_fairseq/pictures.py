@@ -1,14 +1,16 @@
-"""Colors, markers and file output that all figures share.
+"""One style for all pictures: colors, markers, panels and file output.
 
 Colors are the Okabe-Ito palette for runs and viridis for depths, which are ordered. Color-blind readers can distinguish
 both, and runs also differ in line style and marker. Figures are made without pyplot, which needs a display or changes the
-backend of the process.
+backend of the process. Functions that make and save figures are decorated with :func:`matplotlib.rc_context` of
+:data:`RC_PARAMS`.
 """
 
 import os
 from pathlib import Path
 
 from matplotlib import colormaps, colors
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from amos_fairseq.errors import one_line
@@ -19,6 +21,7 @@ RUN_DASHES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 RUN_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#555555"
 RC_PARAMS = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
+PANEL_INCHES = (5.2, 3.6)
 
 
 def run_colour(index: int) -> str:
@@ -42,6 +45,22 @@ def depth_colours(num_depths: int) -> list[str]:
 def legend_label(name: str) -> str:
     """Return a label that matplotlib shows unchanged: it hides labels that start with "_" and parses "$" as mathematics."""
     return " " + one_line(name).replace("$", r"\$")
+
+
+def figure_of_panels(number: int, most_columns: int, legend_inches: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Return a figure with ``number`` axes of equal size, and space for a legend below them."""
+    columns = min(number, most_columns)
+    rows = -(-number // columns)
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width * columns, height * rows + legend_inches), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for ax in axes[number:]:
+        ax.set_axis_off()
+    return figure, axes[:number]
+
+
+def draw_grid(ax: Axes, axis: str = "both") -> None:
+    ax.grid(axis=axis, alpha=0.25, linewidth=0.6)
 
 
 def save(figure: Figure, directory: str | Path, name: str) -> list[str]:

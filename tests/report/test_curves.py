@@ -1,4 +1,4 @@
-"""``amos plot`` of training curves and of fine-tuning scores against the given records, and errors."""
+"""``amos plot`` of training curves against the given records, and errors."""
 
 import json
 import math
@@ -15,8 +15,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import read_records
-from amos_fairseq.plotting import curves as plotting
-from amos_fairseq.plotting.scores import read_results, scores_figure
+from amos_fairseq.report import curves as plotting
 
 
 def record(split, update, depths=(1, 2), **values):
@@ -47,7 +46,7 @@ def plotted(runs, key):
 
 
 def test_curves_hold_the_records(save_dir):
-    curves = plotting.read_curves(str(save_dir / "metrics.jsonl"))
+    curves = plotting.read_log(save_dir / "metrics.jsonl")
     assert curves["train"]["mlm_loss_1"].updates == [10, 20, 30]
     assert curves["train"]["mlm_loss_1"].values == pytest.approx([3.9, 3.8, 3.7])
     assert math.isnan(curves["train"]["mlm_loss_2"].values[1])
@@ -56,7 +55,7 @@ def test_curves_hold_the_records(save_dir):
 
 
 def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
-    lines = plotted(plotting.read_runs([str(save_dir)]), "mlm_loss_").get_lines()
+    lines = plotted(plotting.read_curves([save_dir]), "mlm_loss_").get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[10, 20, 30], [30], [10, 20, 30], [30]]
     assert [line.get_linestyle() for line in lines] == ["-", "None", "-", "None"]
     colours = [line.get_color() for line in lines]
@@ -64,14 +63,14 @@ def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
 
 
 def test_mixture_entropy_is_not_a_depth(save_dir):
-    runs = plotting.read_runs([str(save_dir)])
+    runs = plotting.read_curves([save_dir])
     assert [text.get_text() for text in plotted(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
 
 
 def test_colours_are_of_depths_and_line_styles_of_runs(save_dir, tmp_path):
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps(record("train", u, depths=(2, 10))) + "\n" for u in (10, 20)))
-    runs = plotting.read_runs([str(save_dir), str(other)])
+    runs = plotting.read_curves([save_dir, other])
     ax = plotted(runs, "mixture_")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["depth 1", "depth 2", "depth 10"]
     of_depth_2 = [line for line in ax.get_lines() if line.get_ydata()[0] == 0.2 and len(line.get_xdata()) > 1]
@@ -89,7 +88,7 @@ def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
         others[-1].write_text("".join(json.dumps(record("valid", 10, **value)) + "\n" for value in values))
     with (save_dir / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(record("valid", 40, unigram_entropy=6.125)) + "\n")
-    ax = plotted(plotting.read_runs(list(map(str, [save_dir, *others]))), "mlm_loss_")
+    ax = plotted(plotting.read_curves([save_dir, *others]), "mlm_loss_")
     levels = [line.get_ydata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
     assert levels[-2:] == [5.5, 6.125]
     assert [text.get_text() for text in ax.texts] == ["unigram entropy 5.50", "unigram entropy 6.12"]
@@ -97,13 +96,13 @@ def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
 
 def test_title_names_run_and_recipe(save_dir, tmp_path):
     """Hydra stores the name of the YAML beside the metrics; a run with flags, or a broken file, has none."""
-    (run,) = plotting.read_runs([str(save_dir)])
+    (run,) = plotting.read_curves([save_dir])
     (save_dir / ".hydra").mkdir()
     (save_dir / ".hydra" / "hydra.yaml").write_text("hydra:\n  job:\n    config_name: variants/electra_tt\n")
-    (named,) = plotting.read_runs([str(save_dir)])
+    (named,) = plotting.read_curves([save_dir])
     for text in ("hydra: 5", "hydra: {job: {config_name: 5}}", "hydra: {job: 5}", "5", "hydra: [\n", "[" * 20_000):
         (save_dir / ".hydra" / "hydra.yaml").write_text(text)
-        (broken,) = plotting.read_runs([str(save_dir)])
+        (broken,) = plotting.read_curves([save_dir])
         assert broken.recipe == ""
     assert [each.label for each in (run, named, broken)] == ["run", "run (variants/electra_tt)", "run"]
     figure = plotting.panels_figure([plotting.PANELS[0]], [named])
@@ -111,9 +110,9 @@ def test_title_names_run_and_recipe(save_dir, tmp_path):
 
 
 def test_runs_are_named_by_what_differs(tmp_path):
-    files = [str(tmp_path / name) for name in ("a/run/metrics.jsonl", "b/run/metrics.jsonl", "c.jsonl")]
-    assert plotting.run_names(files) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
-    assert plotting.run_names(files[1:]) == ["run", "c.jsonl"]
+    paths = [tmp_path / name for name in ("a/run", "b/run", "c.jsonl")]
+    assert plotting.distinct_names(paths) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
+    assert plotting.distinct_names(paths[1:]) == ["run", "c.jsonl"]
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ def test_panels_of_a_fine_tuning_run(tmp_path, capsys):
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "loss", "spearman", "learning_rate", "throughput"}
     assert "left out" not in capsys.readouterr().out
-    lines = plotted(plotting.read_runs([str(log)]), "spearman").get_lines()
+    lines = plotted(plotting.read_curves([log]), "spearman").get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[58.4]]
 
 
@@ -170,7 +169,7 @@ def test_panels_of_one_objective_have_only_its_runs(save_dir, tmp_path, capsys):
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "selection_loss", "selection_accuracy", *(p.file_name for p in plotting.PANELS)}
     assert "left out" not in capsys.readouterr().out
-    (line,) = plotted(plotting.read_runs([str(save_dir), str(other)]), "mws_loss").get_lines()
+    (line,) = plotted(plotting.read_curves([save_dir, other]), "mws_loss").get_lines()
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([10, 20], [1.0, 2.0])
 
 
@@ -192,10 +191,10 @@ def test_same_log_gives_the_same_picture_bytes(tmp_path):
 
 def test_truncated_last_line_is_skipped_with_a_notice(save_dir, capsys):
     log = save_dir / "metrics.jsonl"
-    complete = str(plotting.read_curves(str(log)))
+    complete = str(plotting.read_log(log))
     with log.open("a") as file:
         file.write('{"split": "train", "upd')
-    assert str(plotting.read_curves(str(log))) == complete  # as text, because nan is unequal to itself
+    assert str(plotting.read_log(log)) == complete  # as text, because nan is unequal to itself
     assert capsys.readouterr().out.startswith(f"{log}: the last line (line 5) is cut short and left out")
 
 
@@ -211,7 +210,7 @@ def test_truncated_last_line_is_skipped_with_a_notice(save_dir, capsys):
 def test_bad_logs_are_refused(tmp_path, content, message):
     (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(UserError, match=message):
-        plotting.read_runs([str(tmp_path)])
+        plotting.read_curves([tmp_path])
 
 
 def test_what_is_no_log_is_refused(tmp_path):
@@ -219,11 +218,11 @@ def test_what_is_no_log_is_refused(tmp_path):
     log = tmp_path / "metrics.jsonl"
     os.mkfifo(log)
     with pytest.raises(UserError, match=r"metrics\.jsonl is a pipe or a device, not a file: name a SAVE_DIR"):
-        plotting.read_runs([str(tmp_path)])
+        plotting.read_curves([tmp_path])
     log.unlink()
     log.touch()
     os.truncate(log, 1 << 40)
-    for read in (plotting.read_runs, lambda paths: read_records(Path(paths[0]))):
+    for read in (plotting.read_curves, lambda paths: read_records(Path(paths[0]))):
         with pytest.raises(UserError, match=r"metrics\.jsonl is too large"):
             read([str(tmp_path)])
 
@@ -239,74 +238,3 @@ def test_directory_that_cannot_be_made_is_one_line(save_dir, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     line = error_line(capsys, main, "plot", save_dir, "--out", tmp_path / "file" / "out")
     assert "figures cannot be written (Not a directory); choose another directory with --out" in line
-
-
-def write_results(directory, name="glue.json", **scores):
-    """``scores``: task -> the accuracies of its seeds."""
-    directory.mkdir(exist_ok=True)
-    runs = [
-        {"task": task, "point": "", "seed": seed, "main_score": "accuracy", "scores": {"accuracy": value, "f1": 0.0}}
-        for task, values in scores.items()
-        for seed, value in enumerate(values, start=1)
-    ]
-    (directory / name).write_text(json.dumps({"benchmark": "glue", "runs": runs}), encoding="utf-8")
-    return str(directory / name)
-
-
-def test_markers_of_seeds_and_bars_of_medians(tmp_path):
-    files = [
-        write_results(tmp_path / "ours", RTE=[50.0, 60.0, 52.0], CoLA=[10.0]),
-        write_results(tmp_path / "base", RTE=[48.0]),
-    ]
-    figure = scores_figure(read_results(files))
-    ax = figure.axes[0]
-    assert [label.get_text().strip() for label in ax.get_xticklabels()] == ["RTE", "CoLA"]
-    assert [sorted(line.get_ydata()) for line in ax.get_lines()] == [[50.0, 52.0, 60.0], [10.0], [48.0]]
-    bars = [collection.get_segments()[0][:, 1].tolist() for collection in ax.collections]
-    assert bars == [[52.0, 52.0], [10.0, 10.0], [48.0, 48.0]]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " base"]
-
-
-def test_names_of_tasks_are_not_mathematics(tmp_path):
-    """matplotlib reports "$x^$" as a mistake when it draws the figure."""
-    file = write_results(tmp_path / "a $1^$", **{"$x^$": [80.0]})
-    figure = scores_figure(read_results([file]))
-    assert [label.get_text().strip() for label in figure.axes[0].get_xticklabels()] == [r"\$x^\$"]
-    figure.canvas.draw()
-
-
-def test_command_writes_figures_of_scores(tmp_path, capsys):
-    file = write_results(tmp_path / "ours", RTE=[50.0])
-    assert main(["plot", file, "--out", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"scores.png", "scores.svg"}
-    assert str(tmp_path / "out" / "scores.png") in capsys.readouterr().out
-
-
-RUN_OF_SCORE = '{"runs": [{"task": "a", "point": "", "main_score": "f1", "scores": {"f1": %s}}]}'
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "glue.json is missing: name the glue.json or squad.json"),
-        ("[1]", "contains [1], not an object"),
-        ("[" * 100_000, "is nested more than 100 levels deep"),
-        (RUN_OF_SCORE % "1e308", "holds no results"),
-        (RUN_OF_SCORE % "1e999", "is not a finite number"),
-        (RUN_OF_SCORE % ("9" * 400), "a number of 400 digits"),
-        (RUN_OF_SCORE % "true", "holds no results"),
-        ('{"runs": [{"task": "\\ud800", "point": "", "main_score": "f1", "scores": {"f1": 1}}]}', "holds no results"),
-        ('{"runs": [{"task": "RTE"}]}', "holds no results"),
-        ('{"runs": []}', "holds no finished run yet"),
-    ],
-)
-def test_invalid_results_are_one_line(tmp_path, capsys, content, message):
-    file = tmp_path / "glue.json"
-    if content is not None:
-        file.write_text(content, encoding="utf-8")
-    assert message in error_line(capsys, main, "plot", file, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_curves_and_scores_in_one_command_are_refused(tmp_path, capsys):
-    assert "not both" in error_line(capsys, main, "plot", write_results(tmp_path, RTE=[50.0]), tmp_path)

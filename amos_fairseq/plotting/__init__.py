@@ -1,1 +1,0 @@
-"""Figures of training curves and fine-tuning scores: what ``amos plot`` draws."""

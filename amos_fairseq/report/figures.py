@@ -1,0 +1,147 @@
+"""Figures of scores and losses: all seeds of fine-tuning, scores over the cost of pretraining, losses by depth."""
+
+import os
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from scipy.stats import gaussian_kde
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.pictures import (
+    RC_PARAMS,
+    depth_colours,
+    draw_grid,
+    figure_of_panels,
+    legend_label,
+    run_colour,
+    run_style,
+    save,
+)
+from amos_fairseq.summary_file import Summary
+
+NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
+
+
+class LossGroup(NamedTuple):
+    """The values of one group, such as the losses of one depth; ``values`` [N] are not negative."""
+
+    label: str
+    values: np.ndarray
+
+
+class CostSeries(NamedTuple):
+    """The scores of one run over its cost: ``points`` are (cost, median, deviation), ascending by cost."""
+
+    label: str
+    points: list[tuple[float, float, float]]
+
+
+def loss_distributions(panels: dict[str, list[LossGroup]]) -> Figure:
+    """Draw a histogram, a density and the mean for each group, in one panel for each entry of ``panels``."""
+    figure, axes = figure_of_panels(len(panels), 2)
+    largest = max((sample.values.max() for own in panels.values() for sample in own if len(sample.values)), default=1.0)
+    for (title, samples), ax in zip(panels.items(), axes, strict=True):
+        _draw_distributions(ax, samples, largest)
+        ax.set_title(legend_label(title) if len(panels) > 1 else "")
+        ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density")
+        ax.set_xlim(0, largest)
+    return figure
+
+
+def _draw_distributions(ax: Axes, samples: list[LossGroup], largest: float) -> None:
+    bins, points = np.linspace(0, largest, NUM_BINS + 1), np.linspace(0, largest, NUM_POINTS)
+    for index, (sample, colour) in enumerate(zip(samples, depth_colours(len(samples)), strict=True)):
+        if not len(sample.values):
+            continue
+        ax.hist(sample.values, bins, density=True, color=colour, alpha=0.22)
+        mean = sample.values.mean()
+        label = f"{legend_label(sample.label)}, mean {mean:.2f}"
+        dashes = run_style(index)[0]
+        curve = density(sample.values, points)
+        if curve is not None:
+            ax.plot(points, curve, color=colour, linewidth=1.6, linestyle=dashes, label=label)
+        ax.axvline(
+            mean, color=colour, linewidth=1, linestyle=dashes, alpha=0.8, label=None if curve is not None else label
+        )
+    if any(len(sample.values) for sample in samples):
+        ax.legend(frameon=False, fontsize=8)
+
+
+def density(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
+    """Estimate the density of values that are not negative: a Gaussian kernel (Scott's rule), reflected at 0.
+
+    A loss cannot be negative. Without the reflection, the mass of the kernels below 0 would be lost there.
+
+    Returns:
+        The density at ``points`` [P]; None for fewer than two different values.
+    """
+    if len(np.unique(values)) < 2:
+        return None
+    estimate = gaussian_kde(values)
+    return estimate(points) + estimate(-points)
+
+
+def scores_over_cost(panels: dict[str, list[CostSeries]], x_label: str) -> Figure:
+    """Draw the scores of each run over its cost, in one panel for each task; bars are standard deviations over seeds."""
+    figure, axes = figure_of_panels(len(panels), 2)
+    for (title, series), ax in zip(panels.items(), axes, strict=True):
+        for index, run in enumerate(series):
+            costs, scores, deviations = zip(*run.points, strict=True)
+            dashes, marker = run_style(index)
+            style = {
+                "color": run_colour(index),
+                "linestyle": dashes,
+                "linewidth": 1.2,
+                "marker": marker,
+                "markersize": 5,
+            }
+            ax.errorbar(costs, scores, yerr=deviations, label=legend_label(run.label), capsize=2, **style)
+        ax.set(title=legend_label(title), xlabel=x_label, ylabel="score on the development set (%)", xlim=(0, None))
+        ax.xaxis.set_major_formatter(EngFormatter(sep="") if x_label == "updates" else ax.xaxis.get_major_formatter())
+        draw_grid(ax)
+        ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+@matplotlib.rc_context(RC_PARAMS)
+def plot_scores(results: Sequence[Summary], directory: str) -> list[str]:
+    """Write ``scores.png`` and ``scores.svg`` and return their paths.
+
+    Raises:
+        UserError: a summary has no runs.
+        OSError: the directory cannot be written.
+    """
+    for result in results:
+        if not result.seeds:
+            raise UserError(f"{result.file} holds no finished run yet: wait for the first one")
+    os.makedirs(directory, exist_ok=True)
+    return save(scores_figure(results), directory, "scores")
+
+
+def scores_figure(results: Sequence[Summary]) -> Figure:
+    """One column per task, with a marker per seed and a bar at their median."""
+    tasks = list(dict.fromkeys(task for result in results for task in result.seeds))
+    figure = Figure(figsize=(1.2 * len(tasks) + 3, 4), layout="constrained")
+    ax = figure.subplots()
+    width = 0.8 / len(results)
+    for index, result in enumerate(results):
+        label, colour, marker = legend_label(result.folder_name), run_colour(index), run_style(index)[1]
+        offset = (index - (len(results) - 1) / 2) * width
+        for x, seeds in (
+            (column + offset, result.seeds[task]) for column, task in enumerate(tasks) if task in result.seeds
+        ):
+            ax.plot([x] * len(seeds), seeds, marker, color=colour, alpha=0.6, markersize=5, label=label)
+            ax.hlines(statistics.median(seeds), x - 0.4 * width, x + 0.4 * width, color=colour, linewidth=2)
+            label = None  # one entry in the legend
+    ax.set_xticks(range(len(tasks)), map(legend_label, tasks))
+    ax.set(title="Scores on the development sets", ylabel="main score of the task (%)")
+    draw_grid(ax, "y")
+    title = "one marker per seed, a bar at their median"
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, title=title)
+    return figure

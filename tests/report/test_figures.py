@@ -1,0 +1,145 @@
+"""Scores of seeds, the density of Figure 1a against a sum of Gaussians, and the panels of scores over the cost."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from failures import error_line
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.report.figures import (
+    CostSeries,
+    LossGroup,
+    density,
+    loss_distributions,
+    scores_figure,
+    scores_over_cost,
+)
+from amos_fairseq.summary_file import parse_summary
+
+
+def test_density_is_a_sum_of_gaussians_reflected_at_zero():
+    values, points = np.array([0.05, 0.4, 0.5, 2.0]), np.linspace(0, 8, 4001)
+    width = values.std(ddof=1) * len(values) ** (-1 / 5)  # Scott's rule
+
+    def kernel(x: float, at: float) -> float:
+        return math.exp(-0.5 * ((x - at) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+
+    expected = [sum(kernel(x, at) + kernel(x, -at) for at in values) / len(values) for x in points]
+    found = density(values, points)
+    assert found == pytest.approx(expected)
+    assert np.trapezoid(found, points) == pytest.approx(1, abs=1e-4)
+
+
+def test_equal_values_have_no_density():
+    assert density(np.array([1.5, 1.5]), np.linspace(0, 2, 5)) is None
+    assert density(np.array([]), np.linspace(0, 2, 5)) is None
+
+
+def test_each_group_has_a_histogram_a_curve_and_its_mean():
+    values = np.array([0.5, 1.0, 3.0])
+    figure = loss_distributions(
+        {"a $run": [LossGroup("depth 1", values), LossGroup("depth 2", np.array([2.0, 2.0]))], "b": []}
+    )
+    first, second = figure.axes[:2]
+    assert first.get_title() == r" a \$run"
+    assert sum(patch.get_height() * patch.get_width() for patch in first.patches[:40]) == pytest.approx(1)
+    curve, mean, mean_without_curve = first.get_lines()
+    assert len(curve.get_xdata()) == 400
+    assert (mean.get_xdata()[0], mean_without_curve.get_xdata()[0]) == (1.5, 2.0)
+    assert [text.get_text() for text in first.get_legend().get_texts()] == [
+        " depth 1, mean 1.50",
+        " depth 2, mean 2.00",
+    ]
+    assert second.get_lines() == []
+
+
+def test_scores_are_drawn_at_their_cost():
+    figure = scores_over_cost({"RTE": [CostSeries("run", [(100, 50.0, 1.0), (200, 60.0, 0.0)])]}, "updates")
+    (ax,) = figure.axes
+    assert ax.get_title() == " RTE"
+    assert ax.get_lines()[0].get_xydata().tolist() == [[100, 50], [200, 60]]
+
+
+def results(folder, **scores):
+    """Write a summary as ``amos glue`` does; ``scores``: task -> the accuracies of its seeds."""
+    runs = [
+        {"task": task, "point": "", "seed": seed, "main_score": "accuracy", "scores": {"accuracy": value, "f1": 0.0}}
+        for task, values in scores.items()
+        for seed, value in enumerate(values, start=1)
+    ]
+    checkpoint = {"file": "model.pt", "num_updates": 1}
+    content = {
+        "benchmark": "glue",
+        "setup": {"from_scratch": False},
+        "tasks": {},
+        "checkpoint": checkpoint,
+        "notes": [],
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "glue.json").write_text(json.dumps(content | {"runs": runs}), encoding="utf-8")
+    return folder / "glue.json"
+
+
+def figure_of(*files):
+    return scores_figure([parse_summary(file, json.loads(file.read_text()), "") for file in files])
+
+
+def test_markers_of_seeds_and_bars_of_medians(tmp_path):
+    ours, base = results(tmp_path / "ours", RTE=[50.0, 60.0, 52.0], CoLA=[10.0]), results(tmp_path / "base", RTE=[48.0])
+    figure = figure_of(ours, base)
+    ax = figure.axes[0]
+    assert [label.get_text().strip() for label in ax.get_xticklabels()] == ["RTE", "CoLA"]
+    assert [sorted(line.get_ydata()) for line in ax.get_lines()] == [[50.0, 52.0, 60.0], [10.0], [48.0]]
+    bars = [collection.get_segments()[0][:, 1].tolist() for collection in ax.collections]
+    assert bars == [[52.0, 52.0], [10.0, 10.0], [48.0, 48.0]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " base"]
+
+
+def test_names_of_tasks_are_not_mathematics(tmp_path):
+    """matplotlib reports "$x^$" as a mistake when it draws the figure."""
+    figure = figure_of(results(tmp_path / "a $1^$", **{"$x^$": [80.0]}))
+    assert [label.get_text().strip() for label in figure.axes[0].get_xticklabels()] == [r"\$x^\$"]
+    figure.canvas.draw()
+
+
+def test_command_writes_figures_of_scores(tmp_path, capsys):
+    file = results(tmp_path / "ours", RTE=[50.0])
+    assert main(["plot", str(file), "--out", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"scores.png", "scores.svg"}
+    assert str(tmp_path / "out" / "scores.png") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "glue.json is missing: name the glue.json or squad.json"),
+        ("[1]", "contains [1], not an object"),
+        ("[" * 100_000, "is nested more than 100 levels deep"),
+        ("SCORE 1e308", "holds no results"),
+        ("SCORE 1e999", "is not a finite number"),
+        ("SCORE " + "9" * 400, "a number of 400 digits"),
+        ("SCORE true", "holds no results"),
+        ('TASK "\\ud800"', "holds no results"),
+        ('{"runs": [{"task": "RTE"}]}', "holds no results"),
+        ("NONE", "holds no finished run yet"),
+    ],
+)
+def test_invalid_results_are_one_line(tmp_path, capsys, content, message):
+    """Files that are something else, and whole ones with one value changed."""
+    file = results(tmp_path, **({} if content == "NONE" else {"RTE": [50.0]}))
+    kind, _, value = (content or "").partition(" ")
+    changed = {"SCORE": ("50.0", value), "TASK": ('"RTE"', value), "NONE": ("", "")}
+    if kind in changed:
+        file.write_text(file.read_text().replace(*changed[kind]))
+    elif content is None:
+        file.unlink()
+    else:
+        file.write_text(content, encoding="utf-8")
+    assert message in error_line(capsys, main, "plot", file, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_curves_and_scores_in_one_command_are_refused(tmp_path, capsys):
+    assert "not both" in error_line(capsys, main, "plot", results(tmp_path, RTE=[50.0]), tmp_path)
