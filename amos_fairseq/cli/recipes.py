@@ -41,10 +41,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--variants", action="store_true", help="list the variants of the papers as well")
     parser.add_argument(
-        "--vocabulary-size", type=int, metavar="N",
+        "--vocabulary-size",
+        type=int,
+        metavar="N",
         help="number of dictionary entries, special tokens included "
         f"(default: {DEFAULT_VOCABULARY}; {VOCABULARY_OF_WIDTH[64]} for the tiny recipes, {VOCABULARY_OF_WIDTH[128]} for mini)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
@@ -109,7 +111,7 @@ def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int |
         vocabulary_size: number of dictionary entries; None: one that suits the width.
     """
     from amos_fairseq.composition import compose_recipe
-    from amos_fairseq.flops.training import training_flops
+    from amos_fairseq.measure.flops import training_flops
 
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
     if vocabulary_size is None:

@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.training import training_seconds
-from amos_fairseq.flops.recipe import missing_settings, read_checkpoint_configuration
-from amos_fairseq.flops.training import training_flops
 from amos_fairseq.inspection.compute import inspect_text, text_of_corpus
 from amos_fairseq.inspection.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
 from amos_fairseq.inspection.results import Inspection
+from amos_fairseq.measure.configuration import missing_settings, read_checkpoint_configuration
+from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.metrics_file import FILE_NAME, read_records
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.plotting.curves import Run, run_names

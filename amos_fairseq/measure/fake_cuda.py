@@ -35,9 +35,19 @@ from amos_fairseq.functional import attention
 aten = torch.ops.aten
 # Operators whose CUDA kernels require floating point operands of one dtype.
 ONE_DTYPE = {
-    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.native_layer_norm, aten.index_put, aten.index_put_,
-    aten._index_put_impl_, aten.index_add, aten.index_add_,
-}  # fmt: skip
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten.baddbmm,
+    aten.mv,
+    aten.addmv,
+    aten.native_layer_norm,
+    aten.index_put,
+    aten.index_put_,
+    aten._index_put_impl_,
+    aten.index_add,
+    aten.index_add_,
+}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 # Properties of an H200.
@@ -316,10 +326,20 @@ def compile_guard(library: str) -> None:
     installed = Path(torch.__file__).parent
     compiler = os.environ.get("CXX", "g++").split()
     command = [
-        *compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{installed / 'include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(GUARD_SOURCE), "-o", library,
-        f"-L{installed / 'lib'}", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
+        *compiler,
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        f"-I{installed / 'include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        str(GUARD_SOURCE),
+        "-o",
+        library,
+        f"-L{installed / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,0 +1,325 @@
+"""Floating point operations of a training run, counted on meta tensors, by kind, by module and by two conventions."""
+
+import functools
+import math
+from collections import ChainMap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, shape_wrapper
+
+from amos_fairseq.measure.configuration import CountedUpdate, build_counted_update
+from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
+
+aten = torch.ops.aten
+
+# Operations per element of the result, for operators that combine several; an exp or a random number is one operation like
+# an addition (thesis section 5.2.2).
+ELEMENTWISE = {
+    aten.gelu: 5,  # x / sqrt 2, erf, + 1, * x, / 2
+    aten._softmax: 5,  # maximum, subtract, exp, sum, divide
+    aten._safe_softmax: 5,
+    aten._log_softmax: 5,  # maximum, subtract, exp, sum, subtract
+    aten.native_layer_norm: 7,  # sum, subtract, square, sum, divide, scale, shift
+    aten.binary_cross_entropy_with_logits: 6,  # (1 - target) x + log(1 + exp(-x))
+    aten.log_sigmoid_forward: 4,  # minimum with 0, - log(1 + exp(-|x|))
+    aten.bernoulli_: 2,  # a random number, a comparison; dropout's division and product are separate operators
+    aten.exponential_: 3,  # a random number, its logarithm, a scale
+}
+ONE_PER_INPUT = (aten.cumsum, aten.scatter_add, aten.index_add, aten.topk)  # per input element, like the reductions
+LOGSUMEXP = 4  # per input element: maximum, subtract, exp, sum
+NO_ARITHMETIC = (aten.clone, aten._to_copy, aten.copy_)  # PyTorch tags them as pointwise
+
+
+class Operations(NamedTuple):
+    """Floating point operations; a multiplication and an addition are two.
+
+    Attributes:
+        matmul: products of matrices and vectors.
+        look_up: cost of embedding look-ups as products with one-hot vectors, 2 V E per token.
+        elementwise: all other arithmetic: activations, residuals, softmax, LayerNorm, dropout, losses; not the bias of a
+            linear layer, which PyTorch adds within the product (1 in 2 D operations).
+    """
+
+    matmul: float = 0
+    look_up: float = 0
+    elementwise: float = 0
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def count(call: Callable[[], Any]) -> dict[str, Operations]:
+    """Count the operations of ``call``, which runs twice: to find its operators, and to count them.
+
+    Returns:
+        The operations of every module that ran, including those inside it, under the name that PyTorch's counter uses
+        (``AmosModel.discriminator``); and all operations as ``Global``.
+    """
+    with _UsedOperators() as used:
+        call()
+    with FlopCounterMode(display=False, custom_mapping=used.formulas()) as counter:
+        call()
+    return {"Global": Operations()} | {name: _by_kind(of) for name, of in counter.get_flop_counts().items()}
+
+
+def count_matmuls(call: Callable[[], Any], model: nn.Module | None = None) -> int:
+    """Count the operations in products of matrices and vectors, including those of a backward pass.
+
+    Args:
+        model: what ``call`` trains; its equal layers then run once, which takes a fifth of the time.
+    """
+    with _MatmulCounter() as counter, EqualLayersOnce(model, counter):
+        call()
+    return counter.total
+
+
+class _MatmulCounter(TorchDispatchMode):
+    """Add up the products of all operators; without the modules, which PyTorch's counter follows, it is twice as fast."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        formula = FLOPS.get(func.overloadpacket)
+        self.total += formula(*args, **(kwargs or {}), out_val=result) if formula else 0
+        return result
+
+
+class EqualLayersOnce:
+    """While it is active, run one of the equal layers of a model, and stand in for the others.
+
+    A layer equals another if its parameters and its input have the same shapes and need the same gradients, and both add the
+    same attention bias. The one that runs does so apart from the model, forward and backward; in the model each layer, that
+    one too, is an operator without arithmetic, which adds the products of the forward and of the backward pass to ``counter``.
+    The gradient of the bias, a sum, has no products.
+    """
+
+    def __init__(self, model: nn.Module | None, counter: _MatmulCounter):
+        modules = [] if model is None else list(model.modules())
+        # A layer that is recomputed in the backward pass is left as it is.
+        recomputed = any(isinstance(each, TransformerEncoder) and each.shape.activation_checkpointing for each in modules)
+        self.layers = [each for each in modules if isinstance(each, TransformerLayer) and not recomputed]
+        self.counter = counter
+        self._known: dict[tuple, tuple[Tensor, int, int]] = {}
+
+    def __enter__(self) -> "EqualLayersOnce":
+        for layer in self.layers:
+            layer.forward = functools.partial(self._stand_in, layer)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for layer in self.layers:
+            del layer.forward
+
+    def _stand_in(self, layer: TransformerLayer, states: Tensor, bias: Any, positions: Tensor | None = None) -> Tensor:
+        learned = tuple(layer.parameters())
+        needs = (torch.is_grad_enabled(), *(tensor.requires_grad for tensor in (states, *learned)))
+        shapes = tuple(tensor.shape for tensor in (states, *learned))
+        key = (needs, shapes, layer.attention.num_heads, bias, None if positions is None else positions.shape)
+        if key not in self._known:
+            self._known[key] = self._run(layer, states, bias, positions)
+        return _Layer.apply(self.counter, *self._known[key], states, *learned)
+
+    def _run(self, layer: TransformerLayer, states: Tensor, *others: Any) -> tuple[Tensor, int, int]:
+        """Return a tensor like the output, and the products of the forward and of the backward pass."""
+        before = self.counter.total
+        states = states.detach().requires_grad_(states.requires_grad)
+        output = TransformerLayer.forward(layer, states, *others)
+        between = self.counter.total
+        learned = [tensor for tensor in (states, *layer.parameters()) if tensor.requires_grad]
+        if output.requires_grad and learned:
+            torch.autograd.grad(output, learned, torch.empty_like(output), allow_unused=True)
+        after = self.counter.total
+        self.counter.total = before
+        return output.detach(), between - before, after - between
+
+
+class _Layer(torch.autograd.Function):
+    """The stand-in for a layer; ``tensors`` are its input and its parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, counter: _MatmulCounter, like: Tensor, forward: int, backward: int, *tensors: Tensor) -> Tensor:
+        counter.total += forward
+        ctx.counter, ctx.products, ctx.tensors = counter, backward, tensors
+        return torch.empty_like(like)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        ctx.counter.total += ctx.products
+        gradients = (torch.empty_like(each) if each.requires_grad else None for each in ctx.tensors)
+        return (None, None, None, None, *gradients)
+
+
+class _UsedOperators(TorchDispatchMode):
+    """Record the operators that run, with PyTorch's tags: tables of all operators are not part of its public API."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: dict[Any, set[torch.Tag]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.tags.setdefault(func.overloadpacket, set()).update(func.tags)
+        return func(*args, **(kwargs or {}))
+
+    def formulas(self) -> dict[Any, Callable]:
+        """Map an operator to a function from the shapes of its arguments and result to its operations.
+
+        PyTorch's counter has formulas for most products.
+        """
+        found = {operator: _elementwise_formula(operator, tags) for operator, tags in self.tags.items()}
+        counted = {
+            operator: formula for operator, formula in found.items() if formula and operator not in flop_registry
+        }
+        return counted | MATMULS | {aten.embedding: _look_up}
+
+
+def _elementwise_formula(operator: Any, tags: set[torch.Tag]) -> Callable | None:
+    """Return None for an operator that only creates, moves or selects values."""
+    if operator in NO_ARITHMETIC:
+        return None
+    if operator in ELEMENTWISE:
+        return _per_result(ELEMENTWISE[operator])
+    if operator is aten.logsumexp:
+        return _per_input(LOGSUMEXP)
+    if torch.Tag.reduction in tags or operator in ONE_PER_INPUT:
+        return _per_input(1)
+    return _per_result(1) if torch.Tag.pointwise in tags else None
+
+
+def _per_result(operations: int) -> Callable:
+    def formula(*arguments: Any, out_shape: Any, **keywords: Any) -> int:
+        return operations * math.prod(out_shape if isinstance(out_shape, torch.Size) else out_shape[0])
+
+    return formula
+
+
+def _per_input(operations: int) -> Callable:
+    def formula(input_shape: torch.Size, *arguments: Any, **keywords: Any) -> int:
+        return operations * math.prod(input_shape)
+
+    return formula
+
+
+def _look_up(table_shape: torch.Size, ids_shape: torch.Size, *arguments: Any, **keywords: Any) -> int:
+    return 2 * math.prod(table_shape) * math.prod(ids_shape)
+
+
+def _matrix_vector(matrix_shape: torch.Size, vector_shape: torch.Size, **keywords: Any) -> int:
+    return 2 * math.prod(matrix_shape)
+
+
+def _add_product(sum_shape: torch.Size, left_shape: torch.Size, right_shape: torch.Size, **keywords: Any) -> int:
+    return 2 * math.prod(left_shape) * right_shape[-1]
+
+
+MATMULS = {aten.mv: _matrix_vector, aten.addmm_: _add_product}  # missing in PyTorch's counter
+# From arguments and result to operations. PyTorch's table is extended later, by operators of other modules.
+FLOPS = ChainMap({operator: shape_wrapper(formula) for operator, formula in MATMULS.items()}, flop_registry)
+
+
+def _by_kind(of_operators: dict[Any, int]) -> Operations:
+    kinds = {"matmul": 0, "look_up": 0, "elementwise": 0}
+    for operator, operations in of_operators.items():
+        is_matmul = operator in flop_registry or operator in MATMULS
+        kinds["matmul" if is_matmul else "look_up" if operator is aten.embedding else "elementwise"] += operations
+    return Operations(**kinds)
+
+
+Convention = Literal["today", "thesis"]
+
+
+@dataclass(frozen=True)
+class TrainingFlops:
+    """Floating point operations of training; a multiplication and an addition are two.
+
+    Attributes:
+        per_update: all micro-batches and ranks of one update.
+        tokens_per_update: tokens of its blocks, ``<s>`` included.
+    """
+
+    per_update: int
+    tokens_per_update: int
+    max_update: int
+
+    @property
+    def per_token(self) -> float:
+        return self.per_update / self.tokens_per_update
+
+    @property
+    def total(self) -> int:
+        """Operations of all planned updates."""
+        return self.per_update * self.max_update
+
+
+def training_flops(
+    cfg: DictConfig, vocabulary_size: int | None = None, convention: Convention = "today", reference: bool = False
+) -> TrainingFlops:
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks.
+
+    - ``today``: the matrix products of forward and backward pass, as autograd runs them. The backward pass has twice those
+      of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator), and more
+      where it computes something again: the logits of the output layer, unless ``reference`` (a CPU keeps up to 64 MiB of
+      them, which is not considered here), and checkpointed layers. Unless ``reference``, positions whose output is not needed
+      are left out after the attention of the last layer.
+    - ``thesis`` (section 5.2.2): the backward pass costs as much as the forward pass, embeddings are looked up by products
+      with one-hot vectors, and element-wise operations count.
+
+    Neither counts the optimizer's step.
+
+    With a vocabulary of 30,522 and ``reference`` the thesis' convention gives these totals and costs of encoding 128 tokens;
+    Table 5.3 prints:
+
+        mlm_small      1.415e18  3.65e9   printed 1.4e18  3.7e9  (BERT-Small)
+        mlm_base       6.396e19  2.84e10          6.4e19  2.9e10 (BERT-Base)
+        electra_small  1.331e18  3.65e9           1.4e18  3.7e9
+        electra_base   6.525e19  2.84e10          6.4e19  2.9e10
+
+    Departures: the table's inference includes a dense classifier on every token (2 D^2 each, 0.5 %), here it is the encoder
+    alone. The reference computes ELECTRA's logits to sample from separately from those of its loss, 3 % in small and 2 % in
+    base; without them ELECTRA-Small is 1.29e18, also by hand with the sizes of Table 5.1: the table gives it the cost of
+    BERT-Small.
+
+    Args:
+        cfg: composed and resolved, as fairseq's trainer gets it.
+        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
+            ``task.data``.
+        reference: count the reference implementation instead of ``model.kernels``.
+
+    Raises:
+        UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
+    """
+    update = build_counted_update(cfg, vocabulary_size, reference)
+    if convention == "thesis":
+        return by_thesis(update, forward_of_batch(update)["Global"])
+    return by_autograd(update)
+
+
+def by_autograd(update: CountedUpdate) -> TrainingFlops:
+    """Count by today's convention: the products of a whole training step."""
+
+    def train_step() -> None:
+        loss, _, _ = update.criterion(update.model, update.batch)
+        loss.backward()
+
+    return _of_updates(update, count_matmuls(train_step, update.model))
+
+
+def by_thesis(update: CountedUpdate, forward: Operations) -> TrainingFlops:
+    """Count by the convention of section 5.2.2, from the forward pass of one micro-batch."""
+    return _of_updates(update, 2 * forward.total)
+
+
+def forward_of_batch(update: CountedUpdate) -> dict[str, Operations]:
+    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count`."""
+    return count(lambda: update.criterion(update.model, update.batch))
+
+
+def _of_updates(update: CountedUpdate, per_batch: int) -> TrainingFlops:
+    return TrainingFlops(per_batch * update.batches_per_update, update.tokens_per_update, update.max_update)
