@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 DESCRIPTION = """\
 Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of

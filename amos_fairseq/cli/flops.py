@@ -4,7 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amos_fairseq.compat import host_reads
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import cache_folder, whole_file
 from amos_fairseq.functional import attention
 
 aten = torch.ops.aten
@@ -306,7 +306,7 @@ def load_guard() -> ctypes.CDLL:
         UserError: there is no C++ compiler, or it fails.
     """
     source = GUARD_SOURCE.read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amos_fairseq"
+    cache = cache_folder()
     key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
     library = cache / f"fake_cuda_{key}.so"
     if not library.exists():

@@ -1,20 +1,16 @@
 """Floating point operations of a training run, counted on meta tensors, by kind, by module and by two conventions."""
 
-import functools
 import math
-from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, shape_wrapper
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from amos_fairseq.measure.configuration import CountedUpdate, build_counted_update
-from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
 
 aten = torch.ops.aten
 
@@ -69,92 +65,11 @@ def count(call: Callable[[], Any]) -> dict[str, Operations]:
     return {"Global": Operations()} | {name: _by_kind(of) for name, of in counter.get_flop_counts().items()}
 
 
-def count_matmuls(call: Callable[[], Any], model: nn.Module | None = None) -> int:
-    """Count the operations in products of matrices and vectors, including those of a backward pass.
-
-    Args:
-        model: what ``call`` trains; its equal layers then run once, which takes a fifth of the time.
-    """
-    with _MatmulCounter() as counter, EqualLayersOnce(model, counter):
+def count_matmuls(call: Callable[[], Any]) -> int:
+    """Count the operations in products of matrices and vectors, including those of a backward pass."""
+    with FlopCounterMode(display=False, custom_mapping=MATMULS) as counter:
         call()
-    return counter.total
-
-
-class _MatmulCounter(TorchDispatchMode):
-    """Add up the products of all operators; without the modules, which PyTorch's counter follows, it is twice as fast."""
-
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        formula = FLOPS.get(func.overloadpacket)
-        self.total += formula(*args, **(kwargs or {}), out_val=result) if formula else 0
-        return result
-
-
-class EqualLayersOnce:
-    """While it is active, run one of the equal layers of a model, and stand in for the others.
-
-    A layer equals another if its parameters and its input have the same shapes and need the same gradients, and both add the
-    same attention bias. The one that runs does so apart from the model, forward and backward; in the model each layer, that
-    one too, is an operator without arithmetic, which adds the products of the forward and of the backward pass to ``counter``.
-    The gradient of the bias, a sum, has no products.
-    """
-
-    def __init__(self, model: nn.Module | None, counter: _MatmulCounter):
-        modules = [] if model is None else list(model.modules())
-        # A layer that is recomputed in the backward pass is left as it is.
-        recomputed = any(isinstance(each, TransformerEncoder) and each.shape.activation_checkpointing for each in modules)
-        self.layers = [each for each in modules if isinstance(each, TransformerLayer) and not recomputed]
-        self.counter = counter
-        self._known: dict[tuple, tuple[Tensor, int, int]] = {}
-
-    def __enter__(self) -> "EqualLayersOnce":
-        for layer in self.layers:
-            layer.forward = functools.partial(self._stand_in, layer)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for layer in self.layers:
-            del layer.forward
-
-    def _stand_in(self, layer: TransformerLayer, states: Tensor, bias: Any, positions: Tensor | None = None) -> Tensor:
-        learned = tuple(layer.parameters())
-        needs = (torch.is_grad_enabled(), *(tensor.requires_grad for tensor in (states, *learned)))
-        shapes = tuple(tensor.shape for tensor in (states, *learned))
-        key = (needs, shapes, layer.attention.num_heads, bias, None if positions is None else positions.shape)
-        if key not in self._known:
-            self._known[key] = self._run(layer, states, bias, positions)
-        return _Layer.apply(self.counter, *self._known[key], states, *learned)
-
-    def _run(self, layer: TransformerLayer, states: Tensor, *others: Any) -> tuple[Tensor, int, int]:
-        """Return a tensor like the output, and the products of the forward and of the backward pass."""
-        before = self.counter.total
-        states = states.detach().requires_grad_(states.requires_grad)
-        output = TransformerLayer.forward(layer, states, *others)
-        between = self.counter.total
-        learned = [tensor for tensor in (states, *layer.parameters()) if tensor.requires_grad]
-        if output.requires_grad and learned:
-            torch.autograd.grad(output, learned, torch.empty_like(output), allow_unused=True)
-        after = self.counter.total
-        self.counter.total = before
-        return output.detach(), between - before, after - between
-
-
-class _Layer(torch.autograd.Function):
-    """The stand-in for a layer; ``tensors`` are its input and its parameters."""
-
-    @staticmethod
-    def forward(ctx: Any, counter: _MatmulCounter, like: Tensor, forward: int, backward: int, *tensors: Tensor) -> Tensor:
-        counter.total += forward
-        ctx.counter, ctx.products, ctx.tensors = counter, backward, tensors
-        return torch.empty_like(like)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
-        ctx.counter.total += ctx.products
-        gradients = (torch.empty_like(each) if each.requires_grad else None for each in ctx.tensors)
-        return (None, None, None, None, *gradients)
+    return counter.get_total_flops()
 
 
 class _UsedOperators(TorchDispatchMode):
@@ -220,8 +135,6 @@ def _add_product(sum_shape: torch.Size, left_shape: torch.Size, right_shape: tor
 
 
 MATMULS = {aten.mv: _matrix_vector, aten.addmm_: _add_product}  # missing in PyTorch's counter
-# From arguments and result to operations. PyTorch's table is extended later, by operators of other modules.
-FLOPS = ChainMap({operator: shape_wrapper(formula) for operator, formula in MATMULS.items()}, flop_registry)
 
 
 def _by_kind(of_operators: dict[Any, int]) -> Operations:
@@ -308,7 +221,7 @@ def by_autograd(update: CountedUpdate) -> TrainingFlops:
         loss, _, _ = update.criterion(update.model, update.batch)
         loss.backward()
 
-    return _of_updates(update, count_matmuls(train_step, update.model))
+    return _of_updates(update, count_matmuls(train_step))
 
 
 def by_thesis(update: CountedUpdate, forward: Operations) -> TrainingFlops:

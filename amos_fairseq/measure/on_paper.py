@@ -14,7 +14,7 @@ that launches kernels faster than the device runs them. It is meant to be compar
 import contextlib
 import dataclasses
 import math
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +25,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
 
 from amos_fairseq.measure import step_profile
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda
-from amos_fairseq.measure.flops import FLOPS, training_flops
+from amos_fairseq.measure.flops import training_flops
 
 aten = torch.ops.aten
 
@@ -114,6 +115,8 @@ FUSED_ATTENTION = {
     "amos_fairseq::attention": ("triton", 0),
     "amos_fairseq::attention_backward": ("triton", 1),
 }
+# FLOPs by arguments and result. PyTorch's table, which operators extend later, has no matrix-vector products.
+FLOPS = ChainMap({aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}, flop_registry)
 # Operators that only allocate.
 ALLOCATE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 # Operators that overwrite their first argument without reading it.

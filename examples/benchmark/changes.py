@@ -16,7 +16,6 @@ from unittest import mock
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
@@ -27,6 +26,7 @@ from amos_fairseq.measure.measurement import alternate, print_progress, speed_ra
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 
 @contextlib.contextmanager

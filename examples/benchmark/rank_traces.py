@@ -27,7 +27,7 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_overrides
+from amos_fairseq.cli.arguments import HelpFormatter, add_overrides
 from amos_fairseq.cli.bench import make_directory, write_file
 from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
@@ -38,6 +38,7 @@ from amos_fairseq.measure.bench_report import plain, table
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.measurement import Batch, Progress, describe_machine, versions
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass
 UPDATE = "update"  # recorded by trace_updates
