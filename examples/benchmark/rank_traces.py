@@ -34,11 +34,12 @@ from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
 from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.measure.bench_report import plain, table
+from amos_fairseq.measure.bench_report import plain
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.measurement import Batch, Progress, describe_machine, versions
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
+from amos_fairseq.tables import markdown_rows
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass
 UPDATE = "update"  # recorded by trace_updates
@@ -301,11 +302,11 @@ def as_markdown(report: RanksReport) -> str:
         f"{cfg.dataset.batch_size} sequences of {cfg.task.tokens_per_sample} tokens per micro-batch and rank; buckets of "
         f"{cfg.distributed_training.bucket_cap_mb} MiB; {report.setup.vocabulary_size:,} entries in the dictionary. Settings "
         f"besides the recipe: {' '.join(report.settings.overrides) or 'none'}. Medians over the traced updates.",
-        table(RANKS_HEAD, rank_rows(report)),
+        markdown_rows(RANKS_HEAD, rank_rows(report)),
         HOW_TO_READ.strip(),
         *timelines(report),
         "## Machine and versions",
-        table(("", ""), ((name, plain(value)) for name, value in machine.items())),
+        markdown_rows(("", ""), ((name, plain(value)) for name, value in machine.items())),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -343,7 +344,7 @@ def timelines(report: RanksReport) -> Iterator[str]:
         spans = ", ".join(between(update, *span) for span in update.backward)
         yield f"## An update of {update_freq} micro-batches on rank 0"
         yield f"Backward passes from {spans} ms after the start of the update."
-        yield table(TIMELINE_HEAD, timeline_rows(update))
+        yield markdown_rows(TIMELINE_HEAD, timeline_rows(update))
 
 
 def timeline_rows(update: TracedUpdate) -> Iterator[Sequence[str]]:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from amos_fairseq.data.tag_scores import mark_spans, spans_of
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, say
 from amos_fairseq.preprocess.common.reading import InputFile

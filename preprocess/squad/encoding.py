@@ -11,8 +11,8 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
 
+from amos_fairseq.data.official_squad import Answer, Paragraph, Question, normalize_answer
 from amos_fairseq.data.squad import TOKEN_ARRAYS, AlignedAnswer, Example
-from amos_fairseq.finetuning.squad.official import Answer, Paragraph, Question, normalize_answer
 from amos_fairseq.tokenization.tokenizer import Tokenizer
 
 # squad.json lists this many answers of each kind that do not fit.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from amos_fairseq.data.official_squad import Paragraph, SquadFile, read_squad
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
 from amos_fairseq.fingerprint import file_sha256, files_sha256
 from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer

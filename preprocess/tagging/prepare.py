@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from amos_fairseq.data.tag_scores import mark_spans
 from amos_fairseq.data.word_files import (
     COLUMN_NAME,
     CONLLU_NAMES,
@@ -22,7 +23,6 @@ from amos_fairseq.data.word_files import (
 )
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.finetuning.tagging.scores import mark_spans
 from amos_fairseq.fingerprint import file_sha256, files_sha256
 from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, is_finished, progress_bar, say
 from amos_fairseq.preprocess.common.reading import kind_and_compression

@@ -15,8 +15,8 @@ import numpy as np
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue.benchmark import predict
 from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data
+from amos_fairseq.finetuning.glue.predictions import predict
 from amos_fairseq.finetuning.glue.tasks import DIAGNOSTIC, DIAGNOSTIC_ROWS, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.finetuning.report import TaskSummary, best_checkpoint
 

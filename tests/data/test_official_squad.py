@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
+from amos_fairseq.data.official_squad import Answer, Question, evaluate
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.squad.official import Answer, Question, evaluate
 
 
 def question(name: str, *answers: str) -> Question:

@@ -13,7 +13,7 @@ from saved_models import TEXT, write_run
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint, read_pretrained_checkpoint
+from amos_fairseq.finetuning.session import PretrainedCheckpoint, read_pretrained_checkpoint
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}

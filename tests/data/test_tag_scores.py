@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from amos_fairseq.finetuning.tagging.scores import count, mark_spans, scores, spans_of
+from amos_fairseq.data.tag_scores import count, mark_spans, scores, spans_of
 
 # gold, predicted. CoNLL-2000 is IOB2 (B- begins every span), CoNLL-2003 in the original IOB1 (B- only between neighbours).
 SENTENCES = [

@@ -1,10 +1,11 @@
-"""Sequence tagging for the shared runner: the task ``sequence_tagging`` trains; this file predicts and scores."""
+"""Sequence tagging: the task ``sequence_tagging`` trains; this file predicts and scores."""
 
+import dataclasses
 import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.data.tag_scores import OUTSIDE, count, scores
 from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.benchmark import Stopped, Task
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
-from amos_fairseq.finetuning.runs import content_sha256
-from amos_fairseq.finetuning.tagging.scores import OUTSIDE, count, scores
+from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
+from amos_fairseq.finetuning.report import TaskSummary
+from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, content_sha256
+from amos_fairseq.finetuning.session import Session
 
 RECIPE_TASK = "tagging"  # recipes do not distinguish the columns
 # Names of tasks begin with this, so that results of other benchmarks in OUT are not taken for these.
@@ -29,43 +31,45 @@ TOKENS_PER_BATCH = 8192
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
+# In the order of the table; labels that do not mark spans have only accuracy.
+SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
 
 
-class Tagging:
-    """The prepared data of one column, for one checkpoint, with a single task such as ``tagging-upos``.
-
-    Args:
-        validates: score the dev set after each epoch, for recipes that keep the checkpoint with the best score.
+class Tagging(Benchmark):
+    """The prepared data of one column of labels, with a single task such as ``tagging-upos``. The table has a row for each
+    column that has results in OUT.
 
     Raises:
-        UserError: the data have not been prepared, are damaged, or belong to a tokenizer other than the checkpoint's.
+        UserError: the data have not been prepared, are damaged, or belong to a tokenizer other than the checkpoint's; or
+            the recipe has no settings for tagging.
     """
 
     name = "tagging"
+    title = "Sequence tagging, dev: median ± standard deviation over seeds"
+    columns = SCORE_NAMES
 
-    def __init__(self, data: Path, checkpoint: PretrainedCheckpoint, validates: bool) -> None:
-        self.data, self.validates, self.max_positions = data.resolve(), validates, checkpoint.max_positions
+    def __init__(self, session: Session, data: Path) -> None:
+        self.session, self.data, self.max_positions = session, data.resolve(), session.checkpoint.max_positions
+        if session.out == self.data:
+            raise UserError(
+                f"--out {data} is the directory of the data, which has a tagging.json too: give another --out"
+            )
+        # There is no pair of texts to separate.
+        trials = [dataclasses.replace(trial, num_separators=1) for trial in session.recipe.trials_of(RECIPE_TASK)]
         if os.pathsep in str(self.data):
             raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")
         manifest = read_manifest(self.data)
-        checkpoint.check_tokenizer(self.data / "tokenizer")
+        session.checkpoint.check_tokenizer(self.data / "tokenizer")
         self.labels, self.has_spans = manifest["labels"], manifest["has_spans"]
         self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()
-        self.task = PREFIX + manifest["column"]
         train, self.dev = (self._sentences(split) for split in ("train", "valid"))
         self.words = read_words(self.data, "valid")
         if [len(words) for words in self.words] != [len(self.dev.labels(index)) for index in range(len(self.dev))]:
             raise UserError(f"{self.data}: valid.words.jsonl does not belong to the labels: prepare the data again")
-        self.tasks = {
-            self.task: Task(
-                name=self.task, num_examples=len(train), main_score=self.main_score,
-                data_sha256=content_sha256(manifest), notes=tuple(self._notes(train)),
-            )
-        }  # fmt: skip
-
-    @property
-    def main_score(self) -> str:
-        return "f1" if self.has_spans else "accuracy"
+        name, main_score = PREFIX + manifest["column"], "f1" if self.has_spans else "accuracy"
+        notes = tuple(self._data_notes(manifest["column"], train))
+        unique = tuple(dict.fromkeys(trials))
+        self.tasks = {name: BenchmarkTask(name, len(train), main_score, content_sha256(manifest), unique, notes)}
 
     def _sentences(self, split: str) -> TaggedSentences:
         training = split == "train"
@@ -73,8 +77,7 @@ class Tagging:
             self.data, split, self.dictionary, len(self.labels), self.max_positions, training=training
         )
 
-    def _notes(self, train: TaggedSentences) -> Iterator[str]:
-        column = self.task.removeprefix(PREFIX)
+    def _data_notes(self, column: str, train: TaggedSentences) -> Iterator[str]:
         for name, sentences in (("training", train), ("dev", self.dev)):
             if sentences.cut_words:
                 counted = ", and counted as wrong" if sentences is self.dev else ""
@@ -87,12 +90,10 @@ class Tagging:
         """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         flags = [str(self.data), "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--tokens-per-sentence", str(self.max_positions)]
-        if not self.validates:
+        # The scores after each epoch serve recipes that keep the checkpoint with the best one.
+        if not any(trial.checkpoint == "best" for trial in self.tasks[task].trials):
             return [*flags, "--disable-validation"]
-        return [*flags, "--best-checkpoint-metric", self.main_score, "--maximize-best-checkpoint-metric"]
-
-    def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
-        """Do nothing: the task writes ``tokenizer/`` and ``labels.txt`` into its SAVE_DIR."""
+        return [*flags, "--best-checkpoint-metric", self.tasks[task].main_score, "--maximize-best-checkpoint-metric"]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -116,6 +117,21 @@ class Tagging:
         found_scores = scores(counts)
         write_text(directory / SCORES, json.dumps(found_scores | counts, indent=1) + "\n")
         return found_scores
+
+    def setup(self) -> dict[str, Any]:
+        """OUT may hold the results of several columns, so the recipe's section has one name for all."""
+        (task,) = self.tasks.values()
+        return self.session.setup({RECIPE_TASK: task.trials})
+
+    def owns(self, task: str) -> bool:
+        return task.startswith(PREFIX)
+
+    def label(self, task: str) -> str:
+        return task.removeprefix(PREFIX)
+
+    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+        if any("f1" in summary.scores for summary in summaries.values()):
+            yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
 
 
 def predict(
