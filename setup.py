@@ -44,8 +44,7 @@ setup(
     py_modules=["amos_start"],
     package_data={
         "amos_fairseq": ["recipes/**/*.yaml"],
-        "amos_fairseq.bench": ["fake_cuda.cpp"],
-        "amos_fairseq.flops": ["recipe_costs.json"],
+        "amos_fairseq.measure": ["fake_cuda.cpp"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
     },
     entry_points={"console_scripts": ["amos=amos_start:main"]},

@@ -10,6 +10,7 @@ from amos_fairseq.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
 RECIPES = PACKAGE / "recipes"
+DEFAULT_VOCABULARY = 32_768  # entries where no data says how many; AMOS, section 4
 
 
 def packaged_recipes(pattern: str = "*.yaml") -> list[str]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file
-
-DEFAULT_VOCABULARY = 32_768  # AMOS section 4
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 
 def import_fairseq(checkpoint: str | None = None) -> None:

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 DESCRIPTION = """\
 Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of
@@ -24,20 +25,32 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "bench", "measure the speed and memory of a pretraining step", DESCRIPTION)
     add_configuration(parser, "dataset.batch_size=16")
     add = parser.add_argument
-    add("--peer", dest="peers", nargs="+", action="extend", metavar="NAME", default=[],
-        help="models to compare with: hf, hf_naive, reference (default: none)")  # fmt: skip
+    add(
+        "--peer",
+        dest="peers",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        default=[],
+        help="models to compare with: hf, hf_naive, reference (default: none)",
+    )
     add("--precision", choices=("float32", "bf16", "fp16"), help="dtype of the step (default: that of the recipe)")
     add("--steps", type=int, metavar="N", help="measured steps of each model (default: 20)")
     add("--warmup", type=int, metavar="N", help="unmeasured steps of each model before these (default: 5)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's choice)")
     add("--device", choices=("cpu", "cuda"), help="device to measure on (default: cuda if there is a GPU, else cpu)")
     add("--compile", action="store_true", help="also measure each model under torch.compile")
-    add("--on-paper", choices=("h200", "a100"),
+    add(
+        "--on-paper",
+        choices=("h200", "a100"),
         help="count kernels, bytes and FLOPs of a step and predict the time of each part on this GPU; measures "
-        "nothing and needs no GPU (default: measure)")  # fmt: skip
-    add("--pieces", action="store_true",
-        help="also measure attention, output layer, sampling and optimizer separately, beside the "
-        "machine's limits")  # fmt: skip
+        "nothing and needs no GPU (default: measure)",
+    )
+    add(
+        "--pieces",
+        action="store_true",
+        help="also measure attention, output layer, sampling and optimizer separately, beside the machine's limits",
+    )
     add("--out", metavar="DIR", help="directory for the page and the JSON file (default: only print the page)")
     parser.set_defaults(run=run)
 
@@ -52,16 +65,20 @@ def run(arguments: argparse.Namespace) -> None:
     # PyTorch reads this when it loads its profiler, which otherwise prints its start and end on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import_fairseq()
-    from amos_fairseq.bench.contest import run_bench
-    from amos_fairseq.bench.measurement import print_progress
-    from amos_fairseq.bench.report import as_markdown
-    from amos_fairseq.bench.settings import BenchSettings
+    from amos_fairseq.measure.bench_report import as_markdown
+    from amos_fairseq.measure.configuration import BenchSettings
+    from amos_fairseq.measure.contest import run_bench
+    from amos_fairseq.measure.measurement import print_progress
 
     options = given_options(arguments, "precision", "threads", "device", "vocabulary_size", "steps", "warmup")
     settings = BenchSettings(
-        config=arguments.config, overrides=arguments.overrides, peers=arguments.peers, compile=arguments.compile,
-        pieces=arguments.pieces, **options,
-    )  # fmt: skip
+        config=arguments.config,
+        overrides=arguments.overrides,
+        peers=arguments.peers,
+        compile=arguments.compile,
+        pieces=arguments.pieces,
+        **options,
+    )
     report = run_bench(settings, DEFAULT_VOCABULARY, print_progress)
     print_progress("")
     page = as_markdown(report)
@@ -80,8 +97,8 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
     if refused:
         raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")
     import_fairseq()
-    from amos_fairseq.bench.on_paper import as_text, predict
-    from amos_fairseq.bench.settings import BenchSettings
+    from amos_fairseq.measure.configuration import BenchSettings
+    from amos_fairseq.measure.on_paper import as_text, predict
 
     options = given_options(arguments, "precision", "vocabulary_size")
     settings = BenchSettings(config=arguments.config, overrides=arguments.overrides, **options)

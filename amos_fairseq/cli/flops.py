@@ -4,7 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two
@@ -22,15 +23,18 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION)
     add_configuration(parser, "optimization.max_update=1000")
     parser.add_argument(
-        "--length", type=int, metavar="T",
+        "--length",
+        type=int,
+        metavar="T",
         help="number of input tokens for inference (default: 128, or the maximum of the model if that is less)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--reference", action="store_true",
+        "--reference",
+        action="store_true",
         help="count the reference implementation (model.kernels=reference), which keeps all logits instead of computing them "
         "again, samples from logits of its own, and computes the last layer at every position (default: count what "
         "model.kernels runs)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
     parser.set_defaults(run=run)
 
@@ -39,8 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
     from omegaconf import OmegaConf
 
-    from amos_fairseq.flops.recipe import read_configuration
-    from amos_fairseq.flops.report import print_report, report_flops
+    from amos_fairseq.measure.configuration import read_configuration
+    from amos_fairseq.measure.flops_report import print_report, report_flops
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:

@@ -1,30 +1,21 @@
-"""``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours.
-
-Counting all of them takes minutes, so their costs are in ``flops/recipe_costs.json``. After a change of a recipe, of a model or
-of the code that counts, ``python -m amos_fairseq.cli.recipes`` writes that file again.
-"""
+"""``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours."""
 
 import argparse
-import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, add_subcommand, import_fairseq
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
-from amos_fairseq.recipe_files import PACKAGE, RECIPES, find_recipe, packaged_recipes
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.measure.recipe_costs import (
+    A100_RATE,
+    CPU_RATE,
+    NARROW_CPU_RATE,
+    VOCABULARY_OF_WIDTH,
+    costs_of_recipes,
+)
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe, packaged_recipes
 
-# FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
-# predicts for amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on
-# 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.45 MFLOP in the quickstart.
-A100_RATE = 0.4 * 312e12
-CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
 SIZES = ("tiny", "mini", "small", "base", "large")
-# Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
-VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}  # up to this width
-COUNTED = PACKAGE / "flops" / "recipe_costs.json"
 
 DESCRIPTION = f"""\
 List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by
@@ -41,10 +32,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--variants", action="store_true", help="list the variants of the papers as well")
     parser.add_argument(
-        "--vocabulary-size", type=int, metavar="N",
+        "--vocabulary-size",
+        type=int,
+        metavar="N",
         help="number of dictionary entries, special tokens included "
         f"(default: {DEFAULT_VOCABULARY}; {VOCABULARY_OF_WIDTH[64]} for the tiny recipes, {VOCABULARY_OF_WIDTH[128]} for mini)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
@@ -53,88 +46,17 @@ def run(arguments: argparse.Namespace) -> None:
     names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
     names += packaged_recipes("variants/*.yaml") if arguments.variants else []
     found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
-    counted = counted_costs() if arguments.vocabulary_size is None else {}
-    rows = (
-        with_hours(counted.get(title) or costs_or_reason(title, *recipe, arguments.vocabulary_size))
-        for title, *recipe in found
-    )
+    rows = costs_of_recipes(found, arguments.vocabulary_size, import_fairseq)
     if arguments.json:
         print(json.dumps(list(rows), indent=2))
         return
     for line in table(rows, width=max(map(len, names))):
-        print(line, flush=True)  # a row that is not in the file takes seconds to count
+        print(line, flush=True)  # a row that has to be counted takes a second
 
 
-def recipes_sha256() -> str:
-    """Return a hash of the content of all packaged YAML files: a recipe can start from others."""
-    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(RECIPES.rglob("*.yaml"))]
-    return hashlib.sha256("".join(contents).encode()).hexdigest()
-
-
-def counted_costs() -> dict[str, dict[str, Any]]:
-    """Return the costs of the packaged recipes by name, or nothing if a recipe was changed after they were counted."""
-    content = json.loads(COUNTED.read_text(encoding="utf-8"))
-    if content["recipes_sha256"] != recipes_sha256():
-        return {}
-    return {row["recipe"]: row for row in content["recipes"]}
-
-
-def count_all() -> None:
-    """Write the costs of all packaged recipes, for :func:`counted_costs`; one recipe in a line."""
-    names = [*sorted(packaged_recipes(), key=by_size), *packaged_recipes("variants/*.yaml")]
-    rows = ",\n".join(json.dumps(costs_or_reason(name, *find_recipe(name), None)) for name in names)
-    write_text(COUNTED, f'{{"recipes_sha256": "{recipes_sha256()}", "recipes": [\n{rows}\n]}}\n')
-
-
-def by_size(name: str) -> tuple[int, str]:
+def by_size(name: str) -> int:
     """Sort tiny, mini, small, base, large."""
-    objective, _, size = name.partition("_")
-    return SIZES.index(size.removesuffix("_pp")), objective
-
-
-def costs_or_reason(title: str, config_dir: Path, name: str, vocabulary_size: int | None) -> dict[str, Any]:
-    """Return :func:`recipe_costs`, or why they cannot be counted: some variants need a setting that no paper prints."""
-    import_fairseq()
-    try:
-        return recipe_costs(title, config_dir, name, vocabulary_size)
-    except UserError as error:
-        return {"recipe": title, "not_counted": str(error)}
-
-
-def recipe_costs(title: str, config_dir: Path, name: str, vocabulary_size: int | None = None) -> dict[str, Any]:
-    """Return the size, tokens and FLOPs of a recipe on one rank.
-
-    Args:
-        config_dir, name: see :func:`find_recipe`.
-        vocabulary_size: number of dictionary entries; None: one that suits the width.
-    """
-    from amos_fairseq.composition import compose_recipe
-    from amos_fairseq.flops.training import training_flops
-
-    cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
-    if vocabulary_size is None:
-        suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
-        vocabulary_size = next(suited, DEFAULT_VOCABULARY)
-    cost = training_flops(cfg, vocabulary_size, reference=True)
-    return {
-        "recipe": title,
-        "layers": cfg.model.encoder_layers,
-        "width": cfg.model.encoder_embed_dim,
-        "length": cfg.task.tokens_per_sample,
-        "vocabulary_size": vocabulary_size,
-        "max_update": cost.max_update,
-        "tokens": cost.tokens_per_update * cost.max_update,
-        "flops": cost.total,
-    }
-
-
-def with_hours(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the predicted hours to the result of :func:`costs_or_reason`."""
-    if "not_counted" in row:
-        return row
-    seconds = {"a100": row["flops"] / A100_RATE}
-    seconds["cpu"] = row["flops"] / (NARROW_CPU_RATE if row["width"] <= NARROW else CPU_RATE)
-    return row | {f"predicted_{device}_hours": of_device / 3600 for device, of_device in seconds.items()}
+    return SIZES.index(name.removesuffix("_pp").rpartition("_")[2])
 
 
 def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
@@ -155,7 +77,3 @@ def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
 
 def hours(number: float) -> str:
     return f"{number:,.2f}" if number < 10 else f"{number:,.0f}"
-
-
-if __name__ == "__main__":
-    count_all()

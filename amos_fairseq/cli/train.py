@@ -27,14 +27,17 @@ amos train ... Words that start with a hyphen go to Hydra: --multirun starts a s
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION)
     parser.add_argument(
-        "recipe", metavar="RECIPE",
+        "recipe",
+        metavar="RECIPE",
         help="recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe as "
         "variants/electra_unigram.yaml does",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "settings", nargs=argparse.REMAINDER, metavar="KEY=VALUE",
+        "settings",
+        nargs=argparse.REMAINDER,
+        metavar="KEY=VALUE",
         help="settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000",
-    )  # fmt: skip
+    )
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 

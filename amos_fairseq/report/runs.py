@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.training import training_seconds
-from amos_fairseq.flops.recipe import missing_settings, read_checkpoint_configuration
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure.configuration import missing_settings, read_checkpoint_configuration
+from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.report.curves import Curve, RunCurves, distinct_names, read_curves

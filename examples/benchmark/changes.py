@@ -16,19 +16,17 @@ from unittest import mock
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.measurement import alternate, print_progress, speed_ratio
-from amos_fairseq.bench.settings import DTYPES, BenchSettings, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
-from amos_fairseq.cli.flops import DEFAULT_VOCABULARY
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.measure.configuration import DTYPES, BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
+from amos_fairseq.measure.measurement import alternate, print_progress, speed_ratio
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 
 @contextlib.contextmanager
@@ -105,7 +103,7 @@ def main() -> None:
     settings = BenchSettings(
         arguments.recipe, arguments.overrides, precision=arguments.precision, steps=arguments.steps, device="cpu"
     )
-    setup = prepare(settings, DEFAULT_VOCABULARY)
+    setup = set_up(settings, DEFAULT_VOCABULARY)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, setup.batch_size)
     step = FairseqStep(setup, task, "all", "")

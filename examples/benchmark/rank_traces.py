@@ -27,19 +27,17 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.machine import describe_machine, versions
-from amos_fairseq.bench.measurement import Batch, Progress
-from amos_fairseq.bench.report import plain
-from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
-from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_overrides
+from amos_fairseq.cli.arguments import HelpFormatter, add_overrides
 from amos_fairseq.cli.bench import make_directory, write_file
 from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.bench_report import plain
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
+from amos_fairseq.measure.measurement import Batch, Progress, describe_machine, versions
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 from amos_fairseq.run.mistakes import exit_on_mistake
 from amos_fairseq.tables import markdown_rows
 
@@ -198,7 +196,7 @@ class RanksReport:
     """
 
     settings: BenchSettings
-    setup: Setup
+    setup: BenchSetup
     num_ranks: int
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -226,9 +224,9 @@ def trace_ranks(settings: RanksSettings, progress: Progress) -> RanksReport | No
     """Connect, trace, and read all traces on the first rank; return None on the others. Every rank has to call this.
 
     Raises:
-        UserError: see :func:`prepare`.
+        UserError: see :func:`set_up`.
     """
-    setup = prepare(settings.bench, DEFAULT_VOCABULARY)
+    setup = set_up(settings.bench, DEFAULT_VOCABULARY)
     arrange_ranks(setup.cfg, os.environ, num_gpus=0)
     distributed_utils.distributed_init(setup.cfg)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to INFO on the first rank
@@ -238,7 +236,7 @@ def trace_ranks(settings: RanksSettings, progress: Progress) -> RanksReport | No
         torch.distributed.destroy_process_group()
 
 
-def trace_connected(settings: RanksSettings, setup: Setup, progress: Progress) -> RanksReport | None:
+def trace_connected(settings: RanksSettings, setup: BenchSetup, progress: Progress) -> RanksReport | None:
     training = setup.cfg.distributed_training
     rank, num_ranks = training.distributed_rank, training.distributed_world_size
     # A load above 0 before the ranks have started means that other programs use the machine.
@@ -261,7 +259,7 @@ def trace_connected(settings: RanksSettings, setup: Setup, progress: Progress) -
     return report
 
 
-def make_step(setup: Setup, update_freq: int, rank: int) -> tuple[FairseqStep, list[Batch]]:
+def make_step(setup: BenchSetup, update_freq: int, rank: int) -> tuple[FairseqStep, list[Batch]]:
     """Return a trainer for ``update_freq`` micro-batches per update, and batches whose first differs between ranks."""
     setup.cfg.optimization.update_freq = [update_freq]
     task = build_task(setup.cfg.task, setup.vocabulary_size)

@@ -143,12 +143,12 @@ def waiting_seconds(backward: float, sizes: Sequence[int], seconds: Sequence[flo
 
 def work_of(recipe: str, vocabulary_size: int) -> Work:
     """Return sizes and FLOPs of a recipe's model; raise ``UserError`` if there is no such recipe."""
-    from amos_fairseq.flops.recipe import build_recipe, read_configuration
-    from amos_fairseq.flops.training import by_autograd
+    from amos_fairseq.measure.configuration import build_counted_update, read_configuration
+    from amos_fairseq.measure.flops import by_autograd
 
     # One rank, however many GPUs this machine has; no data is needed.
     cfg, _ = read_configuration(recipe, ["distributed_training.distributed_world_size=1"])
-    built = build_recipe(cfg, vocabulary_size, reference=True)
+    built = build_counted_update(cfg, vocabulary_size, reference=True)
     trained = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
     return Work(
         tokens_per_sequence=cfg.task.tokens_per_sample,

@@ -9,14 +9,14 @@ import pytest
 import torch
 from failures import error_line
 
-from amos_fairseq.bench import machine
-from amos_fairseq.bench.contest import PEERS
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.step_profile import PARTS
 from amos_fairseq.cli.main import main
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure import measurement
+from amos_fairseq.measure.contest import PEERS
+from amos_fairseq.measure.fairseq_step import FairseqStep
+from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.step_profile import PARTS
 from amos_fairseq.run import compilation
 
 SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "dataset.batch_size=2"]
@@ -24,9 +24,9 @@ SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "
 
 @pytest.fixture(autouse=True)
 def small_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MATMUL_EDGES", {"cpu": (32, 64)})
-    monkeypatch.setattr(machine, "COPIED_BYTES", {"cpu": 2**16})
-    monkeypatch.setattr(machine, "SECONDS", {"cpu": 0.0})
+    monkeypatch.setattr(measurement, "MATMUL_EDGES", {"cpu": (32, 64)})
+    monkeypatch.setattr(measurement, "COPIED_BYTES", {"cpu": 2**16})
+    monkeypatch.setattr(measurement, "SECONDS", {"cpu": 0.0})
 
 
 def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:

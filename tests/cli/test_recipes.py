@@ -1,15 +1,21 @@
 """``amos recipes``: tokens, FLOPs and predicted hours."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from failures import error_line
 
-from amos_fairseq.cli import recipes
 from amos_fairseq.cli.main import main
-from amos_fairseq.recipe_files import RECIPES, packaged_recipes
+from amos_fairseq.measure import recipe_costs
+from amos_fairseq.recipe_files import packaged_recipes
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and the file of costs in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "amos_fairseq" / "recipe_costs.json"
 
 
 def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -33,7 +39,7 @@ def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypa
     """A fixed width keeps the columns under their names."""
     row = {"layers": 24, "width": 1024, "length": 512, "max_update": 1_950_000, "tokens": 2.04e12, "flops": 2.1e21}
     names = packaged_recipes() + packaged_recipes("variants/*.yaml")
-    monkeypatch.setattr(recipes, "counted_costs", lambda: {name: {"recipe": name, **row} for name in names})
+    monkeypatch.setattr(recipe_costs, "count_costs", lambda *arguments: row)
     main(["recipes"])
     *head, first, second = capsys.readouterr().out.splitlines()[:4]
     main(["recipes", "--variants"])
@@ -46,30 +52,43 @@ def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypa
         assert first[head[1].index(name) + len(name)] == " "
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["amos_tiny", "electric_tiny", "teams_small", "mlm_base"])
-def test_file_has_the_numbers_that_are_counted(name: str) -> None:
-    """The file is of these recipes, and has what ``amos flops`` counts."""
-    counted = recipes.counted_costs()
-    assert sorted(counted) == sorted(packaged_recipes() + packaged_recipes("variants/*.yaml")), (
-        "a recipe was changed: run python -m amos_fairseq.cli.recipes"
-    )
-    assert counted[name] == recipes.recipe_costs(name, RECIPES, name), "run python -m amos_fairseq.cli.recipes"
+def test_counted_costs_are_kept_until_a_file_changes(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    def counted() -> tuple[list[str], str]:
+        """The recipes that two rows needed counting, and what is printed."""
+        names: list[str] = []
+        count = recipe_costs.count_costs
+        with monkeypatch.context() as patch:
+            patch.setattr(recipe_costs, "count_costs", lambda name, *rest: names.append(name) or count(name, *rest))
+            main(["recipes", "mlm_tiny", "variants/amos_final_mixture"])
+        return names, capsys.readouterr().out
+
+    both = ["mlm_tiny", "variants/amos_final_mixture"]
+    names, first = counted()
+    assert names == both
+    # The weights of this variant are those of a finished run.
+    assert "variants/amos_final_mixture  not counted: " in first
+    assert counted() == ([], first)
+    monkeypatch.setattr(recipe_costs, "content_hash", lambda: "of other files")
+    assert counted() == (both, first)
+    cache.write_text("{")
+    assert counted() == (both, first)
+    cache.unlink()
+    cache.mkdir()  # nothing can be written there
+    assert counted() == (both, first)
 
 
-def test_changed_recipe_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shutil.copytree(RECIPES, tmp_path / "recipes")
-    monkeypatch.setattr(recipes, "RECIPES", tmp_path / "recipes")
-    assert recipes.counted_costs()
-    with (tmp_path / "recipes" / "sizes" / "tiny.yaml").open("a") as file:
-        file.write("# another value\n")
-    assert not recipes.counted_costs()
-
-
-def test_recipe_that_cannot_be_counted_has_its_reason(capsys: pytest.CaptureFixture) -> None:
-    """The weights of this variant are those of a finished run."""
-    main(["recipes", "variants/amos_final_mixture"])
-    assert "variants/amos_final_mixture  not counted: " in capsys.readouterr().out
+def test_hash_is_that_of_recipes_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_costs, "PACKAGE", tmp_path)
+    found = {recipe_costs.content_hash()}
+    for file, content in (("a.yaml", "lr: 1"), ("a.yaml", "lr: 2"), ("b/x.py", ""), ("b/y.py", "")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+        found.add(recipe_costs.content_hash())
+    assert len(found) == 5
+    (tmp_path / "notes.txt").write_text("no part of a recipe")
+    assert recipe_costs.content_hash() in found
 
 
 def test_unknown_recipe_is_one_line(capsys: pytest.CaptureFixture) -> None:

@@ -12,11 +12,9 @@ from fairseq.trainer import Trainer
 from rank_functions import succeed_on_two_ranks
 from synchronization import READ, Synchronizations
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.compat.device_reads import NOT_READ_YET, on_host
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 
 VOCABULARY = 600
 RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny")
@@ -25,7 +23,7 @@ RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny
 def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
     given = None if precision == "fp16" else precision
-    setup = prepare(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
+    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
     if precision == "fp16":  # refused on a CPU, but its operations are those of a GPU
         setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA

@@ -17,11 +17,10 @@ from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 from torch import distributed, nn
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.settings import BenchSettings, prepare
 from amos_fairseq.compat.master_weights import MasterGradients, can_sum, distributed_model
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep
 
 
 def configuration(precision: str, **common: Any) -> Any:
@@ -358,7 +357,7 @@ def test_configurations_that_sum_in_float32(
 
 
 def test_trainer_uses_master_gradients() -> None:
-    setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], precision="bf16", device="cpu"), 600)
+    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], precision="bf16", device="cpu"), 600)
     trainer: Trainer = FairseqStep(setup, build_task(setup.cfg.task, setup.vocabulary_size), "ours", "").trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert not hasattr(_FP16OptimizerMixin, "master_gradients")

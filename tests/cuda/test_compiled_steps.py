@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
-from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
+from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import LayerCall, TransformerEncoder, TransformerLayer, compiled_call
 

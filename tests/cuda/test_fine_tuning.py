@@ -15,11 +15,11 @@ from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import amos_fairseq
-from amos_fairseq.bench.fairseq_step import UnsavedTrainer
-from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda, replace_tensors
-from amos_fairseq.bench.settings import BenchSettings, prepare
 from amos_fairseq.criterions.squad import SquadCriterion
 from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.measure.configuration import BenchSettings, set_up
+from amos_fairseq.measure.fairseq_step import UnsavedTrainer
+from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 
 NUM_CLASSES = 3
@@ -82,7 +82,7 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
     """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once."""
     metrics.reset()
     with unset_fake_temporarily():
-        cfg = prepare(BenchSettings(recipe, ["model.max_positions=512"], precision=precision), 600).cfg
+        cfg = set_up(BenchSettings(recipe, ["model.max_positions=512"], precision=precision), 600).cfg
         task, criterion, batch = JOBS[job](length)
     trainer = UnsavedTrainer(cfg, task, task.build_model(cfg.model), criterion)
     reached: set[str] = set()

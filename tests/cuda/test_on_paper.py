@@ -8,12 +8,12 @@ import torch
 from fake_steps import VOCABULARY, FakeRun
 from tiny_runs import ROOT
 
-from amos_fairseq.bench import on_paper
-from amos_fairseq.bench.fake_cuda import fake_cuda
-from amos_fairseq.bench.on_paper import DEVICES, SHORTEST_KERNEL, Device, Trace, predict, trace_step
-from amos_fairseq.bench.settings import BenchSettings
 from amos_fairseq.cli.main import main
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure import on_paper
+from amos_fairseq.measure.configuration import BenchSettings
+from amos_fairseq.measure.fake_cuda import fake_cuda
+from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.on_paper import DEVICES, SHORTEST_KERNEL, Device, Trace, predict, trace_step
 
 aten = torch.ops.aten
 PLAIN = Device(

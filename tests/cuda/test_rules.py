@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn import functional
 
-from amos_fairseq.bench import fake_cuda as fakes
-from amos_fairseq.bench.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
-from amos_fairseq.bench.on_paper import DEVICES, Trace
 from amos_fairseq.compat import device_reads
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import AttentionBias, fast_attention
+from amos_fairseq.measure import fake_cuda as fakes
+from amos_fairseq.measure.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
+from amos_fairseq.measure.on_paper import DEVICES, Trace
 
 B, H, T, D = 2, 3, 16, 8
 

@@ -1,7 +1,7 @@
 """Every recipe, and every variant with code of its own, takes whole updates on a CUDA device that has no memory: forward and
 backward pass, clipping, optimizer and validation, on FakeTensors.
 
-A step fails on what CUDA or PyTorch's fused kernels would refuse (amos_fairseq/bench/fake_cuda.py): tensors of two devices
+A step fails on what CUDA or PyTorch's fused kernels would refuse (amos_fairseq/measure/fake_cuda.py): tensors of two devices
 in one operator, strides or dtypes that a kernel does not take, a host that reads a value. It also fails on a parameter
 without a gradient. Values are compared elsewhere.
 """
@@ -11,8 +11,8 @@ from fake_steps import FakeRun
 from omegaconf import DictConfig
 from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 
-from amos_fairseq.bench.fake_cuda import fake_cuda
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.modules.mixture import STRATEGIES
 
 OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")

@@ -11,9 +11,9 @@ from fake_steps import FakeRun
 from torch import Tensor
 from triton_interpreter import interpreted
 
-from amos_fairseq.bench.fake_cuda import fake_cuda
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
+from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower

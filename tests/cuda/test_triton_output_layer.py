@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from triton_interpreter import interpreted
 
-from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.functional import output_layer, sampling
 from amos_fairseq.functional.sampling import (
     MixtureReplacementSampler,
     ReplacementAndNegativeSampler,
     ReplacementSampler,
 )
+from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked
 
 if find_spec("triton") is None:

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops import recipe as recipes
-from amos_fairseq.flops.report import report_flops
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure import configuration
+from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.flops_report import report_flops
 
 V = 30_522  # thesis Table 5.3: BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64
@@ -165,8 +165,8 @@ def step_on_cpu(cfg: DictConfig) -> tuple[int, list[str]]:
     """One training step on real tensors: its matrix products by PyTorch's counter, with our formula for those with a vector,
     and the names of the parameters that learn but receive no gradient."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipes, "DEVICE", torch.device("cpu"))
-        real = recipes.build_recipe(cfg, 600, reference=True)
+        patch.setattr(configuration, "DEVICE", torch.device("cpu"))
+        real = configuration.build_counted_update(cfg, 600, reference=True)
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mv: lambda a, *_, **__: 2 * math.prod(a)})
     with counter:
         loss, _, _ = real.criterion(real.model, real.batch)

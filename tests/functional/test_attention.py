@@ -8,7 +8,6 @@ from small_models import encoder_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amos_fairseq.bench.fake_cuda import fake_cuda
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import (
     MASKED_SCORE,
@@ -22,6 +21,7 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
+from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.functional import logit_chunks
+from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 # 32 blocks of 512 tokens, 77 of them masked; AMOS-base.

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from amos_fairseq.bench import machine
-from amos_fairseq.bench.contest import run_bench
-from amos_fairseq.bench.settings import BenchSettings
-from amos_fairseq.bench.step_profile import ATTENTION, FFN, OPTIMIZER, OUTPUT
+from amos_fairseq.measure import measurement
+from amos_fairseq.measure.configuration import BenchSettings
+from amos_fairseq.measure.contest import run_bench
+from amos_fairseq.measure.step_profile import ATTENTION, FFN, OPTIMIZER, OUTPUT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_benchmark_runs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if precision == "bf16" and not torch.cuda.is_bf16_supported():
         pytest.skip("this GPU has no bfloat16")
-    monkeypatch.setattr(machine, "MATMUL_EDGES", {"cuda": (512,)})
-    monkeypatch.setattr(machine, "COPIED_BYTES", {"cuda": 2**24})
+    monkeypatch.setattr(measurement, "MATMUL_EDGES", {"cuda": (512,)})
+    monkeypatch.setattr(measurement, "COPIED_BYTES", {"cuda": 2**24})
     settings = BenchSettings(
         "electra_tiny",
         ["dataset.batch_size=8"],

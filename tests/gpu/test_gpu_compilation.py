@@ -7,7 +7,7 @@ import torch
 from small_models import encoder_config
 from torch import Tensor
 
-from amos_fairseq.bench.measurement import step_peak
+from amos_fairseq.measure.measurement import step_peak
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -7,10 +7,8 @@ import torch
 from fairseq import utils
 from fairseq.logging import metrics
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -21,7 +19,7 @@ def test_an_update_synchronizes_only_for_its_statistics(recipe: str, precision: 
     """Two micro-batches, on the GPU as they would come there from pinned memory; fp16 reads its norm too."""
     if precision == "bf16" and not torch.cuda.is_bf16_supported():
         pytest.skip("this GPU has no bfloat16")
-    setup = prepare(BenchSettings(recipe, ["dataset.batch_size=8"], precision=precision, device="cuda"), 2_000)
+    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=8"], precision=precision, device="cuda"), 2_000)
     task = build_task(setup.cfg.task, 2_000)
     step, batches = FairseqStep(setup, task, "ours", ""), utils.move_to_cuda(make_synthetic_text(task, 8).batches)
     for batch in batches:  # moments, workspaces, and a loss scale that fits

@@ -8,10 +8,9 @@ import torch
 from fairseq.logging import metrics
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.fake_cuda import FakeCuda
-from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep
+from amos_fairseq.measure.fake_cuda import FakeCuda
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 VOCABULARY = 600
@@ -56,7 +55,7 @@ class FakeRun:
         metrics.reset()  # keys of another objective in this process may be of another kind
         with unset_fake_temporarily():
             settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision=precision)
-            setup = prepare(settings, VOCABULARY)
+            setup = set_up(settings, VOCABULARY)
             assert setup.device.type == "cuda"
             task = build_task(setup.cfg.task, VOCABULARY)
         run = cls(cuda, FairseqStep(setup, task, recipe, ""), *full_and_padded(cuda, task, 2), set())

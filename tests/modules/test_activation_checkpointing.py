@@ -6,9 +6,9 @@ from small_models import AMOS_SETTINGS, encoder_config, fine_tuning_task, model_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amos_fairseq.bench.measurement import LiveBytes
 from amos_fairseq.composition import compose_recipe
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
 

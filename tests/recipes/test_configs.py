@@ -24,7 +24,7 @@ from recipe_names import RECIPE_NAMES, VARIANTS
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.recipe import read_configuration
+from amos_fairseq.measure.configuration import read_configuration
 from amos_fairseq.recipe_files import RECIPES, find_recipe
 from amos_fairseq.report.recipe import sources
 

@@ -12,15 +12,20 @@ import torch
 from fairseq.logging import metrics
 
 import amos_fairseq
-from amos_fairseq.bench import machine
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.machine import describe_machine, matmul_seconds, memory_bandwidth, versions
-from amos_fairseq.bench.measurement import held_bytes, seconds_of, step_peak
-from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.synthetic_text import random_batch
 from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure import measurement
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
+from amos_fairseq.measure.measurement import (
+    describe_machine,
+    held_bytes,
+    matmul_seconds,
+    memory_bandwidth,
+    seconds_of,
+    step_peak,
+    versions,
+)
 from amos_fairseq.python_process import python_command
 
 # Sequences of an update: enough to run every kernel, and small compared with the memory of any GPU.
@@ -34,10 +39,10 @@ def peaks(device: torch.device) -> None:
     described = describe_machine(device)
     name = described["gpu"]["name"] if described["gpu"] else described["processor"]
     print(f"{name}; {', '.join(f'{package} {version}' for package, version in versions().items())}\n")
-    edges, size = machine.MATMUL_EDGES[device.type], None
+    edges, size = measurement.MATMUL_EDGES[device.type], None
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     if device.type == "cpu":
-        edges, size, dtypes, machine.SECONDS = (64,), 2**20, (torch.float32,), {"cpu": 0.05}
+        edges, size, dtypes, measurement.SECONDS = (64,), 2**20, (torch.float32,), {"cpu": 0.05}
     print("| random normal numbers | TFLOP/s |\n|---|---:|")
     for dtype in dtypes:
         for edge in edges:
@@ -69,7 +74,7 @@ def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int,
     metrics.reset()
     precision = "bf16" if device.type == "cuda" else "float32"
     overrides = [f"dataset.batch_size={sequences}", f"model.kernels={kernels}"]
-    setup = prepare(BenchSettings(recipe, overrides, precision=precision, device=device.type), vocabulary)
+    setup = set_up(BenchSettings(recipe, overrides, precision=precision, device=device.type), vocabulary)
     task = build_task(setup.cfg.task, vocabulary)
     batch = random_batch(task, sequences)
     step = FairseqStep(setup, task, recipe, "")

@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from amos_fairseq.bench.measurement import step_peak, sustained_seconds
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.functional import logit_chunks
 from amos_fairseq.functional import output_layer as chunked
@@ -30,6 +29,7 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.measure.measurement import step_peak, sustained_seconds
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 DROPOUT = 0.1

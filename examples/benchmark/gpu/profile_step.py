@@ -13,14 +13,12 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.measurement import sustained_seconds, synchronize
-from amos_fairseq.bench.on_paper import predict
-from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.step_profile import PARTS, shares_of_parts
-from amos_fairseq.bench.synthetic_text import random_batch
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
+from amos_fairseq.measure.measurement import sustained_seconds, synchronize
+from amos_fairseq.measure.on_paper import predict
+from amos_fairseq.measure.step_profile import PARTS, shares_of_parts
 
 WARMUP, PROFILED = 5, 3
 SECONDS = {"cuda": 4.0, "cpu": 0.1}
@@ -29,7 +27,7 @@ NAME_LENGTH = 110  # of a kernel; templates are longer than a line
 
 def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
     prediction = start_prediction(settings, vocabulary)
-    setup = prepare(settings, vocabulary)
+    setup = set_up(settings, vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     sequences = setup.batch_size
     batch = random_batch(task, sequences)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from amos_fairseq.bench.fairseq_step import moments_of, tensors_of
-from amos_fairseq.bench.settings import Setup
+from amos_fairseq.measure.configuration import BenchSetup
+from amos_fairseq.measure.fairseq_step import moments_of, tensors_of
 from amos_fairseq.models.configuration import generator_config, transformer_config
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.optim.grouped_adam import first, parse_betas
@@ -142,7 +142,7 @@ def network_config(shape: TransformerConfig, **settings: Any) -> ElectraConfig:
 class HuggingFaceStep:
     """A training step with float32 weights, autocast for 16-bit precisions, fused AdamW and clipping."""
 
-    def __init__(self, setup: Setup, module: nn.Module, name: str, description: str):
+    def __init__(self, setup: BenchSetup, module: nn.Module, name: str, description: str):
         self.name, self.description = name, description
         self.module = module.to(setup.device).train()
         self.device, self.dtype = setup.device, setup.dtype

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from amos_fairseq.bench.measurement import LiveBytes, held_bytes, step_peak
+from amos_fairseq.measure.measurement import LiveBytes, held_bytes, step_peak
 
 KIB = 1024  # 256 float32 values
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from amos_fairseq.bench import step_profile as profile
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.settings import BenchSettings, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure import step_profile as profile
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 
@@ -73,7 +71,7 @@ def test_time_on_a_gpu_is_that_of_the_kernels() -> None:
 def test_part_with_the_most_flops_takes_the_most_time(part: str, settings: list[str]) -> None:
     """Each has more than 90 % of the FLOPs, forward and backward; the rest are small operations."""
     vocabulary = 600 if part == profile.FFN else 20_000
-    setup = prepare(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
+    setup = set_up(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
     step.step(batch)
@@ -99,7 +97,7 @@ def test_compiled_and_recomputed_layers_mark_every_part(recomputes: bool, monkey
             events.append(("close", self.name))
 
     monkeypatch.setattr(profile, "record_function", Range)
-    setup = prepare(BenchSettings("mlm_tiny", ["dataset.batch_size=2"]), 600)
+    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"]), 600)
     setup = setup.with_model(activation_checkpointing=recomputes)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]

@@ -15,13 +15,13 @@ from fairseq import models, optim
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from amos_fairseq.bench.measurement import Batch, Progress, best_seconds
-from amos_fairseq.bench.report import PieceTime
-from amos_fairseq.bench.settings import Setup
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.output_layer import output_layer
 from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
 from amos_fairseq.functional.sampling import ReplacementSampler
+from amos_fairseq.measure.bench_report import MicroBenchmarkTime
+from amos_fairseq.measure.configuration import BenchSetup
+from amos_fairseq.measure.measurement import Batch, Progress, best_seconds
 from amos_fairseq.models.configuration import PaddedVocabulary, embedding_width, transformer_config
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
@@ -34,7 +34,7 @@ SECONDS = 0.5  # for the repetitions of each
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroBenchmark:
     """A piece of the step; ``ways`` has a call that runs it once for each of :data:`WAYS`."""
 
     name: str
@@ -44,17 +44,22 @@ class Piece:
     ways: dict[str, Callable[[], object]]
 
 
-def time_piece(
-    piece: Piece, device: torch.device, peak: float, bandwidth: float, progress: Progress, seconds: float = SECONDS
-) -> PieceTime:
+def time_micro_benchmark(
+    piece: MicroBenchmark,
+    device: torch.device,
+    peak: float,
+    bandwidth: float,
+    progress: Progress,
+    seconds: float = SECONDS,
+) -> MicroBenchmarkTime:
     """Time the fastest repetition of each implementation; ``peak`` in FLOP/s, ``bandwidth`` in bytes/s."""
     progress(f"piece: {piece.name}")
     floor = max(piece.flops / peak, piece.bytes / bandwidth)
     times = {way: best_seconds(piece.ways[way], device, seconds) for way in WAYS}
-    return PieceTime(piece.name, piece.sizes, piece.flops, piece.bytes, floor, times)
+    return MicroBenchmarkTime(piece.name, piece.sizes, piece.flops, piece.bytes, floor, times)
 
 
-def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterator[Piece]:
+def all_micro_benchmarks(setup: BenchSetup, task: TextPretrainingTask, batch: Batch) -> Iterator[MicroBenchmark]:
     """Yield the pieces of the recipe's step, each built when it is needed, so that they do not share the memory."""
     num_sequences, num_masked = batch["net_input"]["masked_positions"].shape
     layer = SyntheticOutputLayer.of(setup, PaddedVocabulary.of(task.source_dictionary), num_sequences, num_masked)
@@ -67,13 +72,13 @@ def all_pieces(setup: Setup, task: TextPretrainingTask, batch: Batch) -> Iterato
     yield optimizer(setup, task)
 
 
-def attention(setup: Setup, num_sequences: int) -> Piece:
+def attention(setup: BenchSetup, num_sequences: int) -> MicroBenchmark:
     """Self-attention of one layer of the main encoder, with its projections and the bias that the encoder passes."""
     shape, length = transformer_config(setup.cfg.model), setup.cfg.task.tokens_per_sample
     width, heads, size = shape.width, shape.num_heads, setup.dtype.itemsize
     products = 8 * num_sequences * length * width**2 + 4 * num_sequences * length**2 * width
     bias = 0 if shape.position_scheme == "none" else heads * length**2
-    return Piece(
+    return MicroBenchmark(
         "attention" + (" with a learned bias" if bias else ""),
         f"B={num_sequences} T={length} H={heads} D={width}",
         flops=3 * products,
@@ -82,7 +87,7 @@ def attention(setup: Setup, num_sequences: int) -> Piece:
     )
 
 
-def attention_step(setup: Setup, way: str, num_sequences: int) -> Callable[[], None]:
+def attention_step(setup: BenchSetup, way: str, num_sequences: int) -> Callable[[], None]:
     """Return the forward and backward pass of the first layer's attention, with the arguments that the encoder passes."""
     shape = dataclasses.replace(transformer_config(setup.cfg.model), num_layers=1, kernels=way)
     encoder = TransformerEncoder(shape).to(setup.device, setup.dtype).train()
@@ -128,7 +133,7 @@ class SyntheticOutputLayer:
 
     @classmethod
     def of(
-        cls, setup: Setup, vocabulary: PaddedVocabulary, num_sequences: int, num_masked: int
+        cls, setup: BenchSetup, vocabulary: PaddedVocabulary, num_sequences: int, num_masked: int
     ) -> "SyntheticOutputLayer":
         model, device, dtype = setup.cfg.model, setup.device, setup.dtype
         depths = model.generator_depths.split(",") if setup.cfg.criterion._name == "amos" else [""]
@@ -163,7 +168,7 @@ class SyntheticOutputLayer:
         return [*self.hidden, self.gamma, self.weights.embedding, self.weights.biases]
 
 
-def output_layer_alone(layer: SyntheticOutputLayer) -> Piece:
+def output_layer_alone(layer: SyntheticOutputLayer) -> MicroBenchmark:
     """Cross entropy of every depth, forward and backward."""
     embedding, biases = layer.weights.embedding, layer.weights.biases
 
@@ -176,10 +181,12 @@ def output_layer_alone(layer: SyntheticOutputLayer) -> Piece:
         losses = [linear_cross_entropy(h, embedding, biases[0], layer.originals)[0] for h in layer.hidden]
         differentiate(torch.stack(losses).sum(), layer.leaves)
 
-    return Piece("output layer", layer.sizes, 3 * layer.product, layer.traffic, {"fast": fast, "reference": reference})
+    return MicroBenchmark(
+        "output layer", layer.sizes, 3 * layer.product, layer.traffic, {"fast": fast, "reference": reference}
+    )
 
 
-def sampling(layer: SyntheticOutputLayer) -> Piece:
+def sampling(layer: SyntheticOutputLayer) -> MicroBenchmark:
     """Sample a token for each of some positions from given logits: from the exponentials of the cross entropy (fast), or
     with Gumbel noise for every logit (reference)."""
     num_positions = min(layer.originals.numel(), SAMPLED_POSITIONS)
@@ -190,10 +197,10 @@ def sampling(layer: SyntheticOutputLayer) -> Piece:
         "fast": lambda: sampler(logits[None], weights[None], chunk),
         "reference": lambda: gumbel_max(logits, gumbel_noise(logits)),
     }
-    return Piece("sampling", f"N={num_positions} V={logits.size(1)}", 0, logits.nbytes, ways)
+    return MicroBenchmark("sampling", f"N={num_positions} V={logits.size(1)}", 0, logits.nbytes, ways)
 
 
-def mixture(setup: Setup, layer: SyntheticOutputLayer) -> Piece:
+def mixture(setup: BenchSetup, layer: SyntheticOutputLayer) -> MicroBenchmark:
     """AMOS: cross entropy of every depth, a sample from their mixture, and the Gumbel-Softmax gradient of the mixture."""
     model = setup.cfg.model
     adversary = Adversary(model.gumbel_temperature, model.adversarial_mlm_multiplier, model.gumbel_entries)
@@ -203,10 +210,10 @@ def mixture(setup: Setup, layer: SyntheticOutputLayer) -> Piece:
         differentiate(prediction.nll.sum() + prediction.adversarial_term.float().sum(), layer.leaves)
 
     ways = {"fast": lambda: step(predict_chunked), "reference": lambda: step(predict_reference)}
-    return Piece("output layer, mixture, its gradient", layer.sizes, 3 * layer.product, layer.traffic, ways)
+    return MicroBenchmark("output layer, mixture, its gradient", layer.sizes, 3 * layer.product, layer.traffic, ways)
 
 
-def optimizer(setup: Setup, task: TextPretrainingTask) -> Piece:
+def optimizer(setup: BenchSetup, task: TextPretrainingTask) -> MicroBenchmark:
     """The recipe's optimizer on float32 weights (fast), and AdamW in a loop over the parameters (reference)."""
     cfg = setup.cfg
     model = models.build_model(cfg.model, task).to(setup.device)
@@ -216,12 +223,18 @@ def optimizer(setup: Setup, task: TextPretrainingTask) -> Piece:
     ours = optim.build_optimizer(cfg.optimizer, parameters)
     loop = torch.optim.AdamW(
         [nn.Parameter(parameter.detach().clone()) for parameter in parameters],
-        lr=first(cfg.optimization.lr), betas=parse_betas(cfg.optimizer.adam_betas), eps=cfg.optimizer.adam_eps,
-        weight_decay=cfg.optimizer.weight_decay, foreach=False, fused=False,
-    )  # fmt: skip
+        lr=first(cfg.optimization.lr),
+        betas=parse_betas(cfg.optimizer.adam_betas),
+        eps=cfg.optimizer.adam_eps,
+        weight_decay=cfg.optimizer.weight_decay,
+        foreach=False,
+        fused=False,
+    )
     for group in loop.param_groups:
         for copy, parameter in zip(group["params"], parameters, strict=True):
             copy.grad = parameter.grad
     number = sum(parameter.numel() for parameter in parameters)
     traffic = 4 * 7 * number  # read weight, gradient and two moments; write weight and moments
-    return Piece("optimizer", f"{number:,} parameters", 0, traffic, {"fast": ours.step, "reference": loop.step})
+    return MicroBenchmark(
+        "optimizer", f"{number:,} parameters", 0, traffic, {"fast": ours.step, "reference": loop.step}
+    )

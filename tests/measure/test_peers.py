@@ -6,23 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from amos_fairseq.bench import synthetic_text
-from amos_fairseq.bench.contest import Entry, build_entries, comparable
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text, random_blocks
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure import fairseq_step
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
+from amos_fairseq.measure.contest import Entry, build_entries, comparable
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, random_blocks
+from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.run import compilation
 
 VOCABULARY = 600
 
 
-def setup_of(recipe: str, *overrides: str, **settings) -> Setup:
-    return prepare(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
+def setup_of(recipe: str, *overrides: str, **settings) -> BenchSetup:
+    return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
 
 
 def test_every_peer_once_in_the_given_order() -> None:
@@ -111,10 +109,10 @@ def test_loader_speed_is_that_of_the_median_batch(monkeypatch: pytest.MonkeyPatc
     setup = setup_of("mlm_tiny", "task.tokens_per_sample=64")
     dataset = random_blocks(build_task(setup.cfg.task, setup.vocabulary_size), 6)
     ticks = iter([second for number in range(17) for second in (0.0, float(number or 100))])
-    monkeypatch.setattr(synthetic_text.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(fairseq_step.time, "perf_counter", lambda: next(ticks))
     indices: list[int] = []
     monkeypatch.setattr(type(dataset), "__getitem__", recording(indices, type(dataset).__getitem__))
-    assert synthetic_text.loader_speed(dataset, 2) == pytest.approx((128 / 8 + 128 / 9) / 2)
+    assert fairseq_step.loader_speed(dataset, 2) == pytest.approx((128 / 8 + 128 / 9) / 2)
     assert indices == [dataset.ordered_indices()[number % 6] for number in range(34)]
 
 

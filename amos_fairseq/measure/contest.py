@@ -6,18 +6,25 @@ from dataclasses import dataclass
 import torch
 from omegaconf import DictConfig
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.machine import describe_machine, matmul_peak, memory_bandwidth, versions
-from amos_fairseq.bench.measurement import Contestant, Progress, alternate, held_bytes, step_peak
-from amos_fairseq.bench.pieces import all_pieces, time_piece
-from amos_fairseq.bench.report import Report, Row
-from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
-from amos_fairseq.bench.step_profile import shares_of_parts
-from amos_fairseq.bench.synthetic_text import SyntheticText, make_synthetic_text
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure.bench_report import BenchReport, ContestRow
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, SyntheticText, make_synthetic_text
+from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.measurement import (
+    Contestant,
+    Progress,
+    alternate,
+    describe_machine,
+    held_bytes,
+    matmul_peak,
+    memory_bandwidth,
+    step_peak,
+    versions,
+)
+from amos_fairseq.measure.micro_benchmarks import all_micro_benchmarks, time_micro_benchmark
+from amos_fairseq.measure.step_profile import shares_of_parts
 from amos_fairseq.models.configuration import SIZES, PaddedVocabulary
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
@@ -44,12 +51,24 @@ PLAIN_MLM = {"model.relative_position_scheme": "none"}
 PLAIN = {"model.activation_dropout": 0.0, "optimizer._name": "grouped_adam"}
 # Settings that an ELECTRA recipe copies from the recipe of another objective when it becomes its peer.
 COPIED = (
-    "common.bf16", "common.fp16", "common.amp", "common.cpu", "common.seed",
-    "task.tokens_per_sample", "task.mask_prob",
-    "model.max_positions", "model.embedding_dim", "model.dropout", "model.attention_dropout", "model.layer_norm_eps",
-    "dataset.batch_size", "dataset.max_tokens", "optimization.clip_norm", "optimization.update_freq",
+    "common.bf16",
+    "common.fp16",
+    "common.amp",
+    "common.cpu",
+    "common.seed",
+    "task.tokens_per_sample",
+    "task.mask_prob",
+    "model.max_positions",
+    "model.embedding_dim",
+    "model.dropout",
+    "model.attention_dropout",
+    "model.layer_norm_eps",
+    "dataset.batch_size",
+    "dataset.max_tokens",
+    "optimization.clip_norm",
+    "optimization.update_freq",
     "distributed_training.distributed_world_size",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -64,19 +83,19 @@ class Entry:
     """
 
     contestant: Contestant
-    setup: Setup
+    setup: BenchSetup
     unequal_work: str = ""
     is_ours: bool = False
     compiled: bool = False
 
 
-def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progress = lambda text: None) -> Report:
+def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progress = lambda text: None) -> BenchReport:
     """Measure what ``settings`` describe; the vocabulary has ``default_vocabulary`` entries if nothing else gives a size.
 
     Raises:
         UserError: the settings describe nothing that can be measured here, or it does not fit into memory.
     """
-    setup = prepare(settings, default_vocabulary)
+    setup = set_up(settings, default_vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, setup.batch_size, reads_corpus=setup.vocabulary_size is None)
     try:
@@ -89,8 +108,8 @@ def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progre
 
 
 def measure(
-    settings: BenchSettings, setup: Setup, task: TextPretrainingTask, text: SyntheticText, progress: Progress
-) -> Report:
+    settings: BenchSettings, setup: BenchSetup, task: TextPretrainingTask, text: SyntheticText, progress: Progress
+) -> BenchReport:
     progress("building the contestants")
     entries, not_built = build_entries(setup, task, settings.peers, settings.compile)
     entries, not_run = warm_up(entries, text, settings.warmup, setup.device, progress)
@@ -103,8 +122,8 @@ def measure(
     del entries, contestants  # free their memory
     progress("limits of the machine")
     peak, bandwidth = matmul_peak(setup.device, setup.dtype), memory_bandwidth(setup.device)
-    pieces = all_pieces(setup, task, text.batches[0]) if settings.pieces else ()
-    return Report(
+    pieces = all_micro_benchmarks(setup, task, text.batches[0]) if settings.pieces else ()
+    return BenchReport(
         settings=settings,
         setup=setup,
         rows=rows,
@@ -112,7 +131,7 @@ def measure(
         text=text,
         vocabulary_rows=PaddedVocabulary.of(task.source_dictionary).padded_size,
         parts=parts,
-        pieces=[time_piece(piece, setup.device, peak, bandwidth, progress) for piece in pieces],
+        pieces=[time_micro_benchmark(piece, setup.device, peak, bandwidth, progress) for piece in pieces],
         matmul_peak=peak,
         bandwidth=bandwidth,
         machine=describe_machine(setup.device),
@@ -143,13 +162,13 @@ def warm_up(
     return remaining, not_compiled
 
 
-def row_of(entry: Entry, seconds: list[float], setup: Setup, text: SyntheticText) -> Row:
+def row_of(entry: Entry, seconds: list[float], setup: BenchSetup, text: SyntheticText) -> ContestRow:
     """Return the row of a contestant: seconds, memory, and model FLOPs per token."""
     contestant = entry.contestant
     held, peak = held_bytes(*contestant.state()), None
     if not entry.compiled or setup.device.type == "cuda":  # compiled code on a CPU hides its tensors
         peak = held + step_peak(lambda: contestant.step(text.batches[0]), setup.device)
-    return Row(
+    return ContestRow(
         name=contestant.name,
         description=contestant.description,
         is_ours=entry.is_ours,
@@ -164,7 +183,7 @@ def row_of(entry: Entry, seconds: list[float], setup: Setup, text: SyntheticText
 
 
 def build_entries(
-    setup: Setup, task: TextPretrainingTask, peers: Sequence[str], compile: bool
+    setup: BenchSetup, task: TextPretrainingTask, peers: Sequence[str], compile: bool
 ) -> tuple[list[Entry], dict[str, str]]:
     """Build our entry, then the peers in their order, compiled if the recipe is; with ``compile`` each without and with.
 
@@ -190,7 +209,7 @@ def build_entries(
     return entries, not_compiled
 
 
-def build_entry(setup: Setup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
+def build_entry(setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
     if name in HUGGING_FACE:
         entry = hugging_face_entry(setup, task, name, label, compiled)
         if compiled:
@@ -203,9 +222,9 @@ def build_entry(setup: Setup, task: TextPretrainingTask, name: str, label: str, 
     return Entry(FairseqStep(setup, task, label, description), setup, is_ours=name == "ours", compiled=compiled)
 
 
-def hugging_face_entry(setup: Setup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
+def hugging_face_entry(setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
     # Imported here: transformers takes seconds to import, and not every run needs it.
-    from amos_fairseq.bench.hugging_face import HuggingFaceStep, build_objective
+    from amos_fairseq.measure.hugging_face import HuggingFaceStep, build_objective
 
     peer_setup, difference = comparable(setup)
     vocabulary = PaddedVocabulary.of(task.source_dictionary)
@@ -215,7 +234,7 @@ def hugging_face_entry(setup: Setup, task: TextPretrainingTask, name: str, label
     return Entry(step, peer_setup, difference, compiled=compiled)
 
 
-def comparable(setup: Setup) -> tuple[Setup, str]:
+def comparable(setup: BenchSetup) -> tuple[BenchSetup, str]:
     """Return the ``electra`` or ``mlm`` configuration for Hugging Face's networks, and how it differs from ours.
 
     Raises:
@@ -228,7 +247,7 @@ def comparable(setup: Setup) -> tuple[Setup, str]:
     cfg = electra_of_equal_size(setup.cfg)
     check_supported(cfg, PLAIN_ELECTRA)
     return (
-        Setup(cfg, setup.vocabulary_size, setup.device, setup.precision),
+        BenchSetup(cfg, setup.vocabulary_size, setup.device, setup.precision),
         f"ELECTRA instead of {objective}: the main encoder, batch, length and vocabulary are equal, generator and "
         "objective are not",
     )

@@ -12,9 +12,8 @@ from rich.table import Table
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.operations import Operations, count
-from amos_fairseq.flops.recipe import DEVICE, Recipe, build_recipe
-from amos_fairseq.flops.training import TrainingFlops, by_autograd, by_thesis, forward_of_batch
+from amos_fairseq.measure.configuration import DEVICE, CountedUpdate, build_counted_update
+from amos_fairseq.measure.flops import Operations, TrainingFlops, by_autograd, by_thesis, count, forward_of_batch
 
 # Operations of the model itself: products with the tied token embeddings, sampling.
 OWN_WORK = "output layer, sampling"
@@ -22,7 +21,7 @@ LOSS = "loss, statistics"
 
 
 @dataclass(frozen=True)
-class Report:
+class FlopsReport:
     """Floating point operations of training and inference.
 
     Attributes:
@@ -73,7 +72,7 @@ class Report:
 
 def report_flops(
     cfg: DictConfig, vocabulary_size: int | None, inference_length: int | None, reference: bool = False
-) -> Report:
+) -> FlopsReport:
     """Count training and inference.
 
     Args:
@@ -83,33 +82,33 @@ def report_flops(
     Raises:
         UserError: see :func:`training_flops`; or the length is outside of the model's range.
     """
-    recipe = build_recipe(cfg, vocabulary_size, reference)
-    longest = recipe.model.max_positions()
+    update = build_counted_update(cfg, vocabulary_size, reference)
+    longest = update.model.max_positions()
     length = min(128, longest) if inference_length is None else inference_length
     if not 1 <= length <= longest:
         raise UserError(f"--length {length}: the model takes 1 to {longest} tokens (model.max_positions)")
-    forward = forward_of_batch(recipe)
-    return Report(
+    forward = forward_of_batch(update)
+    return FlopsReport(
         objective=cfg.criterion._name,
-        vocabulary_rows=recipe.model.embed_tokens.num_embeddings,
+        vocabulary_rows=update.model.embed_tokens.num_embeddings,
         tokens_per_sequence=cfg.task.tokens_per_sample,
-        batch_size=recipe.batch_size,
-        batches_per_update=recipe.batches_per_update,
-        modules=modules_per_token(recipe, forward),
-        today=by_autograd(recipe),
-        thesis=by_thesis(recipe, forward["Global"]),
+        batch_size=update.batch_size,
+        batches_per_update=update.batches_per_update,
+        modules=modules_per_token(update, forward),
+        today=by_autograd(update),
+        thesis=by_thesis(update, forward["Global"]),
         inference_length=length,
-        inference=inference_operations(recipe.model, length),
+        inference=inference_operations(update.model, length),
     )
 
 
-def modules_per_token(recipe: Recipe, forward: dict[str, Operations]) -> dict[str, Operations]:
+def modules_per_token(update: CountedUpdate, forward: dict[str, Operations]) -> dict[str, Operations]:
     """Return the parts of the model in its own order, then its work outside of them, then the criterion."""
-    root = type(recipe.model).__name__
-    modules = {name: of_child(forward, f"{root}.{name}", child) for name, child in recipe.model.named_children()}
+    root = type(update.model).__name__
+    modules = {name: of_child(forward, f"{root}.{name}", child) for name, child in update.model.named_children()}
     modules[OWN_WORK] = minus(forward[root], total(modules.values()))
     modules[LOSS] = minus(forward["Global"], forward[root])
-    num_tokens = recipe.batch["net_input"]["tokens"].numel()
+    num_tokens = update.batch["net_input"]["tokens"].numel()
     per_token = {name: Operations(*(kind / num_tokens for kind in of)) for name, of in modules.items()}
     return {name: operations for name, operations in per_token.items() if operations.total}
 
@@ -144,7 +143,7 @@ def inference_operations(model: nn.Module, length: int) -> Operations | None:
     return operations
 
 
-def print_report(name: str, report: Report) -> None:
+def print_report(name: str, report: FlopsReport) -> None:
     """Print the training setup, the forward pass by module, training by both conventions, and inference."""
     console = Console(highlight=False)
     update = f"{report.batch_size} sequences x {report.batches_per_update} batches"
@@ -158,7 +157,7 @@ def print_report(name: str, report: Report) -> None:
     console.print(_inference_line(report), soft_wrap=True)
 
 
-def _inference_line(report: Report) -> str:
+def _inference_line(report: FlopsReport) -> str:
     if report.inference is None:
         return "No encoder remains after training: the towers score text (amos score)."
     operations = report.inference
@@ -168,7 +167,7 @@ def _inference_line(report: Report) -> str:
     )
 
 
-def _module_table(report: Report) -> Table:
+def _module_table(report: FlopsReport) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Forward pass per token of the training text", title_justify="left")
     table.add_column("module", no_wrap=True)
     for column in ("products", "look-ups", "element-wise", "share of products"):
@@ -185,7 +184,7 @@ def _cells(operations: Operations, whole: Operations) -> list[str]:
     return [*numbers, f"{operations.matmul / whole.matmul:.1%}" if operations.matmul else ""]
 
 
-def _training_table(report: Report) -> Table:
+def _training_table(report: FlopsReport) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="Training", title_justify="left")
     table.add_column("convention", no_wrap=True)
     for column in ("per token", "per update", "all updates"):

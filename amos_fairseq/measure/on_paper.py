@@ -1,7 +1,7 @@
 """Predict the time of a training step on a GPU from the kernels that it launches, their bytes and their FLOPs, without a GPU.
 
-The real step (model, criterion, backward pass, clipping, optimizer) runs on FakeTensors (:mod:`amos_fairseq.bench.fake_cuda`).
-Every operator that would start a kernel counts as one kernel. Its predicted time is
+The real step (model, criterion, backward pass, clipping, optimizer) runs on the FakeTensors of
+:mod:`amos_fairseq.measure.fake_cuda`. Every operator that would start a kernel counts as one kernel. Its predicted time is
 
     matrix product   max(FLOPs / product rate, bytes / bandwidth)
     fused attention  FLOPs / attention rate + bytes of the mask, of its gradient and of scratch memory / bandwidth
@@ -27,13 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from amos_fairseq.bench import step_profile
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.fake_cuda import FakeCuda, fake_cuda
-from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
-from amos_fairseq.bench.synthetic_text import random_batch
-from amos_fairseq.flops.recipe import build_task
-from amos_fairseq.flops.training import training_flops
+from amos_fairseq.measure import step_profile
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
+from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda
+from amos_fairseq.measure.flops import training_flops
 
 aten = torch.ops.aten
 
@@ -123,9 +121,17 @@ FLOPS = ChainMap({aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}, 
 ALLOCATE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 # Operators that overwrite their first argument without reading it.
 OVERWRITE = {
-    aten.copy_, aten.fill_, aten.zero_, aten.exponential_, aten.random_, aten.uniform_, aten.normal_, aten.bernoulli_,
-    aten._foreach_copy_, aten._foreach_zero_,
-}  # fmt: skip
+    aten.copy_,
+    aten.fill_,
+    aten.zero_,
+    aten.exponential_,
+    aten.random_,
+    aten.uniform_,
+    aten.normal_,
+    aten.bernoulli_,
+    aten._foreach_copy_,
+    aten._foreach_zero_,
+}
 # Operators that read as much of their first argument as they return.
 GATHER = {aten.embedding, aten.gather, aten.index_select, aten.index}
 # Operators that change as much of their first argument as they are given values; the second set also reads it.
@@ -324,7 +330,7 @@ class Prediction:
         model_flops: forward and backward pass of the reference implementation.
     """
 
-    setup: Setup
+    setup: BenchSetup
     device: Device
     tokens: int
     model_flops: float
@@ -344,7 +350,7 @@ def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) 
     device = DEVICES[device_name]
     with fake_cuda() as cuda:
         with unset_fake_temporarily():
-            setup = prepare(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
+            setup = set_up(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
             batch = random_batch(task, setup.batch_size)
         trace = trace_step(FairseqStep(setup, task, "ours", ""), cuda, batch, device)

@@ -17,8 +17,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.measurement import Batch, synchronize
+from amos_fairseq.measure.fairseq_step import FairseqStep
+from amos_fairseq.measure.measurement import Batch, synchronize
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder, TransformerLayer
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead

@@ -29,15 +29,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from amos_fairseq.compat import device_reads
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import cache_folder, whole_file
 from amos_fairseq.functional import attention
 
 aten = torch.ops.aten
 # Operators whose CUDA kernels require floating point operands of one dtype.
 ONE_DTYPE = {
-    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.native_layer_norm, aten.index_put, aten.index_put_,
-    aten._index_put_impl_, aten.index_add, aten.index_add_,
-}  # fmt: skip
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten.baddbmm,
+    aten.mv,
+    aten.addmv,
+    aten.native_layer_norm,
+    aten.index_put,
+    aten.index_put_,
+    aten._index_put_impl_,
+    aten.index_add,
+    aten.index_add_,
+}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 # Properties of an H200.
@@ -296,7 +306,7 @@ def load_guard() -> ctypes.CDLL:
         UserError: there is no C++ compiler, or it fails.
     """
     source = GUARD_SOURCE.read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amos_fairseq"
+    cache = cache_folder()
     key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
     library = cache / f"fake_cuda_{key}.so"
     if not library.exists():
@@ -316,10 +326,20 @@ def compile_guard(library: str) -> None:
     installed = Path(torch.__file__).parent
     compiler = os.environ.get("CXX", "g++").split()
     command = [
-        *compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{installed / 'include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", str(GUARD_SOURCE), "-o", library,
-        f"-L{installed / 'lib'}", "-ltorch_cpu", "-lc10",
-    ]  # fmt: skip
+        *compiler,
+        "-std=c++20",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        f"-I{installed / 'include'}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        str(GUARD_SOURCE),
+        "-o",
+        library,
+        f"-L{installed / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:

@@ -2,18 +2,17 @@
 
 import torch
 
-from amos_fairseq.bench.pieces import WAYS, Piece, all_pieces, time_piece
-from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
-from amos_fairseq.flops.operations import count_matmuls
-from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
+from amos_fairseq.measure.fairseq_step import make_synthetic_text
+from amos_fairseq.measure.flops import count_matmuls
+from amos_fairseq.measure.micro_benchmarks import WAYS, MicroBenchmark, all_micro_benchmarks, time_micro_benchmark
 
 
-def pieces_of(recipe: str, *overrides: str) -> tuple[Setup, dict[str, Piece]]:
+def pieces_of(recipe: str, *overrides: str) -> tuple[BenchSetup, dict[str, MicroBenchmark]]:
     settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32")
-    setup = prepare(settings, 600)
+    setup = set_up(settings, 600)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    pieces = all_pieces(setup, task, make_synthetic_text(task, 2).batches[0])
+    pieces = all_micro_benchmarks(setup, task, make_synthetic_text(task, 2).batches[0])
     return setup, {piece.name: piece for piece in pieces}
 
 
@@ -29,7 +28,9 @@ def test_every_piece_of_amos_runs() -> None:
     output_layers = ["output layer", "sampling", "output layer, mixture, its gradient"]
     assert list(pieces) == ["attention with a learned bias", *output_layers, "optimizer"]
     for piece in pieces.values():
-        timed = time_piece(piece, torch.device("cpu"), peak=1e6, bandwidth=1e3, progress=lambda text: None, seconds=0.0)
+        timed = time_micro_benchmark(
+            piece, torch.device("cpu"), peak=1e6, bandwidth=1e3, progress=lambda text: None, seconds=0.0
+        )
         assert timed.floor == max(piece.flops / 1e6, piece.bytes / 1e3) > 0
         assert list(timed.seconds) == list(WAYS)
         assert min(timed.seconds.values()) > 0

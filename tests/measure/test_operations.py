@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from amos_fairseq.flops.operations import Operations, count, count_matmuls
+from amos_fairseq.measure.flops import Operations, count, count_matmuls
 
 META = torch.device("meta")
 B, T, D, V = 3, 5, 8, 40

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from amos_fairseq.bench import machine, measurement
-from amos_fairseq.bench.measurement import (
+from amos_fairseq.measure import measurement
+from amos_fairseq.measure.measurement import (
     Spread,
     alternate,
     best_seconds,
@@ -147,7 +147,7 @@ def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyP
         clock.takes({2: 16 / 160, 4: 128 / 256}[len(left)])
 
     monkeypatch.setattr(torch, "mm", product)
-    assert machine.matmul_peak(CPU, torch.bfloat16, edges=(2, 4, 32)) == 256
+    assert measurement.matmul_peak(CPU, torch.bfloat16, edges=(2, 4, 32)) == 256
     assert {tuple(matrix.shape) for matrices in products for matrix in matrices} == {(2, 2), (4, 4)}
     assert {matrix.dtype for matrices in products for matrix in matrices} == {torch.bfloat16}
 
@@ -156,18 +156,18 @@ def test_peaks_are_operations_and_bytes_over_seconds(monkeypatch: pytest.MonkeyP
         clock.takes(0.5)
 
     monkeypatch.setattr(torch.Tensor, "copy_", copy)
-    assert machine.memory_bandwidth(CPU, size=800) == 2 * 800 / 0.5
+    assert measurement.memory_bandwidth(CPU, size=800) == 2 * 800 / 0.5
     assert {source.nbytes for source in copies} == {800}
 
 
 def test_matrices_are_random_normal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean 0 and standard deviation 1, each within 5 of its own standard errors (probability 6e-7 to be outside)."""
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(machine, "sustained_seconds", lambda call, device, budget: 1.0)
+    monkeypatch.setattr(measurement, "sustained_seconds", lambda call, device, budget: 1.0)
     monkeypatch.setattr(torch, "empty_like", lambda matrix: seen.append(matrix) or torch.zeros_like(matrix))
-    machine.matmul_seconds(256, CPU, torch.float32)
+    measurement.matmul_seconds(256, CPU, torch.float32)
     (matrix,) = seen
     assert abs(matrix.mean()) < 5 / 256
     assert abs(matrix.std() - 1) < 5 / (2**0.5 * 256)
-    machine.memory_bandwidth(CPU, size=2**16)
+    measurement.memory_bandwidth(CPU, size=2**16)
     assert seen[1].unique().numel() == 2**13  # 2**13 different random values of 64 bits

@@ -8,14 +8,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from amos_fairseq.bench.measurement import Spread, speed_ratio, tokens_per_second
-from amos_fairseq.bench.settings import BenchSettings, Setup
-from amos_fairseq.bench.synthetic_text import SyntheticText
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup
+from amos_fairseq.measure.fairseq_step import SyntheticText
+from amos_fairseq.measure.measurement import Spread, speed_ratio, tokens_per_second
 from amos_fairseq.tables import markdown_rows
 
 
 @dataclass(frozen=True)
-class Row:
+class ContestRow:
     """Results of a contestant.
 
     Attributes:
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class PieceTime:
+class MicroBenchmarkTime:
     """Time of a piece of the step.
 
     Attributes:
@@ -66,17 +66,17 @@ class PieceTime:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """All results of a run; :meth:`as_json` names them."""
 
     settings: BenchSettings
-    setup: Setup
-    rows: list[Row]
+    setup: BenchSetup
+    rows: list[ContestRow]
     not_compiled: dict[str, str]
     text: SyntheticText
     vocabulary_rows: int
     parts: dict[str, float]
-    pieces: list[PieceTime]
+    pieces: list[MicroBenchmarkTime]
     matmul_peak: float
     bandwidth: float
     machine: dict[str, Any]
@@ -84,15 +84,15 @@ class Report:
     time: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc))
 
     @property
-    def best_of_ours(self) -> Row:
+    def best_of_ours(self) -> ContestRow:
         """The faster of our rows, plain or compiled."""
         return max((row for row in self.rows if row.is_ours), key=lambda row: row.tokens_per_second.median)
 
-    def ratio(self, row: Row) -> Spread | None:
+    def ratio(self, row: ContestRow) -> Spread | None:
         """Return how many times as fast our best row is, step by step; None for our own rows."""
         return None if row.is_ours else speed_ratio(self.best_of_ours.seconds, row.seconds)
 
-    def fraction_of_peak(self, row: Row) -> float:
+    def fraction_of_peak(self, row: ContestRow) -> float:
         return row.flops_per_second / self.matmul_peak
 
     @property
@@ -137,7 +137,7 @@ class Report:
             "config": OmegaConf.to_container(self.setup.cfg, enum_to_str=True),
         }
 
-    def _row_as_json(self, row: Row) -> dict[str, Any]:
+    def _row_as_json(self, row: ContestRow) -> dict[str, Any]:
         ratio, values = self.ratio(row), dataclasses.asdict(row)
         del values["tokens_per_step"]
         return values | {
@@ -156,12 +156,19 @@ and run. Memory: what is held between steps, and the maximum during a step; on a
 own count.
 """
 CONTEST_HEAD = (
-    "", "tokens/s", "smallest to largest", "ours is faster by", "model TFLOP/s", "of peak", "memory held", "at peak",
+    "",
+    "tokens/s",
+    "smallest to largest",
+    "ours is faster by",
+    "model TFLOP/s",
+    "of peak",
+    "memory held",
+    "at peak",
     "parameters",
-)  # fmt: skip
+)
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: BenchReport) -> str:
     """Return a page: title, contest, parts, data, pieces, machine and the whole configuration."""
     settings, setup, machine = report.settings, report.setup, report.machine | report.versions
     limits = {
@@ -180,7 +187,7 @@ def as_markdown(report: Report) -> str:
         "## Where our step spends its time",
         markdown_rows(("part", "share"), ((name, f"{share:.1%}") for name, share in report.parts.items())),
         data_line(report),
-        *pieces_section(report.pieces),
+        *micro_benchmark_section(report.pieces),
         "## Machine and versions",
         markdown_rows(("", ""), ((name, plain(value)) for name, value in (limits | machine).items())),
         "## Configuration",
@@ -189,7 +196,7 @@ def as_markdown(report: Report) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def contest_cells(report: Report, row: Row) -> Sequence[str]:
+def contest_cells(report: BenchReport, row: ContestRow) -> Sequence[str]:
     speed, ratio = row.tokens_per_second, report.ratio(row)
     return (
         f"`{row.name}` {row.description}",
@@ -204,7 +211,7 @@ def contest_cells(report: Report, row: Row) -> Sequence[str]:
     )
 
 
-def data_line(report: Report) -> str:
+def data_line(report: BenchReport) -> str:
     text = report.text
     work, end = ("reads and masks", ".") if text.reads_corpus else ("masks", " (reading the corpus not counted).")
     return (
@@ -213,20 +220,20 @@ def data_line(report: Report) -> str:
     )
 
 
-def pieces_section(pieces: Sequence[PieceTime]) -> Iterable[str]:
+def micro_benchmark_section(pieces: Sequence[MicroBenchmarkTime]) -> Iterable[str]:
     if not pieces:
         return
     ways = list(pieces[0].seconds)
     head = ("piece", "sizes", "GFLOP", "MiB", "floor, ms", *(f"{way}, ms" for way in ways))
     yield "## Pieces by themselves"
-    yield markdown_rows(head, (piece_cells(piece, ways) for piece in pieces))
+    yield markdown_rows(head, (micro_benchmark_cells(piece, ways) for piece in pieces))
     yield (
         "Forward and backward pass if there is one; the fastest of several repetitions. The floor is the slower of FLOPs over "
         "the measured matrix peak and bytes over the measured bandwidth: inputs, weights, results and their gradients once."
     )
 
 
-def piece_cells(piece: PieceTime, ways: Sequence[str]) -> Sequence[str]:
+def micro_benchmark_cells(piece: MicroBenchmarkTime, ways: Sequence[str]) -> Sequence[str]:
     times = (f"{1e3 * piece.seconds[way]:.3g} ({piece.seconds[way] / piece.floor:.1f}x)" for way in ways)
     work = (f"{piece.flops / 1e9:.3g}", f"{piece.bytes / 2**20:.3g}", f"{1e3 * piece.floor:.3g}")
     return piece.name, piece.sizes, *work, *times

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from amos_fairseq.bench.fairseq_step import FairseqStep
-from amos_fairseq.bench.hugging_face import INPUTS, HuggingFaceObjective, HuggingFaceStep, build_objective
-from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
-from amos_fairseq.bench.synthetic_text import make_synthetic_text
-from amos_fairseq.flops.recipe import build_task
 from amos_fairseq.hugging_face.convert import to_hugging_face
 from amos_fairseq.hugging_face.families import MASKED_LM, PRETRAINING
+from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
+from amos_fairseq.measure.hugging_face import INPUTS, HuggingFaceObjective, HuggingFaceStep, build_objective
 
 # One token type, the minimum of the library; no dropout, so that both sides compute the same values.
 EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]
@@ -21,8 +19,8 @@ EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "mode
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
-def setup_of(recipe: str, *overrides: str) -> Setup:
-    return prepare(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32"), 600)
+def setup_of(recipe: str, *overrides: str) -> BenchSetup:
+    return set_up(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32"), 600)
 
 
 def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:

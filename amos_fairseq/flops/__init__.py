@@ -1,1 +1,0 @@
-"""Floating point operations of a training run, counted on the model and criterion that would be trained."""
