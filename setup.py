@@ -31,16 +31,11 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=[
         *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
-        *(
-            f"amos_fairseq.preprocess.{name}"
-            for name in ("common", "glue", "pretraining", "probing", "squad", "tagging")
-        ),
         "amos_fairseq.recipes",
     ],
-    # These two have their own places in the checkout: amos_fairseq/preprocess/__init__.py, amos_fairseq/recipe_files.py.
+    # The recipes have their own place in the checkout: amos_fairseq/recipe_files.py.
     package_dir={
         "amos_fairseq": "amos_fairseq",
-        "amos_fairseq.preprocess": "preprocess",
         "amos_fairseq.recipes": "examples/pretraining/config",
     },
     py_modules=["amos_start"],

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, parent_of
 from amos_fairseq.checkpoints.write import import_source
+from amos_fairseq.data.glue_tasks import SCORED
 from amos_fairseq.data.tagging import read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import read_header
-from amos_fairseq.finetuning.glue.tasks import TASKS
 from amos_fairseq.hugging_face.parts import TASK_FILE, Part
 from amos_fairseq.hugging_face.weights import (
     AUTO_CLASSES,
@@ -340,7 +340,7 @@ def dataset_of(part: Part, directory: Path) -> tuple[str, str] | None:
     try:
         if part.kind == SEQUENCE_CLASSIFICATION:
             task = read_json(directory / TASK_FILE, "prepare the data again")["task"]
-            return ("glue", f"GLUE {task}") if task in TASKS else None
+            return ("glue", f"GLUE {task}") if task in SCORED else None
         if part.kind == TOKEN_CLASSIFICATION:
             manifest = read_manifest(directory)
             return "unknown", f"{manifest['column']} of {plain_name(manifest['sources']['valid']['name'])}"

@@ -12,10 +12,10 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.glue_tasks import TASKS, GlueTask
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.glue.data import GlueData, batches, read_glue_data
-from amos_fairseq.finetuning.glue.tasks import TASKS, GlueTask
 from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.recipes import Recipe
 

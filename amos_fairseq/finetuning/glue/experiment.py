@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.benchmark import Glue
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
-from amos_fairseq.finetuning.glue.tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.finetuning.report import (
     MISSING,
     Table,
@@ -73,7 +73,7 @@ def run_glue(
 
 def glue_results(out: Path) -> list[Result]:
     """Return the results of GLUE tasks; OUT may hold results of another benchmark too."""
-    return [result for result in read_results(out) if result.task in TASKS]
+    return [result for result in read_results(out) if result.task in SCORED]
 
 
 def check_intermediate(session: Session, intermediate: Path, tasks: Sequence[str]) -> None:
@@ -155,7 +155,7 @@ def glue_table(
     Args:
         squad: content of ``squad.json`` for the same checkpoint.
     """
-    tasks = [task for task in TASKS if task in summaries or (with_paper and task in AVERAGED)]
+    tasks = [task for task in SCORED if task in summaries or (with_paper and task in AVERAGED)]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     average_cell = format_score(value)
     if with_paper and average_name != "AVG":  # the column is the papers' average of all eight tasks

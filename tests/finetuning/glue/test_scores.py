@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from scipy.stats import rankdata
 
+from amos_fairseq.data.glue_tasks import AVERAGED, TASKS, parse_tasks
 from amos_fairseq.finetuning.glue.benchmark import score
 from amos_fairseq.finetuning.glue.experiment import average, glue_table
-from amos_fairseq.finetuning.glue.tasks import AVERAGED, TASKS, parse_tasks
 from amos_fairseq.finetuning.report import best_run, paper_results, spread, summarize
 from amos_fairseq.finetuning.runs import Result
 

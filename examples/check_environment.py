@@ -1,6 +1,6 @@
 """Check that an environment has the packages that the scripts of the checkout need, and list missing ones in one line.
 
-    python preprocess/common/check_environment.py [test]
+    python examples/check_environment.py [test]
 
 ``examples/environment.sh`` runs it if ``AMOS_ENVIRONMENT=active``. Modules are located, not imported, which takes a tenth of
 a second and needs only the standard library. ``test`` adds the packages that ``tests/run.sh`` needs.
@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-SETUP = Path(__file__).resolve().parents[2] / "setup.py"
+SETUP = Path(__file__).resolve().parents[1] / "setup.py"
 # Dependencies of fairseq, omegaconf and sacrebleu according to their metadata; they may be missing after an installation
 # with --no-deps.
 OF_FAIRSEQ = ["hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.*", "bitarray", "sacrebleu>=1.4.12"]

@@ -1,19 +1,19 @@
-"""Encode a split, align its answers with tokens, and write memory-mapped arrays and lines of JSON."""
+"""Encode a split of SQuAD, align its answers with tokens, and write memory-mapped arrays and lines of JSON."""
 
+import contextlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
-import torch
-from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
 
 from amos_fairseq.data.squad import TOKEN_ARRAYS, AlignedAnswer, Example
 from amos_fairseq.finetuning.squad.official import Answer, Paragraph, Question, normalize_answer
-from amos_fairseq.tokenization.tokenizer import Tokenizer
+from amos_fairseq.prepare.binarizing import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
+from amos_fairseq.tokenization import Tokenizer
 
 # squad.json lists this many answers of each kind that do not fit.
 NAMED_ANSWERS = 20
@@ -35,7 +35,7 @@ class Fit(str, Enum):
 
 def align_answer(
     answer: Answer, context: str, starts: np.ndarray, ends: np.ndarray
-) -> Tuple[Optional[Tuple[int, int]], Fit]:
+) -> tuple[tuple[int, int] | None, Fit]:
     """Return the first and last token of an answer, or None if it is lost or misplaced.
 
     Args:
@@ -65,10 +65,10 @@ class SplitFacts:
     longest_context: int = 0
     longest_question: int = 0
     unknown: int = 0
-    answers: Dict[str, int] = field(default_factory=lambda: {fit.value: 0 for fit in Fit})
-    named: Dict[str, List[Dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, int] = field(default_factory=lambda: {fit.value: 0 for fit in Fit})
+    named: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def add_answer(self, fit: Fit, question: Question, answer: AlignedAnswer, found: str) -> None:
+    def add_answer(self, fit: Fit, question: Question, answer: Answer, found: str) -> None:
         self.answers[fit.value] += 1
         if fit is not Fit.EXACT:
             named = self.named.setdefault(fit.value, [])
@@ -76,21 +76,27 @@ class SplitFacts:
                 named.append({"id": question.id, "answer": answer.text, "tokens_give": found})
 
 
-class SplitWriter:
-    """Write the files of one split into ``directory``; ``finish`` completes them."""
+class SplitWriter(contextlib.AbstractContextManager):
+    """Write the files of one split into ``directory``, as a context manager; ``facts`` are complete at its end."""
 
-    def __init__(self, directory: Path, split: str, tokenizer: Tokenizer, dictionary: Dictionary) -> None:
-        self._tokenizer, self._dictionary = tokenizer, dictionary
-        self._prefix = directory / split
+    def __init__(self, directory: Path, split: str, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._ids = tokenizer, SymbolIds(tokenizer)
         self.facts = SplitFacts()
-        # Offsets count characters of one paragraph; ids take the least type that holds the dictionary.
-        types = {name: best_fitting_int_dtype(len(dictionary)) for name in ("question", "context")}
-        self._builders = {
-            name: MMapIndexedDatasetBuilder(f"{self._prefix}.{name}.bin", dtype=types.get(name, np.int32))
-            for name in TOKEN_ARRAYS
-        }
-        self._examples = open(f"{self._prefix}.examples.jsonl", "w", encoding="utf-8", newline="\n")  # noqa: SIM115
-        self._contexts = open(f"{self._prefix}.contexts.jsonl", "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        with contextlib.ExitStack() as files:
+            # Offsets count characters of one paragraph.
+            symbols = dict.fromkeys(("question", "context"), len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
+            self._arrays = {
+                name: files.enter_context(BinarizedFile(directory / f"{split}.{name}", symbols.get(name)))
+                for name in TOKEN_ARRAYS
+            }
+            self._examples, self._contexts = (
+                files.enter_context(open(directory / f"{split}.{name}.jsonl", "w", encoding="utf-8", newline="\n"))
+                for name in ("examples", "contexts")
+            )
+            self._files = files.pop_all()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._files.__exit__(*exception)
 
     def add(self, paragraph: Paragraph) -> None:
         aligned = self._tokenizer.encode_with_offsets(paragraph.context)
@@ -98,7 +104,7 @@ class SplitWriter:
         ends = np.array([end for _, _, end in aligned], dtype=np.int32)
         self._add_ids("context", [piece for piece, _, _ in aligned])
         for name, offsets in (("context_start", starts), ("context_end", ends)):
-            self._builders[name].add_item(torch.from_numpy(offsets))
+            self._arrays[name].add_line(offsets)
         self._contexts.write(_json_line({"title": paragraph.title, "text": paragraph.context}))
         for question in paragraph.questions:
             self._add_question(question, paragraph.context, starts, ends)
@@ -106,16 +112,6 @@ class SplitWriter:
         facts.paragraphs += 1
         facts.context_tokens += len(aligned)
         facts.longest_context = max(facts.longest_context, len(aligned))
-
-    def finish(self) -> SplitFacts:
-        for name, builder in self._builders.items():
-            builder.finalize(f"{self._prefix}.{name}.idx")
-        self.close()
-        return self.facts
-
-    def close(self) -> None:
-        self._examples.close()
-        self._contexts.close()
 
     def _add_question(self, question: Question, context: str, starts: np.ndarray, ends: np.ndarray) -> None:
         pieces = self._tokenizer.encode(question.text)
@@ -125,7 +121,7 @@ class SplitWriter:
             tokens, fit = align_answer(answer, context, starts, ends)
             found = "" if tokens is None else context[starts[tokens[0]] : ends[tokens[1]]]
             answers.append(AlignedAnswer(answer.text, answer.start, tokens))
-            self.facts.add_answer(fit, question, answers[-1], found)
+            self.facts.add_answer(fit, question, answer, found)
         example = Example(question.id, self.facts.paragraphs, tuple(answers), question.is_impossible)
         self._examples.write(example.to_json() + "\n")
         self.facts.questions += 1
@@ -134,9 +130,9 @@ class SplitWriter:
         self.facts.longest_question = max(self.facts.longest_question, len(pieces))
 
     def _add_ids(self, name: str, pieces: Sequence[str]) -> None:
-        ids = np.array([self._dictionary.index(piece) for piece in pieces], dtype=np.int64)
-        self.facts.unknown += int((ids == self._dictionary.unk()).sum())
-        self._builders[name].add_item(torch.from_numpy(ids))
+        ids = self._ids.of(pieces)
+        self.facts.unknown += ids.count(UNKNOWN_ID)
+        self._arrays[name].add_line(ids)
 
 
 def write_split(
@@ -144,19 +140,15 @@ def write_split(
     split: str,
     paragraphs: Sequence[Paragraph],
     tokenizer: Tokenizer,
-    dictionary: Dictionary,
     on_done: Callable[[int], object],
 ) -> SplitFacts:
     """Write all paragraphs of a split. ``on_done`` is called with the number of questions newly written."""
-    writer = SplitWriter(directory, split, tokenizer, dictionary)
-    try:
+    with SplitWriter(directory, split, tokenizer) as writer:
         for paragraph in paragraphs:
             writer.add(paragraph)
             on_done(len(paragraph.questions))
-        return writer.finish()
-    finally:
-        writer.close()
+    return writer.facts
 
 
-def _json_line(content: Dict[str, str]) -> str:
+def _json_line(content: dict[str, str]) -> str:
     return json.dumps(content, ensure_ascii=False) + "\n"

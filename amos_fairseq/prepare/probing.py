@@ -1,4 +1,4 @@
-"""Convert free corpora to the JSON lines of ``amos probe``; see ``prepare.sh --help``.
+"""``amos prepare probing``: convert free corpora to the JSON lines of ``amos probe``.
 
 Read all files -> labeled spans -> write to a temporary directory -> rename.
 """
@@ -9,27 +9,19 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
+from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
-from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
-from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, say
-from amos_fairseq.preprocess.common.reading import InputFile
+from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished
 from amos_fairseq.strangers import read_json
+from amos_fairseq.terminal import say
 
 MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
-_DESCRIPTION = """Convert corpora to the JSON lines of amos probe: OUT/TASK/{train,valid,test}.jsonl.
-
---treebank: CoNLL-U (Universal Dependencies). pos: the universal tag of each word. dependencies: span1 is the word, span2 its
-head, the label its relation with subtype (nmod:poss); the root has no head and is left out.
---chunks: columns of CoNLL-2000, the last one the chunk in IOB. chunks: the chunk of its words, a proxy of constituents, which
-need the OntoNotes corpus.
---relations: files of SemEval-2010 task 8. relations: spans of both nominals, 19 labels with direction.
-Without DEV, every tenth sentence of TRAIN becomes the validation split. Files may be compressed (.gz, .xz, .zst)."""
 
 _TAGS = re.compile(r"(</?e[12]>)")
 _SEMEVAL_LABEL = re.compile(r"Other|[\w-]+\((e1,e2|e2,e1)\)")
@@ -189,18 +181,18 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
     return {"relations": read_semeval(path)}
 
 
-def prepare(corpora: list[Corpus], out: Path) -> None:
+def prepare_probing(corpora: list[Corpus], out: Path) -> None:
     """Write all tasks to ``out``; nothing is left of it if that fails.
 
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
     sources = [
-        {"read_by": corpus.convert.__name__, "split": split, "name": path.name, "sha256": file_sha256(path)}
+        {"read_by": corpus.convert.__name__, "split": split, **describe_source(path)}
         for corpus in corpora
         for split, path in corpus.paths.items()
     ]
-    if _is_finished(out, sources):
+    if is_finished(out, {"sources": sources}, "probing", MANIFEST, read_manifest):
         say(f"{out} is finished already, with these files: nothing to do")
         return
     tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
@@ -213,8 +205,8 @@ def prepare(corpora: list[Corpus], out: Path) -> None:
                 (unfinished / name / f"{split}.jsonl").write_text(text, encoding="utf-8")
             counts[name] = _counts(splits)
             say(f"{name}: {_described(counts[name])}")
-        manifest = json_text({"sources": sources, "tasks": counts})
-        (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
+        content = json_text({"sources": sources, "tasks": counts})
+        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
     say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
 
 
@@ -232,25 +224,14 @@ def _described(counts: dict[str, Any]) -> str:
     return f"{counts['labels']} labels; targets: {', '.join(sizes)}"
 
 
-def _is_finished(out: Path, sources: list[dict[str, str]]) -> bool:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
-    hint = f"OUT {out} is not what prepare.sh wrote; give another directory"
-    if read_json(out / MANIFEST, hint).get("sources") != sources:
-        raise UserError(f"{out} was made from other files: give another OUT, or remove it")
-    return True
+def read_manifest(out: Path) -> dict[str, Any]:
+    """Return ``probing.json`` of ``out``; raise :class:`UserError` unless it is a JSON object."""
+    return read_json(out / MANIFEST, f"OUT {out} is not what prepare.sh wrote; give another directory")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("out", type=Path, metavar="OUT", help="output directory")
-    add("--treebank", type=Path, nargs=3, metavar=("TRAIN", "DEV", "TEST"), help="CoNLL-U files: pos, dependencies")
-    add("--chunks", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of CoNLL-2000: chunks")
-    add("--relations", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of SemEval-2010 task 8: relations")
-    return parser
+def run(given: argparse.Namespace) -> None:
+    """Check the arguments and convert the corpora; raise :class:`UserError` for bad input."""
+    prepare_probing(corpora_of(given), given.out)
 
 
 def corpora_of(given: argparse.Namespace) -> list[Corpus]:
@@ -263,25 +244,9 @@ def corpora_of(given: argparse.Namespace) -> list[Corpus]:
             continue
         if len(paths) not in (2, 3):
             raise UserError(f"--{flag} takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not {len(paths)}")
-        for path in paths:
-            if not path.is_file():
-                raise UserError(f"{path}: no such file: give it after --{flag}")
+        check_inputs(paths, f"give it after --{flag}")
         names = ("train", "test") if len(paths) == 2 else ("train", "valid", "test")
         corpora.append(Corpus(dict(zip(names, paths, strict=True)), convert))
     if not corpora:
         raise UserError("there is nothing to convert: give --treebank, --chunks or --relations")
     return corpora
-
-
-@report_user_errors()
-def main(arguments: Optional[list[str]] = None) -> None:
-    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
-    with ending_in_one_line("nothing was left"):
-        given = build_parser().parse_args(arguments)
-        corpora = corpora_of(given)
-        check_names(*(path for corpus in corpora for path in corpus.paths.values()))
-        prepare(corpora, given.out)
-
-
-if __name__ == "__main__":
-    main()

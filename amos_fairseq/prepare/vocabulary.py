@@ -6,8 +6,8 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
 
 import sentencepiece
 import tokenizers
@@ -142,7 +142,7 @@ def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
     return tokenizer
 
 
-def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], List[str]]:
+def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[str]]:
     """Return the most frequent characters and, of these, the ones that end a word, both sorted.
 
     At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges. The library would select
@@ -153,7 +153,7 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], 
         UserError: these characters cover less than ``CHARACTER_COVERAGE`` of the sample.
     """
     normalizer, _ = basic_rules(cased)
-    counts: Dict[str, int] = Counter()
+    counts: dict[str, int] = Counter()
     for line in sample_lines(sample):
         counts.update(normalizer.normalize_str(line))
     pieces = _train_bpe(sample, cased, 0, [], []).get_vocab()
@@ -167,14 +167,14 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> Tuple[List[str], 
     return sorted(alphabet), sorted(finals)
 
 
-def _number_that_covers(counts: List[int]) -> int:
+def _number_that_covers(counts: list[int]) -> int:
     """Return how many of the ``counts``, in descending order, sum to ``CHARACTER_COVERAGE`` of the total."""
     wanted = CHARACTER_COVERAGE * sum(counts)
     return 1 + sum(1 for covered in itertools.accumulate(counts) if covered < wanted)
 
 
 def _train_bpe(
-    sample: Path, cased: bool, vocab_size: int, alphabet: List[str], finals: List[str]
+    sample: Path, cased: bool, vocab_size: int, alphabet: list[str], finals: list[str]
 ) -> tokenizers.Tokenizer:
     """Return the learner after training. An empty alphabet allows every character."""
     learner = tokenizers.Tokenizer(models.BPE())

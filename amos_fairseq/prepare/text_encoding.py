@@ -1,27 +1,24 @@
 """Encode text to ids with all processes, in constant memory; the bytes do not depend on their number."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from amos_fairseq.preprocess.common.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
-from amos_fairseq.preprocess.common.processes import ordered_results, use_threads
-from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.prepare.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, encode_lines
+from amos_fairseq.prepare.processes import ordered_results
+from amos_fairseq.tokenization import Tokenizer
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
 _SEARCH_BYTES = 1 << 16
 _DOCUMENT_END = b"\n\n"
 
-_tokenizer: Optional[Tokenizer] = None
-_ids: Optional[SymbolIds] = None
-
 
 @dataclass
-class Counts:
+class TextCounts:
     """``pieces``: without the ``</s>`` of each line; ``unknown``: those of them that are not in ``dict.txt``;
     ``lines``: paragraphs, and the empty lines between documents; ``words``: separated by white space in the text.
     """
@@ -34,34 +31,26 @@ class Counts:
     pieces: int = 0
     unknown: int = 0
 
-    def add(self, other: "Counts") -> None:
+    def add(self, other: "TextCounts") -> None:
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-def start_encoding_process(tokenizer_directory: str) -> None:
-    """Initialize a process of the pool, with one tokenizer and one thread."""
-    global _tokenizer, _ids
-    use_threads(1)
-    _tokenizer = load_tokenizer(tokenizer_directory)
-    _ids = SymbolIds(_tokenizer)
-
-
 def encode_files(
-    files: List[Path],
+    files: list[Path],
     prefix: Path,
     tokenizer: Tokenizer,
     pool: Executor,
     processes: int,
     on_done: Callable[[int], object],
-) -> Counts:
+) -> TextCounts:
     """Encode files of complete documents into ``prefix.bin`` and ``prefix.idx``.
 
     One paragraph per line, a line of ``</s>`` alone between documents. ``on_done`` is called with the number of bytes of text
     newly encoded.
     """
     ranges = (part for file in files for part in document_ranges(file))
-    total = Counts()
+    total = TextCounts()
     with BinarizedFile(prefix, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS) as target:
         for ids, lengths, counts, size in ordered_results(pool, processes, encode_range, ranges):
             if lengths:
@@ -74,7 +63,7 @@ def encode_files(
     return total
 
 
-def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[Tuple[str, int, int]]:
+def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[tuple[str, int, int]]:
     """Yield (path, start, end) of parts of about ``size`` bytes that end at the end of a document."""
     length = path.stat().st_size
     with open(path, "rb") as stream:
@@ -85,17 +74,17 @@ def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[Tuple[str, 
             start = end
 
 
-def encode_range(part: Tuple[str, int, int]) -> Tuple[np.ndarray, List[int], Counts, int]:
+def encode_range(part: tuple[str, int, int]) -> tuple[np.ndarray, list[int], TextCounts, int]:
     """Return the documents of a part as the ids [sum of lengths] and the lengths of lines; their counts; the bytes read."""
     path, start, end = part
     with open(path, "rb") as stream:
         stream.seek(start)
         text = stream.read(end - start)
-    counts = Counts()
-    ids: List[int] = []
-    lengths: List[int] = []
+    counts = TextCounts()
+    ids: list[int] = []
+    lengths: list[int] = []
     documents = [document.decode("utf-8").split("\n") for document in text.split(_DOCUMENT_END)]
-    encoded = iter(_tokenizer.encode_lines([paragraph for document in documents for paragraph in document]))
+    encoded = iter(encode_lines([paragraph for document in documents for paragraph in document]))
     for document in documents:
         lines = _encode_document(document, encoded, counts)
         if lines and lengths:
@@ -108,13 +97,12 @@ def encode_range(part: Tuple[str, int, int]) -> Tuple[np.ndarray, List[int], Cou
     return np.array(ids, dtype=np.int32), lengths, counts, len(text)
 
 
-def _encode_document(paragraphs: List[str], encoded: Iterator[List[str]], counts: Counts) -> List[List[int]]:
+def _encode_document(paragraphs: list[str], encoded: Iterator[list[int]], counts: TextCounts) -> list[list[int]]:
     """Return lines of ids. A paragraph without pieces is dropped, because an empty line ends a document."""
     lines = []
-    for paragraph, pieces in zip(paragraphs, encoded):  # noqa: B905, the next document takes the rest
-        if not pieces:
+    for paragraph, line in zip(paragraphs, encoded):  # noqa: B905, the next document takes the rest
+        if not line:
             continue
-        line = list(map(_ids.__getitem__, pieces))
         counts.paragraphs += 1
         counts.words += len(paragraph.split())
         counts.bytes += len(paragraph.encode("utf-8")) + 1

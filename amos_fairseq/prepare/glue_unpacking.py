@@ -4,11 +4,11 @@ import shutil
 import stat
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Dict, Iterable, List, Set, Tuple
 
+from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.common.reading import InputFile
 from amos_fairseq.strangers import plain_name
 
 # Ten times the tables of the largest official archive, that of MNLI.
@@ -21,7 +21,7 @@ _MRPC_HEADER = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 _MRPC_TEST_HEADER = ("index", *_MRPC_HEADER[1:])
 
 
-def extract_tables(archive: Path, folder: str, names: List[str], directory: Path) -> None:
+def extract_tables(archive: Path, folder: str, names: list[str], directory: Path) -> None:
     """Extract ``folder/name`` to ``directory/name`` for all ``names``, and the ``.txt`` files next to them (licenses).
 
     Nothing else is extracted, whatever the archive contains.
@@ -48,7 +48,7 @@ def extract_tables(archive: Path, folder: str, names: List[str], directory: Path
         ) from error
 
 
-def _entries(archive: Path, file: zipfile.ZipFile, folder: str) -> Dict[str, zipfile.ZipInfo]:
+def _entries(archive: Path, file: zipfile.ZipFile, folder: str) -> dict[str, zipfile.ZipInfo]:
     """Return the files directly in ``folder``, by file name."""
     found = {}
     for entry in file.infolist():
@@ -64,7 +64,7 @@ def _entries(archive: Path, file: zipfile.ZipFile, folder: str) -> Dict[str, zip
     return found
 
 
-def _check(archive: Path, entries: List[zipfile.ZipInfo]) -> None:
+def _check(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
     advice = "this is not an official file, download it from elsewhere"
     size = sum(entry.file_size for entry in entries)
     if size > LARGEST_BYTES:
@@ -90,7 +90,7 @@ def build_mrpc(train: Path, test: Path, dev_ids: Path, directory: Path) -> None:
     """
     wanted = {(fields[0], fields[1]) for fields in _fields(dev_ids) if len(fields) > 1}
     lines, dev_lines = [_MRPC_HEADER], [_MRPC_HEADER]
-    found: Set[Tuple[str, str]] = set()
+    found: set[tuple[str, str]] = set()
     for fields in _mrpc_rows(train):
         pair = (*fields[1:3], "", "")[:2]
         if pair in wanted:
@@ -109,7 +109,7 @@ def build_mrpc(train: Path, test: Path, dev_ids: Path, directory: Path) -> None:
     _write(directory / "test.tsv", [_MRPC_TEST_HEADER, *test_lines])
 
 
-def _mrpc_rows(path: Path) -> Iterable[Tuple[str, ...]]:
+def _mrpc_rows(path: Path) -> Iterable[tuple[str, ...]]:
     lines = iter(_fields(path))
     header = next(lines, ())
     if header != _MRPC_HEADER:
@@ -117,9 +117,9 @@ def _mrpc_rows(path: Path) -> Iterable[Tuple[str, ...]]:
     return lines
 
 
-def _fields(path: Path) -> Iterable[Tuple[str, ...]]:
+def _fields(path: Path) -> Iterable[tuple[str, ...]]:
     return (tuple(line.decode("utf-8").rstrip("\r\n").split("\t")) for _, line in InputFile(path).lines())
 
 
-def _write(path: Path, rows: List[Tuple[str, ...]]) -> None:
+def _write(path: Path, rows: list[tuple[str, ...]]) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8", newline="\n")

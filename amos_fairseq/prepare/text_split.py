@@ -3,19 +3,19 @@
 The split of a document depends only on its content and the seed, not on the number of processes.
 """
 
-import contextlib
 import hashlib
 import heapq
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import BinaryIO
 
+from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.common.reading import InputFile
 
-PIECES_PER_SHARD = 16  # small enough to form shards of nearly equal size
+FILES_PER_SHARD = 16  # small enough to form shards of nearly equal size
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SplitSettings:
 
 
 @dataclass
-class Piece:
+class DocumentFile:
     """A file of complete documents, with a blank line after each."""
 
     name: str
@@ -44,12 +44,12 @@ class Piece:
 
 @dataclass
 class Split:
-    """The result of the pass. ``pieces``: files of the training text, in order."""
+    """The result of the pass. ``train``: files of the training text, in order."""
 
-    inputs: List[Dict[str, object]]
-    pieces: List[Piece]
-    valid: Piece
-    sample: Piece
+    inputs: list[dict[str, object]]
+    train: list[DocumentFile]
+    valid: DocumentFile
+    sample: DocumentFile
 
 
 @dataclass
@@ -61,12 +61,12 @@ class SmallestHashes:
 
     budget: int
     size: int = 0
-    _refused_from: Optional[bytes] = None
-    _heap: List[Tuple[int, int, bytes, bytes]] = field(default_factory=list)
-    _copies: Dict[bytes, int] = field(default_factory=Counter)
+    _refused_from: bytes | None = None
+    _heap: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
+    _copies: dict[bytes, int] = field(default_factory=Counter)
     _added: int = 0
 
-    def add(self, key: bytes, document: bytes) -> List[bytes]:
+    def add(self, key: bytes, document: bytes) -> list[bytes]:
         """Add a document; return those that no longer fit, in order of arrival where keys are equal."""
         if self._refused_from is not None and key >= self._refused_from:
             return [document]
@@ -81,7 +81,7 @@ class SmallestHashes:
                 refused.append(self._pop())
         return refused
 
-    def in_order(self) -> List[Tuple[bytes, bytes]]:
+    def in_order(self) -> list[tuple[bytes, bytes]]:
         """Return the selected (key, document) pairs, smallest key first."""
         return [(key, document) for _, _, key, document in sorted(self._heap, key=lambda entry: (entry[2], entry[1]))]
 
@@ -98,7 +98,7 @@ class SmallestHashes:
 
 
 def split_corpus(
-    inputs: List[Path], directory: Path, settings: SplitSettings, on_read: Callable[[int], object]
+    inputs: list[Path], directory: Path, settings: SplitSettings, on_read: Callable[[int], object]
 ) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
 
@@ -107,26 +107,26 @@ def split_corpus(
     Raises:
         UserError: an input is bad, or the text has fewer than two different documents.
     """
-    records: List[Dict[str, object]] = []
+    records: list[dict[str, object]] = []
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
     total = 0
-    with _Pieces(directory, max(1, settings.shard_bytes // PIECES_PER_SHARD)) as pieces:
+    with _Writer(directory, max(1, settings.shard_bytes // FILES_PER_SHARD)) as train:
         for path in inputs:
-            file, documents = InputFile(path, on_read), 0
-            for document in file.documents():
+            source, documents = InputFile(path, on_read), 0
+            for document in source.documents():
                 documents += 1
                 total += len(document)
                 digest = document_hash(document, settings.seed)
                 sample.add(digest[8:] + digest[:8], document)
                 for refused in valid.add(digest[:8], document):
-                    pieces.write(refused)
+                    train.write(refused)
             records.append(
-                {"name": path.name, "bytes": path.stat().st_size, "sha256": file.sha256, "documents": documents}
+                {"name": path.name, "bytes": path.stat().st_size, "sha256": source.sha256, "documents": documents}
             )
         chosen, others = _within(valid.in_order(), settings.valid_share * total)
         for _, document in others:
-            pieces.write(document)
-    if not pieces.pieces:
+            train.write(document)
+    if not train.files:
         raise UserError(
             "the text is too small to leave a validation document: it needs at least two different documents "
             "(separated by a blank line, or one JSON object per line)"
@@ -137,9 +137,9 @@ def split_corpus(
         raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
     return Split(
         records,
-        pieces.pieces,
-        _write_piece(directory / "valid.txt", [document for _, document in chosen]),
-        _write_piece(directory / "sample.txt", learnable),
+        train.files,
+        _write(directory / "valid.txt", [document for _, document in chosen]),
+        _write(directory / "sample.txt", learnable),
     )
 
 
@@ -148,14 +148,14 @@ def document_hash(document: bytes, seed: int) -> bytes:
     return hashlib.blake2b(document, digest_size=16, key=str(seed).encode("ascii")).digest()
 
 
-def group_into_shards(sizes: List[int], limit: int) -> List[List[int]]:
+def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:
     """Return the indices of the files of each shard: consecutive, of nearly equal size, at most ``limit`` bytes.
 
     A single file that is larger forms a shard.
     """
     total = sum(sizes)
     for number in range(max(1, math.ceil(total / limit)), len(sizes) + 1):
-        groups: List[List[int]] = [[] for _ in range(number)]
+        groups: list[list[int]] = [[] for _ in range(number)]
         before = 0
         for index, size in enumerate(sizes):
             groups[min(number - 1, (2 * before + size) * number // (2 * total))].append(index)
@@ -165,36 +165,31 @@ def group_into_shards(sizes: List[int], limit: int) -> List[List[int]]:
     return [[index] for index in range(len(sizes))]
 
 
-class _Pieces:
+class _Writer:
     """Write documents into files of at most ``limit`` bytes of text (or of one larger document)."""
 
     def __init__(self, directory: Path, limit: int) -> None:
-        self.pieces: List[Piece] = []
+        self.files: list[DocumentFile] = []
         self._directory, self._limit = directory, limit
-        self._current = contextlib.ExitStack()
-        self._file: Optional[BinaryIO] = None
+        self._stream: BinaryIO | None = None
 
-    def __enter__(self) -> "_Pieces":
+    def __enter__(self) -> "_Writer":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._current.close()
+        if self._stream is not None:
+            self._stream.close()
 
     def write(self, document: bytes) -> None:
-        if self._file is None or self.pieces[-1].bytes + len(document) > self._limit:
-            self._begin(Piece(f"{len(self.pieces):05d}.txt"))
-        self._file.write(document + b"\n")
-        self.pieces[-1].add(document)
-
-    def _begin(self, piece: Piece) -> None:
-        self._current.close()
-        self.pieces.append(piece)
-        with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(open(self._directory / piece.name, "wb"))
-            self._current = stack.pop_all()
+        if self._stream is None or self.files[-1].bytes + len(document) > self._limit:
+            self.__exit__()
+            self.files.append(DocumentFile(f"{len(self.files):05d}.txt"))
+            self._stream = open(self._directory / self.files[-1].name, "wb")  # noqa: SIM115
+        self._stream.write(document + b"\n")
+        self.files[-1].add(document)
 
 
-def _within(documents: List[Tuple[bytes, bytes]], budget: float) -> Tuple[list, list]:
+def _within(documents: list[tuple[bytes, bytes]], budget: float) -> tuple[list, list]:
     """Split into the first documents that fit into ``budget`` bytes (at least one, with its duplicates) and the rest."""
     size = number = 0
     for key, document in documents:
@@ -205,10 +200,10 @@ def _within(documents: List[Tuple[bytes, bytes]], budget: float) -> Tuple[list, 
     return documents[:number], documents[number:]
 
 
-def _write_piece(path: Path, documents: Iterable[bytes]) -> Piece:
-    piece = Piece(path.name)
+def _write(path: Path, documents: Iterable[bytes]) -> DocumentFile:
+    file = DocumentFile(path.name)
     with open(path, "wb") as stream:
         for document in documents:
             stream.write(document + b"\n")
-            piece.add(document)
-    return piece
+            file.add(document)
+    return file

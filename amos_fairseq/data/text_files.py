@@ -6,9 +6,10 @@ import json
 import lzma
 import re
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Tuple
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -22,7 +23,7 @@ LARGEST_NUMBER_OF_BRACKETS = 10_000_000
 # What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
 _LARGEST_WINDOW_BYTES = 1 << 27
 _COMPRESSED_PART_BYTES = 512  # at most 16 MiB of text
-_STREAMS: Dict[str, Callable[[], Any]] = {
+_STREAMS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
     ".xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES + (1 << 20)),
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES).decompressobj(),
@@ -39,7 +40,7 @@ _LINE_ENDS = re.compile(r"[\r\n]+")
 _PARTS = re.compile(rb"[^\r]+")
 
 
-def kind_and_compression(path: Path) -> Tuple[str, str]:
+def kind_and_compression(path: Path) -> tuple[str, str]:
     """Return ``(".jsonl", ".gz")`` for ``Text.jsonl.GZ``; an empty string for a missing suffix."""
     *before, last = ["", *(suffix.lower() for suffix in path.suffixes)]
     return (before[-1], last) if last in COMPRESSIONS else (last, "")
@@ -86,7 +87,7 @@ class InputFile:
         if empty:
             raise UserError(f"{self.path} contains no text: remove it from the inputs or fill it")
 
-    def lines(self) -> Iterator[Tuple[int, bytes]]:
+    def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark.
 
         Raises:
@@ -126,7 +127,7 @@ class InputFile:
                     ) from error
                 raise UserError(f"{self.path} is damaged ({error}): download or compress it again") from error
 
-    def _text_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
+    def _text_documents(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         document = bytearray()  # a list of many short paragraphs would take many times their size
         start = 0
         for number, line in lines:
@@ -149,7 +150,7 @@ class InputFile:
         if document:
             yield bytes(document)
 
-    def _json_documents(self, lines: Iterable[Tuple[int, bytes]]) -> Iterator[bytes]:
+    def _json_documents(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         for number, line in lines:
             if not line.strip():
                 continue
@@ -168,7 +169,7 @@ class InputFile:
             if document:
                 yield document
 
-    def _checked_lines(self, stream: BinaryIO) -> Iterator[Tuple[int, bytes]]:
+    def _checked_lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number = offset = 0
         while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
             number += 1

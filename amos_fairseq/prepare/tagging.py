@@ -1,17 +1,18 @@
-"""Convert labeled words to the input of the task ``sequence_tagging``; see ``prepare.sh --help``.
+"""``amos prepare tagging``: convert labeled words to the input of the task ``sequence_tagging``.
 
 Read both files -> encode, find the pieces of each word, write to a temporary directory -> rename.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from amos_fairseq.data.text_files import kind_and_compression
 from amos_fairseq.data.word_files import (
     COLUMN_NAME,
     CONLLU_NAMES,
@@ -20,24 +21,33 @@ from amos_fairseq.data.word_files import (
     read_columns,
     read_conllu,
 )
-from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.finetuning.tagging.scores import mark_spans
-from amos_fairseq.fingerprint import file_sha256, files_sha256
-from amos_fairseq.preprocess.common.command import check_names, ending_in_one_line, is_finished, progress_bar, say
-from amos_fairseq.preprocess.common.reading import kind_and_compression
+from amos_fairseq.fingerprint import files_sha256
+from amos_fairseq.prepare.binarizing import BinarizedFile
+from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished, save_tokenizer
+from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.tokenizer import UNK
 from amos_fairseq.tokenization.words import encode_words
 
-_DESCRIPTION = """Convert labeled words to the input of the task sequence_tagging: pieces, the pieces of each word, labels.
-
-TRAIN and DEV are CoNLL-U files (.conllu), or files with one word a line and its labels in the columns behind it, as in
-CoNLL-2000 and CoNLL-2003; plain or as .gz, .xz or .zst. A finished OUT, made from the same files and settings, is not
-changed."""
-
 CONLLU = ".conllu"
 DEFAULT_CONLLU_COLUMN = "upos"
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check the arguments and prepare the data; raise :class:`UserError` for bad input."""
+    # Check as much as possible before any work.
+    check_inputs([given.train, given.dev], "give a column file or a CoNLL-U file")
+    if os.pathsep in str(given.out.absolute()):
+        raise UserError(
+            f"OUT {given.out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it"
+        )
+    for name in given.columns or ():
+        if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
+            raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
+    prepare_tagging(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
 
 
 def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
@@ -64,7 +74,7 @@ def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> 
     return column
 
 
-def prepare(
+def prepare_tagging(
     train: Path, dev: Path, tokenizer: Tokenizer, out: Path, column: str | None, names: list[str] | None
 ) -> None:
     """Write both files to ``out``; nothing is left of it if that fails.
@@ -78,7 +88,7 @@ def prepare(
     description: dict[str, Any] = {
         "settings": {"column": column, "columns": names},
         "tokenizer_sha256": tokenizer.sha256,
-        "sources": {split: {"name": path.name, "sha256": file_sha256(path)} for split, path in sources.items()},
+        "sources": {split: describe_source(path) for split, path in sources.items()},
     }
     if is_finished(out, description, "tagging", MANIFEST, read_manifest):
         say(f"{out} is finished already, with these files and settings: nothing to do")
@@ -94,14 +104,12 @@ def prepare(
     labels = sorted(set().union(*labels_of.values()))
     kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
     with whole_folder(out.absolute()) as unfinished:
-        tokenizer.save(unfinished / "tokenizer")
-        shutil.copyfile(unfinished / "tokenizer" / "dict.txt", unfinished / "dict.txt")
+        save_tokenizer(tokenizer, unfinished)
         facts = {
             split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
         }
-        content = description | kind | {"splits": facts, "sha256": files_sha256(unfinished)}
-        manifest = json_text(content)
-        (unfinished / MANIFEST).write_text(manifest, encoding="utf-8")
+        content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(unfinished)})
+        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
     _report(kind, facts)
     if mark_spans(labels_of["train"]) and not kind["has_spans"]:
         say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
@@ -114,39 +122,33 @@ def write_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
 ) -> dict[str, int]:
     """Write all sentences of a split; return counts."""
-    import numpy as np
-    import torch
-    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder, best_fitting_int_dtype
+    from amos_fairseq.data.tagging import ARRAYS  # imports fairseq, which takes seconds
 
-    from amos_fairseq.data.tagging import ARRAYS
-
-    # The ids of the dictionary take the least type that holds them, as in the other preparations.
-    types = {"tokens": best_fitting_int_dtype(len(tokenizer.embedding_rows))}
-    builders = {
-        name: MMapIndexedDatasetBuilder(f"{directory / split}.{name}.bin", dtype=types.get(name, np.int32))
-        for name in ARRAYS
-    }
     indices = {label: index for index, label in enumerate(labels)}
     unknown = tokenizer.embedding_rows[UNK]
     facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
     with (
+        contextlib.ExitStack() as files,
         (directory / f"{split}.words.jsonl").open("w", encoding="utf-8", newline="\n") as words_file,
         progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar,
     ):
+        # The ids of the dictionary take the least type that holds them, as in the other preparations.
+        symbols = {"tokens": len(tokenizer.embedding_rows)}
+        arrays = [
+            files.enter_context(BinarizedFile(f"{directory / split}.{name}", symbols.get(name))) for name in ARRAYS
+        ]
         for sentence in sentences:
             ids, ranges = encode_words(tokenizer, sentence.words)
             starts, ends = zip(*ranges, strict=True)
             rows = (ids, starts, ends, [indices[label] for label in sentence.columns[column]])
-            for name, row in zip(ARRAYS, rows, strict=True):
-                builders[name].add_item(torch.tensor(row, dtype=torch.int64))
+            for array, row in zip(arrays, rows, strict=True):
+                array.add_line(row)
             words_file.write(json.dumps(sentence.words, ensure_ascii=False) + "\n")
             facts["words"] += len(ranges)
             facts["pieces"] += len(ids)
             facts["unknown"] += ids.count(unknown)
             facts["longest"] = max(facts["longest"], len(ids))
             bar.update(1)
-    for name, builder in builders.items():
-        builder.finalize(f"{directory / split}.{name}.idx")
     return facts
 
 
@@ -158,44 +160,3 @@ def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]]) -> None:
             f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "
             f"longest sentence {own['longest']} pieces"
         )
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "prepare.sh", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("train", type=Path, metavar="TRAIN", help="labeled words to train on")
-    add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")
-    add("tokenizer", type=Path, metavar="TOKENIZER_DIR",
-        help="tokenizer directory of a corpus or run, or tokenizer.json")  # fmt: skip
-    add("out", type=Path, metavar="OUT", help="output directory")
-    add("--column", metavar="NAME",
-        help="labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)")  # fmt: skip
-    add("--columns", metavar="A,B,...", type=lambda value: value.split(","),
-        help="names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three)")  # fmt: skip
-    return parser
-
-
-@report_user_errors()
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command. Exit with code 1 and one line on a user's mistake, with code 130 after Ctrl-C."""
-    with ending_in_one_line("nothing was left"):
-        given = build_parser().parse_args(arguments)
-        # Check as much as possible before any work.
-        check_names(given.train, given.dev)
-        for path in (given.train, given.dev):
-            if not path.is_file():
-                raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
-        if os.pathsep in str(given.out.absolute()):
-            raise UserError(
-                f"OUT {given.out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it"
-            )
-        for name in given.columns or ():
-            if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
-                raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
-        prepare(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
-
-
-if __name__ == "__main__":
-    main()

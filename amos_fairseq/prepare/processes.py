@@ -1,22 +1,21 @@
-"""Worker processes that end with their parent and return results in order, and a lock against a second command."""
+"""Worker processes that end with their parent and return results in order."""
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import multiprocessing
 import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import no_links
 
+MOST_PROCESSES = 1024
 _PR_SET_PDEATHSIG = 1
 
 # A forked process must not garbage-collect a pool of its parent: the pool's callback waits for a lock, and waits forever
@@ -24,33 +23,19 @@ _PR_SET_PDEATHSIG = 1
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-def take_lock(path: Path, refusal: str) -> int:
-    """Lock the file ``path`` and return its descriptor; the lock ends when it is closed or with this process.
+def number_of_processes(workers: int | None) -> int:
+    """Return the value of ``--workers``; without it, the number of processors available to this process.
 
     Raises:
-        UserError: another process holds the lock (``refusal`` is the message), or ``path`` is a link.
+        UserError: it is less than 1, or so large that starting the processes would stop the machine.
     """
-    descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # child processes do not inherit it
-    except OSError:
-        os.close(descriptor)
-        raise UserError(refusal) from None
-    return descriptor
-
-
-def end_children_with_this_process() -> None:
-    """Make processes forked from now on end with this one, even by kill -9, and exit on Ctrl-C without a traceback.
-
-    Otherwise the processes of a pool wait forever on pipes that they hold open for each other.
-    """
-    os.register_at_fork(after_in_child=_die_with_parent)
-
-
-def _die_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers < 1:
+        raise UserError(f"--workers {workers} must be at least 1")
+    if workers > MOST_PROCESSES:
+        raise UserError(f"--workers {workers} asks for too many processes: give at most {MOST_PROCESSES:,}")
+    return workers
 
 
 def use_threads(number: int) -> None:
@@ -60,15 +45,27 @@ def use_threads(number: int) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+def _start_worker(initializer: Callable[..., None], *arguments: Any) -> None:
+    """Let this process end with its parent, even by kill -9, and exit on Ctrl-C without a traceback.
+
+    Otherwise the processes of a pool wait forever on pipes that they hold open for each other.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    initializer(*arguments)
+
+
 @contextlib.contextmanager
-def process_pool(number: int, initializer: Callable[..., None], *arguments: Any) -> Iterator[Executor]:
+def process_pool(number: int, initializer: Callable[..., None] = int, *arguments: Any) -> Iterator[Executor]:
     """Start a pool of forked processes. An exception does not wait for their pending work.
 
     Raises:
         UserError: the system killed one of them (usually because memory is full).
         KeyboardInterrupt: Ctrl-C ended one of them; it reaches the whole group, not always this process first.
     """
-    pool = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), initializer, arguments)
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(number, fork, _start_worker, (initializer, *arguments))
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -100,5 +97,5 @@ def ordered_results(pool: Executor, number: int, function: Callable[[Any], Any],
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return ``function(*arguments)``, computed in a separate process: it frees its memory, and Ctrl-C ends C++ code."""
-    with process_pool(1, int) as pool:
+    with process_pool(1) as pool:
         return pool.submit(function, *arguments).result()
