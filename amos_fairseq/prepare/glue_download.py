@@ -199,10 +199,27 @@ def fetch(url: str, target: Path, known: RemoteFile | None) -> None:
     Raises:
         UserError: the server refuses, cannot be reached, or sends another file than ``known``.
     """
+    part = target.with_name(target.name + ".part")
+    try:
+        problem = _continue(url, part, known)
+    finally:
+        if part.exists() and part.stat().st_size == 0:
+            part.unlink()
+    if problem:
+        raise UserError(
+            f"{url} could not be downloaded ({problem}): check the connection and repeat the command, it continues where it "
+            f"stopped; or {_ADVICE}"
+        )
+    if known is not None:
+        check_hash(part, known, url)
+    part.rename(target)
+
+
+def _continue(url: str, part: Path, known: RemoteFile | None) -> str:
+    """Append what is missing of ``part``; return why that failed, empty if it did not."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
 
-    part = target.with_name(target.name + ".part")
     problem = ""
     for number in range(TRIES):
         if number:
@@ -212,7 +229,7 @@ def fetch(url: str, target: Path, known: RemoteFile | None) -> None:
             try:
                 # Of a compressed answer, a part could not be continued.
                 headers = {"Accept-Encoding": "identity"}
-                http_get(url, stream, resume_size=start, headers=headers, displayed_filename=target.name)
+                http_get(url, stream, resume_size=start, headers=headers, displayed_filename=part.stem)
             except HfHubHTTPError as error:
                 status = HTTPStatus(error.response.status_code)
                 if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -224,23 +241,12 @@ def fetch(url: str, target: Path, known: RemoteFile | None) -> None:
             except Exception as error:  # which class a network error has depends on the version of huggingface_hub
                 if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno is not None):
                     raise
-                problem = str(error) or type(error).__name__
-                break
+                return str(error) or type(error).__name__
         if start == 0 or known is None or file_sha256(part) == known.sha256:
-            problem = ""
-            break
+            return ""
         part.unlink()  # the beginning came from another version of the file: start again
         problem = "the file on the server has changed"
-    if part.exists() and part.stat().st_size == 0:
-        part.unlink()
-    if problem:
-        raise UserError(
-            f"{url} could not be downloaded ({problem}): check the connection and repeat the command, it continues where it "
-            f"stopped; or {_ADVICE}"
-        )
-    if known is not None:
-        check_hash(part, known, url)
-    part.rename(target)
+    return problem
 
 
 def check_hash(path: Path, known: RemoteFile, url: str) -> None:

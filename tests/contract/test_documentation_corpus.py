@@ -5,10 +5,9 @@ import os
 import sys
 from pathlib import Path
 
+import documentation_corpus as corpus
 import pytest
 from failures import error_line, full_disk
-
-from amos_fairseq.preprocess.pretraining import documentation_corpus as corpus
 
 DOCSTRING = """Return the smallest value of a sequence that holds at least one.
 

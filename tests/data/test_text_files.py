@@ -11,9 +11,9 @@ import pytest
 import zstandard
 from synthetic_corpus import make_documents, write_jsonl, write_text
 
+from amos_fairseq.data import text_files
+from amos_fairseq.data.text_files import InputFile, refuse_other_formats
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.common import reading
-from amos_fairseq.preprocess.common.reading import InputFile, refuse_other_formats
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
@@ -118,7 +118,7 @@ def test_memory_is_constant(tmp_path):
     finally:
         tracemalloc.stop()
     assert number == 12_000
-    assert peak < 6 * reading.BUFFER_BYTES
+    assert peak < 6 * text_files.BUFFER_BYTES
 
 
 GOOD = b"one line\n\nanother line\n"
@@ -163,7 +163,7 @@ def test_errors_name_file_and_line(tmp_path, name):
 )
 def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
     """A file without blank lines is one document, which must not be read into memory."""
-    monkeypatch.setattr(reading, "LARGEST_DOCUMENT_BYTES", 128)
+    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 128)
     path = tmp_path / "text.txt"
     path.write_bytes(b"short\n\n" + content)
     with pytest.raises(UserError, match=message):
@@ -176,7 +176,7 @@ def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
 )
 def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, unit, message, suffix):
     """100 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
-    monkeypatch.setattr(reading, "LARGEST_DOCUMENT_BYTES", 1 << 17)
+    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
     path = tmp_path / f"bomb.txt{suffix}"
     path.write_bytes(BOMB_COMPRESS[suffix](b"\n" + unit * (100_000_000 // len(unit))))
     tracemalloc.start()
@@ -193,7 +193,7 @@ def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, unit, messa
 @pytest.mark.parametrize("value", ["[]", "{}"])
 def test_json_of_many_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch, value):
     """Each takes eighty bytes. A text has few."""
-    monkeypatch.setattr(reading, "LARGEST_NUMBER_OF_BRACKETS", 1000)
+    monkeypatch.setattr(text_files, "LARGEST_NUMBER_OF_BRACKETS", 1000)
     path = tmp_path / "lines.jsonl"
     documents = [{"text": "[a text] " * 999}, {"text": "a", "b": [json.loads(value)] * 999}]
     path.write_text("\n".join(map(json.dumps, documents)))

@@ -1,12 +1,10 @@
-"""Inputs and corpora that the tests of prepare.sh share."""
+"""Inputs and corpora that the tests of amos prepare share."""
 
 import pytest
 from failures import error_line
+from preparing import prepare
 from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
 from synthetic_glue import write_glue_tokenizer, write_raw_glue
-
-from amos_fairseq.preprocess.glue import prepare as prepare_glue
-from amos_fairseq.preprocess.pretraining import prepare
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +21,14 @@ def inputs(tmp_path_factory):
 def reference(inputs, tmp_path_factory):
     """A finished corpus of several shards and the flags that made it, for tests that do not depend on the tokenizer."""
     out = tmp_path_factory.mktemp("reference") / "corpus"
-    prepare.main([*inputs, *FLAGS, "--out", str(out), "--workers", "1"])
+    prepare("text")([*inputs, *FLAGS, "--out", str(out), "--workers", "1"])
     return out, [*inputs, *FLAGS]
 
 
 @pytest.fixture
 def refused(capsys):
-    """Run prepare.sh's program with arguments that it must refuse; return its error line."""
-    return lambda *arguments: error_line(capsys, prepare.main, *arguments, reports_progress=True)
+    """Run amos prepare text with arguments that it must refuse; return its error line."""
+    return lambda *arguments: error_line(capsys, prepare("text"), *arguments, reports_progress=True)
 
 
 @pytest.fixture(scope="session")
@@ -49,5 +47,5 @@ def glue_tokenizer(tmp_path_factory):
 def prepared_glue(glue, glue_tokenizer, tmp_path_factory):
     """The output of prepare.sh for all of them; tests must not change it."""
     out = tmp_path_factory.mktemp("prepared") / "out"
-    prepare_glue.main([str(glue), "ALL", str(glue_tokenizer), str(out), "--workers", "2"])
+    prepare("glue")([str(glue), "ALL", str(glue_tokenizer), str(out), "--workers", "2"])
     return out

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from synthetic_glue import CLASSES, FILES
 
-from amos_fairseq.preprocess.glue.tables import find_files
-from amos_fairseq.preprocess.glue.tasks import TASKS
+from amos_fairseq.data.glue_tasks import TASKS
+from amos_fairseq.prepare.glue_tables import find_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES_PAGE, DATA_PAGE = (ROOT / "docs" / "glue_data.md").read_text(encoding="utf-8").split("## Tasks and licences\n")

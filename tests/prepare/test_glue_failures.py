@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from failures import error_line, full_disk
+from preparing import prepare
 from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
 from amos_fairseq.fingerprint import directory_sha256
-from amos_fairseq.preprocess.glue import prepare
+
+main = prepare("glue")
 
 
 def test_killed_run_leaves_complete_tasks(glue, glue_tokenizer, prepared_glue, tmp_path, monkeypatch):
@@ -24,19 +26,19 @@ def test_killed_run_leaves_complete_tasks(glue, glue_tokenizer, prepared_glue, t
         write = prepare.write_labels
         patch.setattr(prepare, "write_labels", lambda d, *a: kill() if d.name == "SST-2" else write(d, *a))
         with pytest.raises(SystemError, match="killed here"):
-            prepare.main(command)
+            main(command)
     assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}
     shutil.rmtree(out)
     (tmp_path / "killed").rename(out)
     assert (out / ".prepare" / "SST-2" / "input0" / "train.bin").exists()
-    prepare.main(command)
+    main(command)
     assert {path.name for path in out.iterdir()} == {"CoLA", "SST-2", "RTE", "tokenizer"}
     for path in (out / "SST-2").rglob("*.*"):
         assert path.read_bytes() == (prepared_glue / path.relative_to(out)).read_bytes()
 
 
 def refused(capsys, *arguments: object) -> str:
-    return error_line(capsys, prepare.main, *arguments, reports_progress=True)
+    return error_line(capsys, main, *arguments, reports_progress=True)
 
 
 @pytest.mark.parametrize("stage", ["tokenizer", "texts"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from synthetic_glue import EXPECTED, FILES, write_raw_glue
 
+from amos_fairseq.data.glue_tasks import TASKS, parse_tasks
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.glue.tables import find_files, read_table
-from amos_fairseq.preprocess.glue.tasks import TASKS, parse_tasks
+from amos_fairseq.prepare.glue_tables import find_files, read_table
 
 ALL_SPLITS = [(task, split) for task, splits in EXPECTED.items() for split in splits]
 

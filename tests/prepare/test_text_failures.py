@@ -6,21 +6,24 @@ from contextlib import ExitStack
 
 import pytest
 from failures import full_disk
+from preparing import prepare
 from synthetic_corpus import FLAGS, file_bytes
 
-from amos_fairseq.preprocess.pretraining import encoding, prepare, vocabulary
-from amos_fairseq.preprocess.pretraining.workspace import Workspace
+from amos_fairseq.prepare import text, text_encoding
+from amos_fairseq.prepare.text_workspace import TextWorkspace
+
+main = prepare("text")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "parts"),
     [
-        (prepare, "split_corpus", None),
-        (prepare, "in_own_process", {"text"}),
-        (encoding, "encode_files", {"text", "tokenizer"}),
-        (Workspace, "save_counts", {"text", "tokenizer"}),
-        (Workspace, "publish", {"text", "tokenizer", "shard0", "shard1", "shard2"}),
+        (text, "split_corpus", None),
+        (text, "in_own_process", {"text"}),
+        (text_encoding, "encode_files", {"text", "tokenizer"}),
+        (TextWorkspace, "save_counts", {"text", "tokenizer"}),
+        (TextWorkspace, "publish", {"text", "tokenizer", "shard0", "shard1", "shard2"}),
     ],
 )
 def test_full_disk(reference, tmp_path, monkeypatch, refused, module, name, parts):
@@ -43,7 +46,7 @@ def test_full_disk(reference, tmp_path, monkeypatch, refused, module, name, part
         assert {path.name for path in out.iterdir()} == {".prepare"}
         found = {path.name for path in (out / ".prepare").iterdir()} - {"identity.json", "lock"}
         assert parts == found - {"shard3", "shard4"}
-    prepare.main([*flags, "--out", str(out), "--workers", "2"])
+    main([*flags, "--out", str(out), "--workers", "2"])
     assert file_bytes(out) == file_bytes(expected)
 
 
@@ -61,16 +64,16 @@ def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
         with pytest.raises(SystemError, match="killed here"):
-            prepare.main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
+            main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
     assert not (tmp_path / "corpus" / "corpus.json").exists()
-    prepare.main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
+    main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
     assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
 
 
 def test_finished_shards_are_not_written_again(reference, tmp_path, monkeypatch):
     expected, flags = reference
     done = []
-    original = encoding.encode_files
+    original = text_encoding.encode_files
 
     def encode(paths, prefix, *arguments):
         if len(done) == 3:
@@ -80,15 +83,15 @@ def test_finished_shards_are_not_written_again(reference, tmp_path, monkeypatch)
 
     command = [*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"]
     with monkeypatch.context() as patch:
-        patch.setattr(encoding, "encode_files", encode)
+        patch.setattr(text_encoding, "encode_files", encode)
         with pytest.raises(SystemError, match="killed here"):
-            prepare.main(command)
+            main(command)
     assert done == ["shard0.unfinished/train", "shard0.unfinished/valid", "shard1.unfinished/train"]
     left = []
-    monkeypatch.setattr(encoding, "encode_files", lambda *a: (left.append(a[1].parent.name), original(*a))[1])
-    monkeypatch.setattr(vocabulary, "learn_tokenizer", None)
-    monkeypatch.setattr(prepare, "split_corpus", None)
-    prepare.main(command)
+    monkeypatch.setattr(text_encoding, "encode_files", lambda *a: (left.append(a[1].parent.name), original(*a))[1])
+    monkeypatch.setattr(text, "learn_tokenizer", None)
+    monkeypatch.setattr(text, "split_corpus", None)
+    main(command)
     assert left[0] == "shard2.unfinished"
     assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
 
@@ -96,8 +99,8 @@ def test_finished_shards_are_not_written_again(reference, tmp_path, monkeypatch)
 def test_unfinished_corpus_of_other_settings_is_refused(inputs, tmp_path, monkeypatch, refused):
     out = tmp_path / "corpus"
     with monkeypatch.context() as patch:
-        patch.setattr(encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))
+        patch.setattr(text_encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))
         with pytest.raises(SystemError, match="killed here"):
-            prepare.main([*inputs, *FLAGS, "--out", str(out)])
+            main([*inputs, *FLAGS, "--out", str(out)])
     assert "unfinished corpus of other inputs or settings" in refused(*inputs, *FLAGS, "--seed", "2", "--out", out)
     assert (out / ".prepare" / "tokenizer" / "dict.txt").is_file()

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from preparing import prepare
 from synthetic_corpus import file_bytes, make_documents, write_text
 from tiny_runs import ROOT
 
-from amos_fairseq.preprocess.pretraining import prepare
+main = prepare("text")
 
 
 def text(directory: Path) -> Path:
@@ -20,7 +21,7 @@ def text(directory: Path) -> Path:
 
 def tokenizer_directory(directory: Path) -> Path:
     """A tokenizer as prepare.sh leaves it."""
-    prepare.main([str(text(directory)), "--out", str(directory / "made"), "--vocab-size", "150", "--workers", "1"])
+    main([str(text(directory)), "--out", str(directory / "made"), "--vocab-size", "150", "--workers", "1"])
     return directory / "made" / "tokenizer"
 
 
@@ -167,7 +168,7 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     assert group_is_gone(run.pid)
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
-    command = [sys.executable, "-m", "amos_fairseq.preprocess.pretraining.prepare", *flags, "--out", str(out)]
+    command = [sys.executable, "-m", "amos_start", "prepare", *flags, "--out", str(out)]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT)
     wait_for(out / ".prepare" / "shard1", run)
     run.kill()
@@ -176,6 +177,6 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     assert group_is_gone(run.pid)
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
-    prepare.main([*flags, "--out", str(out)])
-    prepare.main([*flags, "--out", str(tmp_path / "uninterrupted"), "--workers", "1"])
+    main([*flags, "--out", str(out)])
+    main([*flags, "--out", str(tmp_path / "uninterrupted"), "--workers", "1"])
     assert file_bytes(out) == file_bytes(tmp_path / "uninterrupted")

@@ -10,14 +10,16 @@ from types import SimpleNamespace
 import pytest
 from failures import harm_last_byte
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from preparing import prepare
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
 from amos_fairseq.compat.run_lifecycle import check_labeled_texts
+from amos_fairseq.data.glue_tasks import TASKS
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.fingerprint import directory_sha256
-from amos_fairseq.preprocess.glue import prepare
-from amos_fairseq.preprocess.glue.tasks import TASKS
+
+main = prepare("glue")
 
 
 def task_record(out: Path, task: str) -> dict:
@@ -99,7 +101,7 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
     files = write_raw_glue(tmp_path / "glue", "SST-2")
     rows = [" ".join(["@"] * 255), " ".join(["@"] * 256), "The"]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
-    prepare.main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     facts = task_record(tmp_path / "out", "SST-2")["splits"]["train"]
     assert (facts["longest"], facts["longer_than"]) == (514, {"64": 2, "128": 2, "256": 2, "512": 1})
     assert "(longer: 2 than 64, 2 than 128, 2 than 256, 1 than 512; a model" in capsys.readouterr().err
@@ -107,7 +109,7 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
 
 
 def test_printed_counts_and_notes(glue, glue_tokenizer, tmp_path, capsys):
-    prepare.main([str(glue), "qqp", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    main([str(glue), "qqp", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     printed = capsys.readouterr().err
     assert "QQP train: 3 rows; longest" in printed
     assert "QQP train: 3 broken lines of train.tsv skipped (lines 3, 4, 5)" in printed
@@ -119,7 +121,7 @@ def test_absent_tasks_and_compressed_files(glue, prepared_glue, glue_tokenizer, 
     for path in files.glob("RTE/*.tsv"):
         path.with_suffix(".tsv.xz").write_bytes(lzma.compress(path.read_bytes()))
         path.unlink()
-    prepare.main([str(files), "ALL", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    main([str(files), "ALL", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
     assert "so not prepared: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, AX" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"RTE", "WNLI", "tokenizer"}
     for path in (prepared_glue / "RTE").rglob("*.*"):
@@ -135,7 +137,7 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     chosen = {}
     for seed in ("1", "1", "2"):
         command = [str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"]
-        prepare.main([*command, "--max-train-rows", "50", "--seed", seed])
+        main([*command, "--max-train-rows", "50", "--seed", seed])
         texts = [text for (text,) in decoded_texts(tmp_path / "out", "SST-2", "train")]
         assert texts == sorted(texts, key=rows.index)
         assert len(set(texts)) == 50
@@ -170,7 +172,7 @@ def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_pat
 
     def redone(*flags: str) -> set:
         before = {task: (out / task).stat().st_ino for task in ("RTE", "WNLI") if (out / task).exists()}
-        prepare.main([str(files), "RTE,WNLI", str(glue_tokenizer), str(out), "--workers", "1", *flags])
+        main([str(files), "RTE,WNLI", str(glue_tokenizer), str(out), "--workers", "1", *flags])
         return {task for task in ("RTE", "WNLI") if (out / task).stat().st_ino != before.get(task)}
 
     assert redone() == {"RTE", "WNLI"}

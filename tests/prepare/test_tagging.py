@@ -9,12 +9,14 @@ import pytest
 from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
 from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.tagging import prepare
 from amos_fairseq.tokenization import load_tokenizer
+
+main = prepare("tagging")
 
 
 @pytest.fixture(scope="module")
@@ -67,27 +69,27 @@ def test_conllu_and_other_columns(data, tmp_path, capsys):
     packed.write_bytes(gzip.compress(source.read_bytes()))
     for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
         out = tmp_path / f"out{len(flags)}"
-        prepare.main([*map(str, files), str(data / "tokenizer"), str(out), *flags])
+        main([*map(str, files), str(data / "tokenizer"), str(out), *flags])
         assert [[row[2] for row in rows] for rows in read_back(out)] == [
             [pos for _, pos, _ in rows] for rows in make_sentences()
         ]
         assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
     assert "scored by accuracy" in capsys.readouterr().err
     named = ["--columns", "tag,group", "--column", "tag"]
-    prepare.main([*map(str, files), str(data / "tokenizer"), str(tmp_path / "named"), *named])
+    main([*map(str, files), str(data / "tokenizer"), str(tmp_path / "named"), *named])
     assert read_manifest(tmp_path / "named")["column"] == "tag"
 
 
 def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
     source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
     dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
-    prepare.main([str(source), str(dev), str(data / "tokenizer"), str(tmp_path / "out")])
+    main([str(source), str(dev), str(data / "tokenizer"), str(tmp_path / "out")])
     assert f"labels of {dev} that are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
     assert read_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
-    prepare.main([str(source), str(source), str(data / "tokenizer"), str(tmp_path / "other")])
+    main([str(source), str(source), str(data / "tokenizer"), str(tmp_path / "other")])
     assert "cannot be learned" not in capsys.readouterr().err
     other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])
-    prepare.main([str(source), str(other), str(data / "tokenizer"), str(tmp_path / "classes")])
+    main([str(source), str(other), str(data / "tokenizer"), str(tmp_path / "classes")])
     assert (
         f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in capsys.readouterr().err
     )
@@ -100,7 +102,7 @@ def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
 def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, names, wrong):
     source = data.parent / "train.txt"
     flags = [f"--columns=pos,{names[0]}", f"--column={names[0]}"]
-    line = error_line(capsys, prepare.main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
+    line = error_line(capsys, main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
     assert f"--columns: {wrong}" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -108,12 +110,12 @@ def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, n
 def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
     before = (data / "tagging.json").stat().st_mtime_ns
-    prepare.main([source, source, tokenizer, str(data)])
+    main([source, source, tokenizer, str(data)])
     assert "nothing to do" in capsys.readouterr().err
     assert (data / "tagging.json").stat().st_mtime_ns == before
 
     def refused(*arguments: object) -> str:
-        return error_line(capsys, prepare.main, *arguments)
+        return error_line(capsys, main, *arguments)
 
     assert "other settings" in refused(source, source, tokenizer, data, "--column", "pos")
     assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")

@@ -8,7 +8,7 @@ import pytest
 from synthetic_corpus import make_documents, write_text
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.pretraining.splitting import SmallestHashes, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.prepare.text_split import SmallestHashes, SplitSettings, group_into_shards, split_corpus
 
 DOCUMENTS = make_documents(300)
 SETTINGS = SplitSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)
@@ -27,7 +27,7 @@ def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
     directory = tmp_path / "split"
     directory.mkdir()
     split = split_corpus(paths, directory, settings, lambda size: None)
-    train = [document for piece in split.pieces for document in read_piece(directory / piece.name)]
+    train = [document for piece in split.train for document in read_piece(directory / piece.name)]
     return split, train, read_piece(directory / "valid.txt"), read_piece(directory / "sample.txt"), directory
 
 
@@ -65,12 +65,12 @@ def test_every_document_is_in_one_part(tmp_path, valid_bytes):
     assert len(valid) >= 1
     assert text_bytes(valid) <= max(min(valid_bytes, 0.1 * text_bytes(DOCUMENTS)), text_bytes(valid[:1]))
     assert text_bytes(sample) <= settings.sample_bytes
-    for piece in [*split.pieces, split.valid, split.sample]:
+    for piece in [*split.train, split.valid, split.sample]:
         documents = read_piece(directory / piece.name)
         assert piece.documents == len(documents)
         assert piece.paragraphs == sum(map(len, documents))
         assert piece.bytes == text_bytes(documents)
-    assert max(piece.bytes for piece in split.pieces) <= 2000
+    assert max(piece.bytes for piece in split.train) <= 2000
     assert sum(record["documents"] for record in split.inputs) == len(DOCUMENTS)
 
 

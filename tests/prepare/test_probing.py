@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from failures import error_line
+from preparing import prepare
 
-from amos_fairseq.preprocess.probing.prepare import main
 from amos_fairseq.probing.targets import read_task
+
+main = prepare("probing")
 
 CONLLU = """\
 # text = I'm at Ann's

@@ -8,8 +8,8 @@ from hugging_face_folders import train_wordpiece
 from synthetic_squad import word
 
 from amos_fairseq.finetuning.squad.official import Answer
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
-from amos_fairseq.preprocess.squad.encoding import Fit, align_answer
+from amos_fairseq.prepare.squad_encoding import Fit, align_answer
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import load_tokenizer
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"

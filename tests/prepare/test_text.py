@@ -10,13 +10,16 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
+from preparing import prepare
 from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
 
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.preprocess.common.binarizing import END_ID
-from amos_fairseq.preprocess.common.processes import ordered_results
-from amos_fairseq.preprocess.pretraining import encoding, prepare
+from amos_fairseq.prepare import text_encoding
+from amos_fairseq.prepare.binarizing import END_ID, start_encoding_process
+from amos_fairseq.prepare.processes import ordered_results
 from amos_fairseq.tokenization import load_tokenizer
+
+main = prepare("text")
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])
@@ -24,7 +27,7 @@ def corpus(request, inputs, tmp_path_factory):
     """A finished corpus of several shards, made by one process, and the flags that made it."""
     out = tmp_path_factory.mktemp(request.param) / "corpus"
     flags = [*inputs, "--bpe", request.param, *FLAGS]
-    prepare.main([*flags, "--out", str(out), "--workers", "1"])
+    main([*flags, "--out", str(out), "--workers", "1"])
     return out, flags
 
 
@@ -79,15 +82,15 @@ def test_corpus_json_counts(corpus, inputs):
 def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
     """Also when the text is split into other ranges."""
     out, flags = corpus
-    monkeypatch.setattr(encoding.document_ranges, "__defaults__", (3000,))
-    prepare.main([*flags, "--out", str(tmp_path / "again"), "--workers", "2"])
+    monkeypatch.setattr(text_encoding.document_ranges, "__defaults__", (3000,))
+    main([*flags, "--out", str(tmp_path / "again"), "--workers", "2"])
     assert file_bytes(tmp_path / "again") == file_bytes(out)
 
 
 def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     out, flags = corpus
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    prepare.main([*flags, "--out", str(out)])
+    main([*flags, "--out", str(out)])
     assert "finished already" in capsys.readouterr().err
     assert "vocab_size = 200, not 201" in refused(*flags, "--vocab-size", "201", "--out", out)
     assert "cased = " in refused(*flags, "--out", out, "--uncased" if "sentencepiece" in flags else "--cased")
@@ -97,7 +100,7 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
 
 def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, capsys):
     out = tmp_path / "corpus"
-    prepare.main([*inputs, "--out", str(out), "--vocab-size", "200", "--workers", "1"])
+    main([*inputs, "--out", str(out), "--vocab-size", "200", "--workers", "1"])
     names = {path.name for path in out.iterdir()}
     assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
     assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
@@ -108,7 +111,7 @@ def test_existing_tokenizer(corpus, inputs, tmp_path):
     """The tokenizer of one corpus binarizes another text."""
     out, _ = corpus
     other = tmp_path / "other"
-    prepare.main([inputs[1], "--out", str(other), "--tokenizer", str(out / "tokenizer"), "--workers", "1"])
+    main([inputs[1], "--out", str(other), "--tokenizer", str(out / "tokenizer"), "--workers", "1"])
     assert (other / "dict.txt").read_bytes() == (out / "tokenizer" / "dict.txt").read_bytes()
     found = read_binarized(other / "train") + read_binarized(other / "valid")
     assert Counter(found) == encode_naively(out, DOCUMENTS[len(DOCUMENTS) // 3 :])
@@ -122,7 +125,7 @@ def test_sentencepiece_model_of_a_user(inputs, tmp_path):
         normalization_rule_name="identity", bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0, minloglevel=2,
     )  # fmt: skip
     out = tmp_path / "corpus"
-    prepare.main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given.model"), "--workers", "1"])
+    main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given.model"), "--workers", "1"])
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))
     found = read_binarized(out / "train") + read_binarized(out / "valid")
     expected = (tuple((*(i + 3 for i in processor.encode(p)), END_ID) for p in document) for document in DOCUMENTS)
@@ -134,7 +137,7 @@ def test_hugging_face_tokenizer(inputs, tmp_path):
 
     library = train_wordpiece(tmp_path / "given", [p for document in DOCUMENTS for p in document])
     out = tmp_path / "corpus"
-    prepare.main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given"), "--workers", "1"])
+    main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given"), "--workers", "1"])
     ids = load_tokenizer(out / "tokenizer").hugging_face_ids
     dictionary = Dictionary.load(str(out / "dict.txt"))
     found = read_binarized(out / "train") + read_binarized(out / "valid")
@@ -148,15 +151,15 @@ def test_ranges_end_with_documents(corpus, tmp_path, size):
     text = "".join("\n".join(document) + "\n\n" for document in DOCUMENTS)
     path = tmp_path / "text.txt"
     path.write_text(text, encoding="utf-8")
-    parts = [text.encode("utf-8")[start:end] for _, start, end in encoding.document_ranges(path, size)]
+    parts = [text.encode("utf-8")[start:end] for _, start, end in text_encoding.document_ranges(path, size)]
     assert b"".join(parts).decode("utf-8") == text
     assert all(part.endswith(b"\n\n") for part in parts)
-    encoding.start_encoding_process(str(corpus[0] / "tokenizer"))
-    whole, lengths, counts, _ = encoding.encode_range((str(path), 0, path.stat().st_size))
+    start_encoding_process(corpus[0] / "tokenizer")
+    whole, lengths, counts, _ = text_encoding.encode_range((str(path), 0, path.stat().st_size))
     assert (sum(lengths), counts.documents) == (len(whole), len(DOCUMENTS))
     joined: list[int] = []
-    for part in encoding.document_ranges(path, size):
-        joined += [END_ID] * bool(joined) + encoding.encode_range(part)[0].tolist()
+    for part in text_encoding.document_ranges(path, size):
+        joined += [END_ID] * bool(joined) + text_encoding.encode_range(part)[0].tolist()
     assert whole.tolist() == joined
 
 
@@ -164,8 +167,8 @@ def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
     """An empty line would end the document."""
     path = tmp_path / "text.txt"
     path.write_text("ba ke\n\u200b\u3000\nli\n\n\u3000\n\nmo\n\n", encoding="utf-8")
-    encoding.start_encoding_process(str(corpus[0] / "tokenizer"))
-    ids, lengths, counts, _ = encoding.encode_range((str(path), 0, path.stat().st_size))
+    start_encoding_process(corpus[0] / "tokenizer")
+    ids, lengths, counts, _ = text_encoding.encode_range((str(path), 0, path.stat().st_size))
     ends = [length == 1 for length in lengths]
     assert ends == [False, False, True, False], "two paragraphs, the end of a document, one paragraph"
     assert ids.tolist().count(END_ID) == 4

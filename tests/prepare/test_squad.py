@@ -15,13 +15,15 @@ import pytest
 from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
+from preparing import prepare
 from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
 
 from amos_fairseq.data.squad import SquadSplit, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.preprocess.squad import prepare
 from amos_fairseq.tokenization import load_tokenizer
+
+main = prepare("squad")
 
 SQUAD = make_squad()
 
@@ -32,7 +34,7 @@ def data(request, tmp_path_factory) -> Path:
 
 
 def refused(capsys, *arguments: object) -> str:
-    return error_line(capsys, prepare.main, *arguments, reports_progress=True)
+    return error_line(capsys, main, *arguments, reports_progress=True)
 
 
 def test_files_have_every_question_and_paragraph(data):
@@ -177,7 +179,7 @@ def test_compressed_files_and_a_bare_tokenizer(tmp_path):
     (tmp_path / "dev.json.gz").write_bytes(gzip.compress(text))
     train_wordpiece(tmp_path / "tokenizer", [p["context"] for p in SQUAD["data"][0]["paragraphs"]])
     command = [tmp_path / "train.json.xz", tmp_path / "dev.json.gz", tmp_path / "tokenizer", tmp_path / "out"]
-    prepare.main([str(part) for part in command])
+    main([str(part) for part in command])
     train, valid = (SquadSplit(tmp_path / "out", name) for name in ("train", "valid"))
     assert train.examples == valid.examples
     assert len(train) == 40
@@ -192,14 +194,14 @@ def test_files_of_a_killed_run_are_removed(data, tmp_path):
     for process in (dead.pid, os.getppid()):
         (tmp_path / f"{prefix}{process}").mkdir()
     source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
-    prepare.main([str(part) for part in (source, source, tokenizer, tmp_path / "out")])
+    main([str(part) for part in (source, source, tokenizer, tmp_path / "out")])
     assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
 
 def test_finished_data_are_unchanged(data, capsys, tmp_path):
     source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    prepare.main([str(part) for part in (source, source, tokenizer, data)])
+    main([str(part) for part in (source, source, tokenizer, data)])
     assert "finished already" in capsys.readouterr().err
     assert "made with other settings" in refused(capsys, source, source, tokenizer, data, "--max-train-questions", 3)
     other = write_json(tmp_path / "other.json", make_squad(seed=9))
