@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT
 
-FOLDERS = {"amos_fairseq": ROOT / "amos_fairseq", "amos_fairseq.preprocess": ROOT / "preprocess"}
+FOLDER = ROOT / "amos_fairseq"
 
 
 def modules() -> dict[str, Path]:
     found = {}
-    for package, folder in FOLDERS.items():
-        for path in folder.rglob("*.py"):
-            parts = [part for part in path.relative_to(folder).with_suffix("").parts if part != "__init__"]
-            found[".".join([package, *parts])] = path
+    for path in FOLDER.rglob("*.py"):
+        parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
+        found[".".join(parts)] = path
     return found
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
 OPTIONAL = {"apex", "argcomplete", "triton"}  # triton comes with CUDA builds of torch; argcomplete is an extra
-OURS = {"amos_fairseq", "preprocess"}
+OURS = {"amos_fairseq"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""prepare.sh for GLUE: killed, on a full disk, and with wrong arguments."""
+"""amos prepare glue: killed, on a full disk, and with wrong arguments."""
 
 import shutil
 from pathlib import Path
@@ -9,6 +9,7 @@ from preparing import prepare
 from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
 from amos_fairseq.fingerprint import directory_sha256
+from amos_fairseq.prepare import glue as glue_module
 
 main = prepare("glue")
 
@@ -23,14 +24,14 @@ def test_killed_run_leaves_complete_tasks(glue, glue_tokenizer, prepared_glue, t
         raise SystemError("killed here")
 
     with monkeypatch.context() as patch:
-        write = prepare.write_labels
-        patch.setattr(prepare, "write_labels", lambda d, *a: kill() if d.name == "SST-2" else write(d, *a))
+        write = glue_module.write_labels
+        patch.setattr(glue_module, "write_labels", lambda d, *a: kill() if d.stem == "SST-2" else write(d, *a))
         with pytest.raises(SystemError, match="killed here"):
             main(command)
     assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}
     shutil.rmtree(out)
     (tmp_path / "killed").rename(out)
-    assert (out / ".prepare" / "SST-2" / "input0" / "train.bin").exists()
+    assert (out / ".prepare" / "SST-2.unfinished" / "input0" / "train.bin").exists()
     main(command)
     assert {path.name for path in out.iterdir()} == {"CoLA", "SST-2", "RTE", "tokenizer"}
     for path in (out / "SST-2").rglob("*.*"):

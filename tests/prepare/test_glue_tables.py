@@ -140,5 +140,9 @@ def test_missing_and_duplicate_files(tmp_path):
 
 
 def test_names_of_tasks():
-    assert [task.name for task in parse_tasks("rte,CoLA,RTE")] == ["RTE", "CoLA"]
-    assert len(parse_tasks("all")) == 10
+    """Those of the average, unless others are known; AX is prepared and not scored."""
+    assert parse_tasks("rte,CoLA,RTE") == ["RTE", "CoLA"]
+    assert len(parse_tasks("ALL")) == 8
+    assert parse_tasks("all", TASKS, TASKS) == list(TASKS)
+    with pytest.raises(UserError, match="unknown task 'AX': choose ALL or"):
+        parse_tasks("AX")

@@ -75,7 +75,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     main([str(argument) for argument in (out, *flags)])
     assert "finished already" in capsys.readouterr().err
     other = error_line(capsys, main, out, "--chunks", chunks, chunks)
-    assert "made from other files" in other
+    assert "made with other files" in other
 
 
 def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
