@@ -29,18 +29,10 @@ setup(
     ],
     # docs/limits.md says what was run with each.
     python_requires=">=3.10,<3.14",
-    packages=[
-        *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
-        "amos_fairseq.recipes",
-    ],
-    # The recipes have their own place in the checkout: amos_fairseq/recipe_files.py.
-    package_dir={
-        "amos_fairseq": "amos_fairseq",
-        "amos_fairseq.recipes": "examples/pretraining/config",
-    },
+    packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
     py_modules=["amos_start"],
     package_data={
-        "amos_fairseq.recipes": ["**/*.yaml"],
+        "amos_fairseq": ["recipes/**/*.yaml"],
         "amos_fairseq.bench": ["fake_cuda.cpp"],
         "amos_fairseq.flops": ["recipe_costs.json"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],

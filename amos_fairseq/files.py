@@ -4,8 +4,8 @@ import contextlib
 import csv
 import errno
 import fcntl
-import functools
 import glob
+import io
 import json
 import os
 import pickle
@@ -25,6 +25,7 @@ from amos_fairseq.strangers import LARGEST_COUNT, finite_number, is_unicode
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+_verified: set[tuple[str, tuple[int, ...]]] = set()  # name and version of checkpoints with right checksums
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
@@ -213,30 +214,66 @@ def file_version(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-@functools.lru_cache(maxsize=64)
-def verify_checksums(path: str, version: tuple[int, ...]) -> None:
+def verify_checksums(path: str, digest: Any = None) -> None:
     """Read a checkpoint and compare the CRC-32 that ``torch.save`` has stored for each tensor; torch.load ignores them.
 
-    A process reads a file once: ``version``, from :func:`file_version`, is the key of a cache. The file is streamed; 1 GB in
-    the page cache took 1.8 s on one core of a busy machine. Files in the format before torch 1.6 have no checksums.
+    A process verifies a file once, until it is replaced or written to. The file is streamed; 1 GB in the page cache took 1.8 s
+    on one core of a busy machine. Files in the format before torch 1.6 have no checksums.
+
+    Args:
+        digest: of ``hashlib``; gets all bytes of the file, which is read only once for both.
 
     Raises:
         DamagedCheckpoint: the content of a member has changed.
     """
-    if not zipfile.is_zipfile(path):
+    key = path, file_version(path)
+    if digest is None and key in _verified:
         return
-    with zipfile.ZipFile(path) as archive:
-        # torch.save does not compress; unpacking could take any amount of time and memory.
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise DamagedCheckpoint(f"{path} was not written by torch.save (it is compressed): give another file")
-        if (member := archive.testzip()) is not None:
-            raise DamagedCheckpoint(
-                f"{path} is damaged (the checksum of {member} in it is wrong): give another checkpoint, or copy it again"
-            )
+    with _HashedFile(path) as file:
+        if zipfile.is_zipfile(file):
+            archive = zipfile.ZipFile(file)
+            # torch.save does not compress; unpacking could take any amount of time and memory.
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise DamagedCheckpoint(f"{path} was not written by torch.save (it is compressed): give another file")
+            file.digest = digest
+            if (member := archive.testzip()) is not None:
+                raise DamagedCheckpoint(
+                    f"{path} is damaged (the checksum of {member} in it is wrong): give another checkpoint, or copy it again"
+                )
+        file.digest = digest
+        file.hash_until(os.path.getsize(path))
+    _verified.add(key)
 
 
-def read_header(path: str) -> dict[str, Any]:
-    """Load a checkpoint with memory-mapped tensors: fast for files of any size.
+class _HashedFile(io.FileIO):
+    """A file whose bytes go into ``digest``, if there is one, each once and in order, while it is read."""
+
+    digest: Any = None
+    num_hashed = 0
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self.tell()
+        self.hash_until(begin)
+        part = super().read(size)
+        self._hash(part[max(0, self.num_hashed - begin) :])
+        return part
+
+    def hash_until(self, end: int) -> None:
+        """Hash what the reader has skipped."""
+        if self.digest is not None and self.num_hashed < end:
+            self.seek(self.num_hashed)
+            while self.num_hashed < end and (part := super().read(min(end - self.num_hashed, 1 << 20))):
+                self._hash(part)
+            self.seek(end)
+
+    def _hash(self, part: bytes) -> None:
+        if self.digest is not None:
+            self.digest.update(part)
+            self.num_hashed += len(part)
+
+
+def read_header(path: str, digest: Any = None) -> dict[str, Any]:
+    """Load a checkpoint with memory-mapped tensors; ``digest`` of ``hashlib``, if given, gets all bytes of the file.
 
     Raises:
         DamagedCheckpoint: the file is truncated or is not a checkpoint.
@@ -245,7 +282,7 @@ def read_header(path: str) -> dict[str, Any]:
     import torch  # not needed to write files
 
     try:
-        with explain_load_errors(path):
+        with explain_load_errors(path, digest):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DamagedCheckpoint as error:
         if "mmap can only be used" not in str(error.__cause__):
@@ -277,11 +314,14 @@ def training_seconds_of(checkpoint: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def explain_load_errors(path: str) -> Iterator[None]:
-    """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`."""
+def explain_load_errors(path: str, digest: Any = None) -> Iterator[None]:
+    """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`.
+
+    ``digest``: see :func:`verify_checksums`.
+    """
     try:
         with open(path, "rb"):  # torch reports a file without read permission as "not an archive"
-            verify_checksums(path, file_version(path))
+            verify_checksums(path, digest)
             yield
     except UserError:
         raise

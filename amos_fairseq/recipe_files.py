@@ -9,9 +9,7 @@ import yaml
 from amos_fairseq.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
-# A wheel has the recipes in the package (setup.py), a checkout in examples.
-_FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "examples" / "pretraining" / "config")
-RECIPES = next(folder for folder in _FOLDERS if folder.is_dir())
+RECIPES = PACKAGE / "recipes"
 
 
 def packaged_recipes(pattern: str = "*.yaml") -> list[str]:
@@ -41,22 +39,37 @@ def find_recipe(source: str) -> tuple[Path, str]:
         raise UserError(f"{source} is missing: give the path of a recipe, or a name that amos recipes lists")
     if path.suffix != ".yaml":
         raise UserError(f"{source}: Hydra reads *.yaml only, rename the file")
-    path = path.absolute()
-    if path.is_relative_to(RECIPES):
-        folder = RECIPES
+    if path.resolve().is_relative_to(RECIPES):
+        path, folder = path.resolve(), RECIPES
     else:
+        path = path.absolute()
         # Hydra merges fairseq's defaults into a recipe whose name has no folder: they would replace the values of the recipe
-        # that it starts from.
-        folder = path.parent.parent if _starts_from_another(path) else path.parent
+        # that it starts from, unless _self_ is the first entry of its list.
+        folder = path.parent if defaults_list(path)[:1] in ([], ["_self_"]) else path.parent.parent
     return folder, str(path.relative_to(folder).with_suffix(""))
 
 
-def _starts_from_another(path: Path) -> bool:
+def defaults_list(path: Path) -> list[object]:
+    """Return the entries of ``defaults`` in a YAML file: the recipes and folders that it is merged with.
+
+    Raises:
+        UserError: the file is not YAML.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {error}") from error
-    return isinstance(content, dict) and "defaults" in content
+    entries = content.get("defaults") if isinstance(content, dict) else None
+    return entries if isinstance(entries, list) else []
+
+
+def recipe_text(name: str) -> str:
+    """Return a packaged recipe as text: the files that its list of defaults names, in the order in which they are merged."""
+    path = RECIPES / f"{name}.yaml"
+    if not path.is_file():  # fairseq's own settings are no files
+        return ""
+    parts = [str(entry).lstrip("/").partition("@")[0] for entry in defaults_list(path)] or ["_self_"]
+    return "\n".join(path.read_text(encoding="utf-8") if part == "_self_" else recipe_text(part) for part in parts)
 
 
 def did_you_mean(similar: Sequence[str]) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from amos_fairseq.data.glue_tasks import SCORED, TASKS
+from amos_fairseq.data.official_squad import read_null_odds, read_predictions, read_squad
 from amos_fairseq.data.squad import Example, _parsed, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.squad.official import read_null_odds, read_predictions, read_squad
 from amos_fairseq.hugging_face import model_card
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.prepare import glue, probing

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from amos_fairseq.bench.measurement import Spread, speed_ratio, tokens_per_second
 from amos_fairseq.bench.settings import BenchSettings, Setup
 from amos_fairseq.bench.synthetic_text import SyntheticText
+from amos_fairseq.tables import markdown_rows
 
 
 @dataclass(frozen=True)
@@ -172,16 +173,16 @@ def as_markdown(report: Report) -> str:
         f"{setup.batch_size} sequences of {setup.cfg.task.tokens_per_sample} tokens, {report.text.masked_per_batch} masked "
         f"positions, {report.vocabulary_rows:,} vocabulary rows, {len(report.rows[0].seconds)} steps a row after "
         f"{settings.warmup} of warm-up.",
-        table(CONTEST_HEAD, (contest_cells(report, row) for row in report.rows)),
+        markdown_rows(CONTEST_HEAD, (contest_cells(report, row) for row in report.rows)),
         *(f"`{row.name}`: {row.unequal_work}." for row in report.rows if row.unequal_work),
         *(f"`{name}` is not in the contest: {reason}" for name, reason in report.not_compiled.items()),
         HOW_TO_READ.strip(),
         "## Where our step spends its time",
-        table(("part", "share"), ((name, f"{share:.1%}") for name, share in report.parts.items())),
+        markdown_rows(("part", "share"), ((name, f"{share:.1%}") for name, share in report.parts.items())),
         data_line(report),
         *pieces_section(report.pieces),
         "## Machine and versions",
-        table(("", ""), ((name, plain(value)) for name, value in (limits | machine).items())),
+        markdown_rows(("", ""), ((name, plain(value)) for name, value in (limits | machine).items())),
         "## Configuration",
         f"```yaml\n{OmegaConf.to_yaml(setup.cfg).strip()}\n```",
     ]
@@ -218,7 +219,7 @@ def pieces_section(pieces: Sequence[PieceTime]) -> Iterable[str]:
     ways = list(pieces[0].seconds)
     head = ("piece", "sizes", "GFLOP", "MiB", "floor, ms", *(f"{way}, ms" for way in ways))
     yield "## Pieces by themselves"
-    yield table(head, (piece_cells(piece, ways) for piece in pieces))
+    yield markdown_rows(head, (piece_cells(piece, ways) for piece in pieces))
     yield (
         "Forward and backward pass if there is one; the fastest of several repetitions. The floor is the slower of FLOPs over "
         "the measured matrix peak and bytes over the measured bandwidth: inputs, weights, results and their gradients once."
@@ -239,9 +240,3 @@ def plain(value: Any) -> str:
 
 def mebibytes(number: int | None) -> str:
     return "not seen" if number is None else f"{number / 2**20:,.0f} MiB"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table, the first column left-aligned and the others right-aligned."""
-    align = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, align, *rows))

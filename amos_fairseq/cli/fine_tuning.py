@@ -2,65 +2,63 @@
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from amos_fairseq.cli.arguments import import_fairseq
 from amos_fairseq.errors import INTERRUPTED, UserError
-from amos_fairseq.finetuning.benchmark import Stopped
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.session import Outcome, Session
+    from amos_fairseq.finetuning.benchmark import Benchmark
+    from amos_fairseq.finetuning.session import Session
+
+SIZES = ("small", "base", "large")
 
 
-def add_run_arguments(
-    parser: argparse.ArgumentParser, data_help: str, required: bool = True, has_paper: bool = True
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    data_help: str,
+    required: bool = True,
+    has_paper: bool = True,
+    has_pairs: bool = True,
 ) -> None:
-    """Add what to fine-tune.
+    """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
     Args:
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
+        has_pairs: of texts.
     """
     add = parser.add_argument
-    add(
-        "--checkpoint", metavar="CKPT", required=required, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)"
-    )
+    text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
+    add("--checkpoint", metavar="CKPT", required=required, help=text)
     add("--data", metavar="DIR", required=required, help=data_help)
-    add("--out", metavar="DIR", required=required,
-        help="directory for runs, tables and predictions; the same command continues there")  # fmt: skip
+    text = "directory for runs, tables and predictions; the same command continues there"
+    add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
     if has_paper:
         add("--paper", action="store_true", help="add rows with the paper's AMOS, ELECTRA and BERT to the table")
 
-
-def add_recipe_arguments(parser: argparse.ArgumentParser, has_pairs: bool = True) -> None:
-    """Add the recipe and options that override it; None leaves the recipe's value. ``has_pairs``: of texts."""
-    add = parser.add_argument
-    add("--recipe", metavar="NAME", default="amos",
-        help="amos, amos_grid, electra, electric, mlm, teams, or the path of a YAML file")  # fmt: skip
-    add("--size", choices=("small", "base", "large"), metavar="SIZE",
-        help="small, base or large, where the recipe depends on it (default: from the encoder's width)")  # fmt: skip
+    text = "amos, amos_grid, electra, electric, mlm, teams, or the path of a YAML file"
+    add("--recipe", metavar="NAME", default="amos", help=text)
+    text = "small, base or large, where the recipe depends on it (default: from the encoder's width)"
+    add("--size", choices=SIZES, metavar="SIZE", help=text)
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")
     add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")
     if has_pairs:
-        help_text = "</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)"
-        add("--num-separators", type=int, choices=(1, 2), metavar="N", help=help_text)
+        text = "</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)"
+        add("--num-separators", type=int, choices=(1, 2), metavar="N", help=text)
     else:
         parser.set_defaults(num_separators=None)
 
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")
     precision = parser.add_mutually_exclusive_group()
     precision.add_argument("--fp16", action="store_true", help="train in float16 instead of float32, on a GPU")
     precision.add_argument("--bf16", action="store_true", help="train in bfloat16 instead of float32, on a GPU")
-    add("--keep-checkpoints", action="store_true",
-        help="keep all checkpoints of every run, not only the weights of each task's best run")  # fmt: skip
+    text = "keep all checkpoints of every run, not only the weights of each task's best run"
+    add("--keep-checkpoints", action="store_true", help=text)
 
 
 def session_from(arguments: argparse.Namespace) -> "Session":
@@ -68,21 +66,23 @@ def session_from(arguments: argparse.Namespace) -> "Session":
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.finetuning.session import OVERRIDES, open_session
 
-    return open_session(
-        arguments.checkpoint, arguments.out, arguments.recipe, size=arguments.size, num_seeds=arguments.seeds,
-        from_scratch=arguments.from_scratch, overrides={name: getattr(arguments, name) for name in OVERRIDES},
-        cpu=arguments.cpu, parallel=arguments.parallel, keep_checkpoints=arguments.keep_checkpoints,
-        precision="fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32",
-    )  # fmt: skip
+    same = ("checkpoint", "out", "recipe", "size", "from_scratch", "cpu", "parallel", "keep_checkpoints")
+    given = {name: getattr(arguments, name) for name in same}
+    overrides = {name: getattr(arguments, name) for name in OVERRIDES}
+    precision = "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32"
+    return open_session(**given, num_seeds=arguments.seeds, overrides=overrides, precision=precision)
 
 
-def run_and_print(out: str, run_benchmark: "Callable[..., Outcome]", *arguments: Any, **settings: Any) -> None:
-    """Call ``run_benchmark`` with the arguments after it, and print its table, notices and paths.
+def run_and_print(out: str, benchmark: "Benchmark") -> None:
+    """Run the benchmark in ``out``, and print its table, notices and paths.
 
     SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
     """
+    from amos_fairseq.finetuning.benchmark import Stopped
+    from amos_fairseq.finetuning.run_benchmark import run_benchmark
+
     try:
-        outcome = run_benchmark(*arguments, **settings)
+        outcome = run_benchmark(benchmark)
     except (Stopped, KeyboardInterrupt):
         print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
         sys.exit(INTERRUPTED)

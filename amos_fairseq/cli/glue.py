@@ -18,36 +18,29 @@ glue.csv and glue.json in OUT). After a stop the same command continues; it does
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "glue", "fine-tune a checkpoint on GLUE", DESCRIPTION)
-    fine_tuning.add_run_arguments(parser, "directory that preprocess/glue/prepare.sh wrote")
-    fine_tuning.add_recipe_arguments(parser)
-    fine_tuning.add_device_arguments(parser)
+    fine_tuning.add_arguments(parser, "directory that preprocess/glue/prepare.sh wrote")
     add = parser.add_argument
-    add("--tasks", metavar="LIST", default="ALL",
-        help=f"tasks, separated by commas, or ALL that are prepared of {', '.join(AVERAGED)}; WNLI is known too and never part "
-        "of the average")  # fmt: skip
-    add("--intermediate", metavar="OUT", nargs="?", const="",
-        help="start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or in OUT (default: from "
-        "CKPT)")  # fmt: skip
-    add("--squad", metavar="DIR",
-        help="results of amos squad to add to the table (default: those in --out, if there are any)")  # fmt: skip
-    add("--write-test", action="store_true",
-        help="predict the test sets with each task's best run on dev and write the archive for the leaderboard")  # fmt: skip
+    text = f"tasks, separated by commas, or ALL that are prepared of {', '.join(AVERAGED)}; WNLI is known too and never part "
+    add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")
+    text = "start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or in OUT (default: from CKPT)"
+    add("--intermediate", metavar="OUT", nargs="?", const="", help=text)
+    text = "results of amos squad to add to the table (default: those in --out, if there are any)"
+    add("--squad", metavar="DIR", type=Path, help=text)
+    text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
+    add("--write-test", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    tasks = tasks_to_run(arguments.tasks, Path(arguments.data))
+    data, intermediate = Path(arguments.data), None
+    tasks = tasks_to_run(arguments.tasks, data)
     session = fine_tuning.session_from(arguments)
-    from amos_fairseq.finetuning.glue.experiment import run_glue
+    from amos_fairseq.finetuning.glue.benchmark import Glue
 
-    intermediate = None
     if arguments.intermediate is not None:
         intermediate = Path(arguments.intermediate or arguments.out).resolve()
-    squad = None if arguments.squad is None else Path(arguments.squad)
-    fine_tuning.run_and_print(
-        arguments.out, run_glue, session, Path(arguments.data), tasks, intermediate=intermediate, squad=squad,
-        with_paper=arguments.paper, with_test=arguments.write_test,
-    )  # fmt: skip
+    benchmark = Glue(session, data, tasks, intermediate, arguments.squad, arguments.paper, arguments.write_test)
+    fine_tuning.run_and_print(arguments.out, benchmark)
 
 
 def tasks_to_run(names: str, data: Path) -> list[str]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.data.official_squad import evaluate, read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
+    from amos_fairseq.finetuning.squad import SquadSettings
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever DIR was prepared from: one fairseq-train process per
@@ -27,27 +27,25 @@ HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "squad", "fine-tune a checkpoint on SQuAD, or score predictions", DESCRIPTION)
-    fine_tuning.add_run_arguments(parser, "directory that preprocess/squad/prepare.sh wrote", required=False)
-    fine_tuning.add_recipe_arguments(parser)
-    fine_tuning.add_device_arguments(parser)
+    fine_tuning.add_arguments(parser, "directory that preprocess/squad/prepare.sh wrote", required=False)
     add = parser.add_argument
-    add("--span-head", choices=("independent", "joint"),
-        help="independent start and end, or XLNet's joint head (default: joint for electra and electric)")  # fmt: skip
-    add("--tokens-per-window", type=int, metavar="N",
-        help="tokens of question and context together (default: 512, or the maximum of the encoder)")  # fmt: skip
-    add("--doc-stride", type=int, metavar="N",
-        help="tokens from one window to the next (default: 128, or a quarter of a shorter window)")  # fmt: skip
-    add("--max-question-length", type=int, metavar="N",
-        help="maximum number of tokens of a question (default: 64, or half of a shorter window)")  # fmt: skip
+    text = "independent start and end, or XLNet's joint head (default: joint for electra and electric)"
+    add("--span-head", choices=("independent", "joint"), help=text)
+    text = "tokens of question and context together (default: 512, or the maximum of the encoder)"
+    add("--tokens-per-window", type=int, metavar="N", help=text)
+    text = "tokens from one window to the next (default: 128, or a quarter of a shorter window)"
+    add("--doc-stride", type=int, metavar="N", help=text)
+    text = "maximum number of tokens of a question (default: 64, or half of a shorter window)"
+    add("--max-question-length", type=int, metavar="N", help=text)
     add("--max-answer-length", type=int, metavar="N", default=30, help="maximum number of tokens of an answer")
     add("--n-best", type=int, metavar="N", default=20, help="answers to keep for each question")
     add = parser.add_argument_group("scores of a prediction file").add_argument
-    add("--evaluate", nargs=2, metavar=("PREDICTIONS", "DATASET"),
-        help="print EM and F1 of predictions.json on an official dev file (default: fine-tune)")  # fmt: skip
-    add("--null-odds", metavar="FILE",
-        help="null_odds.json, on any scale, to search the best thresholds with (default: do not search)")  # fmt: skip
-    add("--null-threshold", type=float, metavar="X",
-        help="odds above it mean no answer (default: use the predictions unchanged)")  # fmt: skip
+    text = "print EM and F1 of predictions.json on an official dev file (default: fine-tune)"
+    add("--evaluate", nargs=2, type=Path, metavar=("PREDICTIONS", "DATASET"), help=text)
+    text = "null_odds.json, on any scale, to search the best thresholds with (default: do not search)"
+    add("--null-odds", type=Path, metavar="FILE", help=text)
+    text = "odds above it mean no answer (default: use the predictions unchanged)"
+    add("--null-threshold", type=float, metavar="X", help=text)
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
@@ -59,12 +57,10 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     session = fine_tuning.session_from(arguments)
-    from amos_fairseq.finetuning.squad.experiment import run_squad
+    from amos_fairseq.finetuning.squad import Squad
 
     settings = read_settings(arguments, session.checkpoint.max_positions)
-    fine_tuning.run_and_print(
-        arguments.out, run_squad, session, Path(arguments.data), settings, with_paper=arguments.paper
-    )
+    fine_tuning.run_and_print(arguments.out, Squad(session, Path(arguments.data), settings, arguments.paper))
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":
@@ -73,10 +69,8 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
     Raises:
         UserError: a length is out of range.
     """
-
     from amos_fairseq.data.squad import WindowLimits
-    from amos_fairseq.finetuning.squad.benchmark import SquadSettings
-    from amos_fairseq.finetuning.squad.decoding import DecodingLimits
+    from amos_fairseq.finetuning.squad import DecodingLimits, SquadSettings
 
     def given_or(value: Any, default: Any) -> Any:
         return default if value is None else value
@@ -101,16 +95,17 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
 
 def print_scores(arguments: argparse.Namespace) -> None:
     """Print the scores as JSON on stdout, in the format of the official script."""
-    predictions, dataset = map(Path, arguments.evaluate)
-    odds = None if arguments.null_odds is None else read_null_odds(Path(arguments.null_odds))
+    predictions, dataset = arguments.evaluate
+    odds = None if arguments.null_odds is None else read_null_odds(arguments.null_odds)
     if odds is None and arguments.null_threshold is not None:
         raise UserError("--null-threshold needs --null-odds: without them there is nothing to compare")
     questions = list(read_squad(dataset).questions())
     threshold = float("inf") if arguments.null_threshold is None else arguments.null_threshold
     scores, missing = evaluate(questions, read_predictions(predictions), odds, threshold)
     if missing:
-        print(
+        notice = (
             f"{missing} of {len(questions)} questions have no prediction and are not part of any score (as in the official "
-            "script of SQuAD 2.0; the script of 1.1 counts them as wrong)", file=sys.stderr,
-        )  # fmt: skip
+            "script of SQuAD 2.0; the script of 1.1 counts them as wrong)"
+        )
+        print(notice, file=sys.stderr)
     print(json.dumps(scores, indent=2))

@@ -19,14 +19,14 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(
         subparsers, "tag", "fine-tune a checkpoint on sequence tagging (POS, chunks, NER)", DESCRIPTION
     )
-    fine_tuning.add_run_arguments(parser, "directory that preprocess/tagging/prepare.sh wrote", has_paper=False)
-    fine_tuning.add_recipe_arguments(parser, has_pairs=False)
-    fine_tuning.add_device_arguments(parser)
+    fine_tuning.add_arguments(
+        parser, "directory that preprocess/tagging/prepare.sh wrote", has_paper=False, has_pairs=False
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     session = fine_tuning.session_from(arguments)
-    from amos_fairseq.finetuning.tagging.experiment import run_tagging
+    from amos_fairseq.finetuning.tagging import Tagging
 
-    fine_tuning.run_and_print(arguments.out, run_tagging, session, Path(arguments.data))
+    fine_tuning.run_and_print(arguments.out, Tagging(session, Path(arguments.data)))

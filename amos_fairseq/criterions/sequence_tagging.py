@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from amos_fairseq.criterions.pretraining import mean
+from amos_fairseq.data.tag_scores import count, scores
 from amos_fairseq.data.tagging import NO_LABEL
-from amos_fairseq.finetuning.tagging.scores import count, scores
 
 
 @register_criterion("sequence_tagging")
@@ -18,7 +18,7 @@ class SequenceTaggingCriterion(FairseqCriterion):
     """L = -1/W sum_w log p(label of word w | state of its first piece), nats; p is a softmax over all labels.
 
     W is the number of words in an update, as in Hugging Face's models for token classification. The log has the scores of
-    ``amos tag`` (:mod:`amos_fairseq.finetuning.tagging.scores`), where words that are cut are wrong.
+    ``amos tag`` (:mod:`amos_fairseq.data.tag_scores`), where words that are cut are wrong.
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:

@@ -1,8 +1,7 @@
-"""Fine-tuning over tasks and seeds, and the tables of its results: the code behind ``amos glue`` and ``amos squad``.
+"""Fine-tuning over tasks and seeds, and the tables of its results: the code behind ``amos glue``, ``squad`` and ``tag``.
 
-``glue/`` and ``squad/`` implement the interface in ``benchmark.py``: their tasks, the flags that ``fairseq-train`` needs
-for each, and the evaluation of a fine-tuned checkpoint. The other files are shared. ``session.py`` checks what the user
-gave, ``recipes.py`` holds hyperparameters, ``runs.py`` plans the runs and stores their results, ``runner.py`` executes
-and resumes them on the available devices, ``training.py`` controls one ``fairseq-train`` process, and ``report.py``
-computes statistics over seeds and writes the tables.
+``benchmark.py`` says what a benchmark has to give; ``glue/``, ``squad.py`` and ``tagging.py`` give it. ``run_benchmark.py``
+goes from the first run to the table. It uses ``session.py`` (what the user gave, checked), ``recipes.py`` (hyperparameters),
+``runs.py`` (the runs and their results), ``runner.py`` (runs them on the devices and resumes them), ``training.py`` (one
+``fairseq-train`` process), and ``report.py`` (statistics over seeds, and the tables).
 """

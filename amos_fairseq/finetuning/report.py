@@ -1,23 +1,18 @@
-"""Statistics over seeds, tables as text, Markdown and CSV, and the summary ``OUT/NAME.json`` for other programs."""
+"""Statistics over seeds, and the summary ``OUT/NAME.json`` for other programs."""
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import csv_text, write_text
-from amos_fairseq.finetuning.runs import Result, read_json
+from amos_fairseq.finetuning.runs import RunResult, read_json
+from amos_fairseq.tables import MISSING, format_score
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
-MISSING = "-"
 # The parts of a summary that another benchmark's table uses, and their types.
 SUMMARY_PARTS = {"setup": dict, "tasks": dict, "notes": list}
 
@@ -59,7 +54,7 @@ class TaskSummary:
     trial: str
     num_trials: int
     scores: dict[str, Spread]
-    best: Result
+    best: RunResult
 
     @property
     def main(self) -> Spread:
@@ -76,9 +71,9 @@ class TaskSummary:
         }
 
 
-def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
+def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     """Summarize each task by the trial with the highest median of the main score; the first one on a tie."""
-    by_task: dict[str, dict[str, list[Result]]] = {}
+    by_task: dict[str, dict[str, list[RunResult]]] = {}
     for result in results:
         by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
     summaries = {}
@@ -91,7 +86,7 @@ def summarize(results: Sequence[Result]) -> dict[str, TaskSummary]:
     return summaries
 
 
-def best_run(results: Sequence[Result]) -> Result:
+def best_run(results: Sequence[RunResult]) -> RunResult:
     """Return the result with the highest main score; the lowest seed on a tie."""
     return max(results, key=lambda result: (result.main, -result.seed))
 
@@ -110,61 +105,8 @@ def best_checkpoint(out: Path, summary: TaskSummary) -> Path:
     return file
 
 
-@dataclass(frozen=True)
-class Table:
-    """Cells as strings; the first column names the row. The terminal, Markdown and CSV show the same cells.
-
-    Attributes:
-        notes: footnotes, one sentence each.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default_factory=list)
-
-    def print(self, console: Console | None = None) -> None:
-        """Print the table, transposed if it then has no more columns: twelve are wider than a terminal."""
-        console = console or Console(highlight=False)
-        cells = [["", *self.columns[1:]], *self.rows]
-        if len(self.columns) > len(self.rows):
-            cells = list(zip(*cells, strict=True))
-        table = RichTable(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD)
-        for index, column in enumerate(cells[0]):
-            table.add_column(Text(column), justify="right" if index else "left")
-        for row in cells[1:]:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        for note in self.notes:
-            console.print(Text(f"* {note}"), soft_wrap=True)
-
-    def as_markdown(self) -> str:
-        lines = [f"# {self.title}", "", _markdown_row(self.columns)]
-        lines.append(_markdown_row(["---", *["---:"] * (len(self.columns) - 1)]))
-        lines += [_markdown_row(row) for row in self.rows]
-        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]).rstrip() + "\n"
-
-    def as_csv(self) -> str:
-        """Return header and rows, without the notes."""
-        return csv_text([self.columns, *self.rows])
-
-    def save(self, stem: Path) -> list[Path]:
-        """Write STEM.md and STEM.csv; return their paths."""
-        contents = {stem.with_suffix(".md"): self.as_markdown(), stem.with_suffix(".csv"): self.as_csv()}
-        for path, content in contents.items():
-            write_text(path, content)
-        return list(contents)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def format_score(value: float | None, deviation: float | None = None) -> str:
-    """Return "88.9 ± 0.1", with one decimal each as in the papers; a dash if there is no value."""
-    if value is None:
-        return MISSING
-    return f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
+def format_spread(found: Spread | None) -> str:
+    return MISSING if found is None else format_score(found.median, found.deviation)
 
 
 def paper_results() -> list[dict[str, Any]]:

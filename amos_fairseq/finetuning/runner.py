@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -19,20 +18,18 @@ from rich.text import Text
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
 from amos_fairseq.finetuning.report import best_run
 from amos_fairseq.finetuning.runs import (
-    Result,
-    Run,
-    check_identity,
-    create_directory,
+    LOG_FILE,
+    Failure,
+    RunResult,
+    TaskRun,
     package_versions,
     read_result,
     read_results,
     write_result,
 )
 from amos_fairseq.finetuning.training import (
-    LOG_FILE,
     RunFailed,
     checkpoint_to_score,
     environment,
@@ -43,40 +40,16 @@ from amos_fairseq.finetuning.training import (
     training_command,
 )
 
-MOST_RUNS = 1024  # at a time
-
-
-@dataclass(frozen=True)
-class Failure:
-    run: Run
-    reason: str
-
-    @property
-    def log(self) -> Path:
-        return self.run.directory / LOG_FILE
-
 
 @dataclass(frozen=True)
 class Runner:
-    """Executes runs of a benchmark.
-
-    Attributes:
-        devices: "cpu" or "cuda:N"; one run at a time on each entry. An entry may occur several times.
-        precision: "fp32", "fp16" or "bf16".
-        keep_checkpoints: keep all checkpoints with the optimizer state, not only the weights of each task's best run.
-        stop: set by SIGINT and SIGTERM while runs are executed.
-    """
+    """Executes runs of a benchmark on the session's devices; ``stop`` is set by SIGINT and SIGTERM meanwhile."""
 
     benchmark: Benchmark
-    pretrained: PretrainedCheckpoint
-    out: Path
-    devices: tuple[str, ...]
-    precision: str = "fp32"
-    keep_checkpoints: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     _cleanup_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def execute(self, runs: Sequence[Run]) -> list[Failure]:
+    def execute(self, runs: Sequence[TaskRun]) -> list[Failure]:
         """Execute the runs that have no result yet.
 
         Returns:
@@ -87,15 +60,16 @@ class Runner:
             Stopped: SIGINT or SIGTERM arrived; the child processes have saved their state and exited.
         """
         for run in runs:
-            check_identity(run)
+            run.check_directory()
+        devices = self.benchmark.session.devices
         open_runs = [run for run in runs if read_result(run.directory) is None]
         free_devices: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for device in self.devices:
+        for device in devices:
             free_devices.put(device)
         with (
             stop_on_signals(self.stop),
             ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs)) as display,
-            ThreadPoolExecutor(len(self.devices)) as threads,
+            ThreadPoolExecutor(len(devices)) as threads,
         ):
             futures = [threads.submit(self._run_on_free_device, run, free_devices, display) for run in open_runs]
             unfinished: set[Future] = set(futures)
@@ -106,7 +80,7 @@ class Runner:
         return [failure for future in futures if (failure := future.result()) is not None]
 
     def _run_on_free_device(
-        self, run: Run, free_devices: "queue.SimpleQueue[str]", display: "ProgressDisplay"
+        self, run: TaskRun, free_devices: queue.SimpleQueue, display: "ProgressDisplay"
     ) -> Failure | None:
         if self.stop.is_set():
             return None
@@ -132,38 +106,48 @@ class Runner:
             free_devices.put(device)
         return None
 
-    def _train_and_evaluate(self, run: Run, device: str, display: "ProgressDisplay") -> Result:
-        create_directory(run)
-        self.benchmark.copy_tokenizer_and_labels(run.task.name, run.directory)
-        command = training_command(run, self.benchmark, self.pretrained, device, self.precision)
-        variables = environment(device, len(self.devices))
+    def _train_and_evaluate(self, run: TaskRun, device: str, display: "ProgressDisplay") -> RunResult:
+        benchmark, session, task = self.benchmark, self.benchmark.session, run.task
+        run.create_directory()
+        benchmark.copy_tokenizer_and_labels(task.name, run.directory)
+        command, variables = training_command(run, benchmark, device), environment(device, len(session.devices))
         train(command, run.directory, variables, self.stop, lambda updates: display.advance(run, updates))
         display.evaluating(run)
         checkpoint = checkpoint_to_score(run)
-        scores = self.benchmark.evaluate(run.task.name, checkpoint, run.directory, device, self.stop)
+        scores = benchmark.evaluate(task.name, checkpoint, run.directory, device, self.stop)
         epoch, seconds = epoch_and_seconds(run, checkpoint)
-        start_sha256 = run.identity.get("intermediate_sha256", self.pretrained.sha256)
-        result = Result(
-            task=run.task.name, trial=run.trial, seed=run.seed, directory=str(run.directory.relative_to(self.out)),
-            main_score=run.task.main_score, scores=scores, checkpoint=checkpoint.name, epoch=epoch, seconds=seconds,
-            start_sha256=None if run.finetune_from is None else start_sha256, identity=run.identity,
-            versions=package_versions(), notes=run.task.notes,
-        )  # fmt: skip
+        start_sha256 = run.identity.get("intermediate_sha256", session.checkpoint.sha256)
+        result = RunResult(
+            task=task.name,
+            trial=run.trial,
+            seed=run.seed,
+            directory=str(run.directory.relative_to(session.out)),
+            main_score=task.main_score,
+            scores=scores,
+            checkpoint=checkpoint.name,
+            epoch=epoch,
+            seconds=seconds,
+            start_sha256=None if run.finetune_from is None else start_sha256,
+            identity=run.identity,
+            versions=package_versions(),
+            notes=task.notes,
+        )
         # The result is written before checkpoints are removed: a kill in between leaves too many files, not too few.
         with self._cleanup_lock:
-            write_result(self.out, result)
-            if not self.keep_checkpoints:
-                self._keep_best_weights_only(result.task, checkpoint)
+            write_result(session.out, result)
+            if not session.keep_checkpoints:
+                self._keep_best_weights_only(task.name, checkpoint)
         return result
 
     def _keep_best_weights_only(self, task: str, checkpoint: Path) -> None:
         """Keep only the weights of the task's best run so far; ``checkpoint`` is the newest one."""
         keep_weights_only(checkpoint)
-        results = [result for result in read_results(self.out) if result.task == task]
+        out = self.benchmark.session.out
+        results = [result for result in read_results(out) if result.task == task]
         best = best_run(results)
         for result in results:
             if result != best:
-                remove_checkpoints(self.out / result.directory)
+                remove_checkpoints(out / result.directory)
 
 
 @contextlib.contextmanager
@@ -184,30 +168,13 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:
-    """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time.
-
-    Raises:
-        UserError: ``parallel`` is below 1, or more than a machine can run.
-    """
-    if parallel < 1:
-        raise UserError(f"--parallel {parallel} starts no run: give 1 or more")
-    if parallel > MOST_RUNS:
-        raise UserError(f"--parallel {parallel} asks for too many runs at a time: give at most {MOST_RUNS:,}")
-    if cpu or not torch.cuda.is_available():
-        return ("cpu",) * parallel
-    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-
-
 class ProgressDisplay:
     """The active runs and their progress, as bars in a terminal and as lines elsewhere. Thread-safe."""
 
     def __init__(self, num_runs: int, num_done: int, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=self.console, disable=not self.console.is_terminal,
-        )  # fmt: skip
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self._num_runs, self._num_done = num_runs, num_done
         self._epochs: dict[str, int] = {}
         self._bar_ids: dict[str, TaskID] = {}
@@ -223,13 +190,13 @@ class ProgressDisplay:
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: TaskRun) -> None:
         with self._lock:
             self._bar_ids[run.label] = self._bars.add_task(run.label, total=run.total_updates)
             self._epochs[run.label] = 0
         self._print(f"{run.label}: {run.hyperparameters.epochs} epochs, {run.total_updates} updates")
 
-    def advance(self, run: Run, updates: int) -> None:
+    def advance(self, run: TaskRun, updates: int) -> None:
         epoch = min(updates // run.updates_per_epoch + 1, run.hyperparameters.epochs)
         with self._lock:
             is_new_epoch = epoch > self._epochs[run.label] > 0
@@ -239,11 +206,11 @@ class ProgressDisplay:
         if is_new_epoch and not self.console.is_terminal:
             self._print(name)
 
-    def evaluating(self, run: Run) -> None:
+    def evaluating(self, run: TaskRun) -> None:
         with self._lock:
             self._bars.update(self._bar_ids[run.label], description=f"{run.label}, scoring")
 
-    def finish(self, run: Run, outcome: str) -> None:
+    def finish(self, run: TaskRun, outcome: str) -> None:
         """Show the score of a finished run, or the reason of a failed one."""
         with self._lock:
             self._num_done += 1
@@ -252,7 +219,7 @@ class ProgressDisplay:
             self._bars.update(self._total, completed=num_done)
         self._print(f"{run.label}: {outcome} ({num_done} of {self._num_runs} runs)")
 
-    def stopped(self, run: Run) -> None:
+    def stopped(self, run: TaskRun) -> None:
         with self._lock:
             self._bars.remove_task(self._bar_ids.pop(run.label))
         self._print(f"{run.label}: stopped")

@@ -9,34 +9,56 @@ import dataclasses
 import hashlib
 import json
 import platform
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 
 from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
-from amos_fairseq.finetuning.benchmark import Task
-from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
+from amos_fairseq.finetuning.recipes import Hyperparameters
 from amos_fairseq.versions import version_of
 
 IDENTITY_FILE = "run.json"
 RESULT_FILE = "result.json"
+LOG_FILE = "train.log"
 
 
 @dataclass(frozen=True)
-class Run:
-    """One fine-tuning run.
+class BenchmarkTask:
+    """A task of a benchmark.
 
     Attributes:
-        trial: name of the combination of hyperparameters if the recipe has several; otherwise empty.
+        name: the name in directories and tables.
+        num_examples: number of training examples; it determines the number of updates.
+        main_score: the score that selects the best run and is shown in the table.
+        data_sha256: fingerprint of the prepared data; runs on other data are not continued.
+        trials: the combinations of hyperparameters to run: one, or those of a grid.
+        notes: footnotes for the scores, such as a training set that differs from the official one.
+    """
+
+    name: str
+    num_examples: int
+    main_score: str
+    data_sha256: str
+    trials: tuple[Hyperparameters, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """One fine-tuning run: a task, a trial and a seed.
+
+    Attributes:
+        trial: name of the combination of hyperparameters if the task has several; otherwise empty.
         finetune_from: checkpoint that provides the encoder; None for random weights.
         identity: everything that determines the result, as plain values. Two runs are the same if these are equal.
     """
 
-    task: Task
+    task: BenchmarkTask
     hyperparameters: Hyperparameters
     trial: str
     seed: int
@@ -56,11 +78,37 @@ class Run:
     def updates_per_epoch(self) -> int:
         return self.hyperparameters.updates_per_epoch(self.task.num_examples)
 
+    def check_directory(self) -> None:
+        """Raise :class:`UserError` if the directory holds another run."""
+        found = read_json(self.directory / IDENTITY_FILE)
+        if found is not None and found != self.identity:
+            difference = first_difference(found, self.identity)
+            raise UserError(
+                f"{self.directory} holds another run ({difference}): give another --out, or delete that directory"
+            )
+
+    def create_directory(self) -> None:
+        """Create the directory and store the run's identity in it."""
+        self.check_directory()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_json(self.directory / IDENTITY_FILE, self.identity)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run without a result, and the reason."""
+
+    run: TaskRun
+    reason: str
+
+    @property
+    def log(self) -> Path:
+        return self.run.directory / LOG_FILE
+
 
 def plan_runs(
-    tasks: Sequence[Task], recipe: Recipe, seeds: Sequence[int], out: Path, finetune_from: Path | None,
-    origin: dict[str, Any],
-) -> list[Run]:  # fmt: skip
+    tasks: Iterable[BenchmarkTask], seeds: Sequence[int], out: Path, finetune_from: Path | None, origin: dict[str, Any]
+) -> list[TaskRun]:
     """Return every run of the tasks. Seeds vary fastest, then trials, so that each task has a result early.
 
     Args:
@@ -69,16 +117,13 @@ def plan_runs(
     """
     runs = []
     for task in tasks:
-        trials = recipe.trials_of(task.name)
-        for hyperparameters in trials:
-            trial = trial_name(hyperparameters, trials)
+        for settings in task.trials:
+            trial, values = trial_name(settings, task.trials), settings.as_dict()
             for seed in seeds:
-                identity = origin | {
-                    "task": task.name, "seed": seed, "settings": hyperparameters.as_dict(),
-                    "data_sha256": task.data_sha256, "rows": task.num_examples,
-                }  # fmt: skip
+                identity = origin | {"task": task.name, "seed": seed, "settings": values}
+                identity |= {"data_sha256": task.data_sha256, "rows": task.num_examples}
                 directory = out / "runs" / task.name / trial / f"seed{seed}"
-                runs.append(Run(task, hyperparameters, trial, seed, finetune_from, directory, identity))
+                runs.append(TaskRun(task, settings, trial, seed, finetune_from, directory, identity))
     return runs
 
 
@@ -86,23 +131,6 @@ def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameter
     """Return the values in which the trials differ, such as ``epochs3-lr2e-05``."""
     own, others = hyperparameters.as_dict(), [trial.as_dict() for trial in trials]
     return "-".join(f"{name}{value}" for name, value in own.items() if any(o[name] != value for o in others))
-
-
-def check_identity(run: Run) -> None:
-    """Raise :class:`UserError` if the run's directory holds another run."""
-    found = read_json(run.directory / IDENTITY_FILE)
-    if found is not None and found != run.identity:
-        difference = first_difference(found, run.identity)
-        raise UserError(
-            f"{run.directory} holds another run ({difference}): give another --out, or delete that directory"
-        )
-
-
-def create_directory(run: Run) -> None:
-    """Create the run's directory and store the run's identity in it."""
-    check_identity(run)
-    run.directory.mkdir(parents=True, exist_ok=True)
-    write_json(run.directory / IDENTITY_FILE, run.identity)
 
 
 def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
@@ -142,7 +170,7 @@ def _abbreviated(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """The result of a finished run; the fields are the keys of ``result.json``, where ``trial`` is called ``point``.
 
     Attributes:
@@ -177,18 +205,18 @@ class Result:
         return {"point" if name == "trial" else name: value for name, value in dataclasses.asdict(self).items()}
 
 
-def write_result(out: Path, result: Result) -> None:
+def write_result(out: Path, result: RunResult) -> None:
     write_json(out / result.directory / RESULT_FILE, result.as_dict())
 
 
-def read_result(directory: Path) -> Result | None:
+def read_result(directory: Path) -> RunResult | None:
     """Return the result of a run, or None if it is not finished. Raise :class:`UserError` for a damaged file."""
     content = read_json(directory / RESULT_FILE)
     if content is None:
         return None
     try:
         values = {"trial" if name == "point" else name: value for name, value in content.items()}
-        result = Result(**(values | {"notes": tuple(values.get("notes", ()))}))
+        result = RunResult(**(values | {"notes": tuple(values.get("notes", ()))}))
         result.main + 0.0  # a number
     except (TypeError, KeyError) as error:
         raise UserError(
@@ -197,7 +225,7 @@ def read_result(directory: Path) -> Result | None:
     return result
 
 
-def read_results(out: Path) -> list[Result]:
+def read_results(out: Path) -> list[RunResult]:
     """Return all finished runs in OUT, sorted by task, trial and seed."""
     files = sorted((out / "runs").glob(f"**/{RESULT_FILE}"))
     results = [result for file in files if (result := read_result(file.parent))]

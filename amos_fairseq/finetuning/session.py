@@ -1,24 +1,100 @@
-"""One call of ``amos glue`` or ``amos squad``: the checked arguments, the runs they ask for, and the outcome."""
+"""What one call of a fine-tuning command is given, checked: the checkpoint, the recipe, seeds, OUT and devices."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
+from amos_fairseq.checkpoints.read import check_state, model_settings, read_tokenizer
+from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.benchmark import Benchmark, Task
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint, read_pretrained_checkpoint
-from amos_fairseq.finetuning.recipes import Recipe, load_recipe
-from amos_fairseq.finetuning.report import Table, TaskSummary
-from amos_fairseq.finetuning.runner import Failure, Runner, find_devices
-from amos_fairseq.finetuning.runs import Result, Run, content_sha256, plan_runs, write_json
+from amos_fairseq.files import checkpoint_file, read_header, task_state_of
+from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
+from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs
 from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electric import NO_ENCODER
+
+ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
+# Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
+BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
+# Settings that the recipe provides.
+RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout"}
+# Settings of the pretraining process, which do not describe the encoder.
+RUN_FIELDS = {"activation_checkpointing", "compile", "kernels"}
+MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
 
 MOST_SEEDS = 10_000
-
+MOST_RUNS = 1024  # at a time
+# Hyperparameters that the command line may replace for every task.
 OVERRIDES = ("lr", "epochs", "batch_size", "num_separators")
+
+
+@dataclass(frozen=True)
+class PretrainedCheckpoint:
+    """The facts about the checkpoint that fine-tuning starts from, without its weights.
+
+    Attributes:
+        model: settings of the encoder, without those that the recipe provides.
+        task_state: the stored hashes of tokenizer and dictionary.
+        from_scratch: whether runs use only the architecture and start from random weights.
+    """
+
+    file: Path
+    sha256: str
+    arch: str
+    model: dict[str, Any]
+    task_state: dict[str, Any]
+    num_updates: int
+    from_scratch: bool = False
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.model["max_positions"])
+
+    @property
+    def size(self) -> str:
+        """The size of the recipe to use: "small", "base" or "large"."""
+        return size_for_width(int(self.model["encoder_embed_dim"]))
+
+    def model_flags(self) -> list[str]:
+        """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes."""
+        return ["--arch", self.arch, *as_flags(self.model)]
+
+    def check_tokenizer(self, directory: Path) -> None:
+        """Raise :class:`UserError` unless ``directory`` holds the tokenizer that the checkpoint was trained with."""
+        try:
+            read_tokenizer(self.file, directory, self.task_state)
+        except UserError as error:
+            raise UserError(
+                f"the data do not fit the checkpoint: {error}, and prepare the data with that tokenizer"
+            ) from error
+
+
+def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
+    """Read a checkpoint once, for its header and its sha256. Its weights stay on the disk.
+
+    Args:
+        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is used.
+
+    Raises:
+        UserError: the file is missing, damaged, not from this package, or of an objective without an encoder.
+    """
+    file, digest = checkpoint_file(Path(checkpoint)).resolve(), hashlib.sha256()
+    header = read_header(str(file), digest)
+    check_state(file, header)
+    settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
+    model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    num_updates = int(header["optimizer_history"][-1]["num_updates"])
+    if settings.get("electric_variant") == "two_tower":
+        raise UserError(f"{file}: {NO_ENCODER}")
+    state = task_state_of(str(file), header)
+    return PretrainedCheckpoint(file, digest.hexdigest(), settings["_name"], model, state, num_updates, from_scratch)
 
 
 @dataclass(frozen=True)
@@ -27,7 +103,9 @@ class Session:
 
     Attributes:
         overrides: values from the command line that replace the recipe's for every task.
-        devices: one run at a time on each.
+        devices: "cpu" or "cuda:N"; one run at a time on each entry. An entry may occur several times.
+        precision: "fp32", "fp16" or "bf16".
+        keep_checkpoints: keep all checkpoints with the optimizer state, not only the weights of each task's best run.
     """
 
     checkpoint: PretrainedCheckpoint
@@ -40,19 +118,20 @@ class Session:
     keep_checkpoints: bool
 
     @property
-    def setup(self) -> dict[str, Any]:
-        """The settings that all results in OUT share, as plain values."""
-        trials = {task: [trial.as_dict() for trial in own] for task, own in self.recipe.trials.items()}
+    def origin(self) -> dict[str, Any]:
+        """What determines the results of all runs, besides task, seed and hyperparameters."""
         return {
-            "arch": self.checkpoint.arch,
             "checkpoint_sha256": self.checkpoint.sha256,
             "from_scratch": self.checkpoint.from_scratch,
-            "overrides": self.overrides,
             "precision": self.precision,
-            "recipe": Path(self.recipe.name).name,
-            "recipe_sha256": content_sha256(trials),
-            "size": self.recipe.size,
         }
+
+    def setup(self, trials: Mapping[str, Sequence[Hyperparameters]]) -> dict[str, Any]:
+        """Return the settings that all results in OUT share, as plain values; ``trials``: by the recipe's tasks."""
+        plain = {task: [trial.as_dict() for trial in own] for task, own in trials.items()}
+        more = {"arch": self.checkpoint.arch, "overrides": self.overrides, "recipe": Path(self.recipe.name).name}
+        more |= {"recipe_sha256": content_sha256(plain), "size": self.recipe.size}
+        return dict(sorted((self.origin | more).items()))
 
     @property
     def row_name(self) -> str:
@@ -60,29 +139,31 @@ class Session:
         weights = "random weights" if self.checkpoint.from_scratch else f"{self.checkpoint.num_updates:,} updates"
         return f"{self.checkpoint.arch} ({weights})"
 
-    def plan(self, tasks: Sequence[Task], intermediate: Path | None = None) -> list[Run]:
+    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
         """Return all runs of the tasks.
 
         Args:
             intermediate: checkpoint to start from instead of the session's.
         """
-        finetune_from = None if self.checkpoint.from_scratch else self.checkpoint.file
-        origin = {name: self.setup[name] for name in ("checkpoint_sha256", "from_scratch", "precision")}
+        finetune_from, origin = None if self.checkpoint.from_scratch else self.checkpoint.file, self.origin
         if intermediate is not None:
             finetune_from, origin = intermediate, origin | {"intermediate_sha256": file_sha256(intermediate)}
-        return plan_runs(tasks, self.recipe, self.seeds, self.out, finetune_from, origin)
-
-    def runner(self, benchmark: Benchmark) -> Runner:
-        return Runner(
-            benchmark, self.checkpoint, self.out, self.devices, self.precision, keep_checkpoints=self.keep_checkpoints
-        )
+        return plan_runs(tasks, self.seeds, self.out, finetune_from, origin)
 
 
 def open_session(
-    checkpoint: str, out: str, recipe: str, size: str | None = None, num_seeds: int = 5, from_scratch: bool = False,
-    overrides: dict[str, Any] | None = None, cpu: bool = False, parallel: int = 1, precision: str = "fp32",
+    checkpoint: str,
+    out: str,
+    recipe: str,
+    size: str | None = None,
+    num_seeds: int = 5,
+    from_scratch: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    cpu: bool = False,
+    parallel: int = 1,
+    precision: str = "fp32",
     keep_checkpoints: bool = False,
-) -> Session:  # fmt: skip
+) -> Session:
     """Check the arguments and read the checkpoint's header. Nothing is written.
 
     Args:
@@ -111,62 +192,16 @@ def open_session(
     return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of the command.
+def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:
+    """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time.
 
-    Attributes:
-        table: None if no run has a result.
-        notices: messages for the user about these files.
+    Raises:
+        UserError: ``parallel`` is below 1, or more than a machine can run.
     """
-
-    table: Table | None
-    failures: list[Failure]
-    files: list[Path]
-    notices: Sequence[str] = ()
-
-
-def session_notes(session: Session, results: Sequence[Result], summaries: dict[str, TaskSummary]) -> Iterator[str]:
-    """Yield the footnotes of a table: recipe, seeds, selection by dev score, data.
-
-    ``summaries``: by the names of the tasks that the table shows.
-    """
-    changed = "".join(f", {name} {value:g} instead" for name, value in session.overrides.items())
-    yield f"recipe {session.setup['recipe']} ({session.recipe.description}; size {session.recipe.size}{changed})"
-    counts = {task: summary.main.count for task, summary in summaries.items()}
-    same = len(set(counts.values())) == 1
-    listed = f"{next(iter(counts.values()))} per task" if same else ", ".join(f"{t} {n}" for t, n in counts.items())
-    yield f"seeds: {listed}; standard deviations divide by n - 1"
-    if session.checkpoint.from_scratch:
-        yield "random weights: only the architecture of the checkpoint, none of its weights"
-    for task, summary in summaries.items():
-        if summary.num_trials > 1:
-            yield (
-                f"{task}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median on the "
-                "same dev set"
-            )
-    trials = [session.recipe.trials.get(summary.task) for summary in summaries.values()]
-    if any(own[0].checkpoint == "best" for own in trials if own):
-        yield "each run is scored at its best epoch on the same dev set"
-    yield from dict.fromkeys(note for result in results for note in result.notes)
-
-
-def save_results(
-    session: Session, name: str, setup: dict[str, Any], table: Table, results: Sequence[Result],
-    summaries: dict[str, TaskSummary], **extra: Any,
-) -> list[Path]:  # fmt: skip
-    """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json`` into OUT and return their paths.
-
-    ``extra``: further parts of the summary ``NAME.json``.
-    """
-    summary = {
-        "benchmark": name,
-        "setup": setup,
-        "tasks": {task: summary.as_dict() for task, summary in summaries.items()},
-        "checkpoint": {"file": str(session.checkpoint.file), "num_updates": session.checkpoint.num_updates},
-        **extra,
-        "notes": list(table.notes),
-        "runs": [result.as_dict() for result in results],
-    }
-    write_json(session.out / f"{name}.json", summary)
-    return [*table.save(session.out / name), session.out / f"{name}.json"]
+    if parallel < 1:
+        raise UserError(f"--parallel {parallel} starts no run: give 1 or more")
+    if parallel > MOST_RUNS:
+        raise UserError(f"--parallel {parallel} asks for too many runs at a time: give at most {MOST_RUNS:,}")
+    if cpu or not torch.cuda.is_available():
+        return ("cpu",) * parallel
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))

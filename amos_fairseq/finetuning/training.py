@@ -18,14 +18,12 @@ import amos_fairseq
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import no_links, read_header, training_seconds_of, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
-from amos_fairseq.finetuning.runs import Run
+from amos_fairseq.finetuning.runs import LOG_FILE, TaskRun
 from amos_fairseq.metrics_file import updates_so_far
 from amos_fairseq.python_process import SECONDS_TO_SAVE, python_command
 from amos_fairseq.strangers import plain_name, read_text
 
 PACKAGE = Path(amos_fairseq.__file__).parent
-LOG_FILE = "train.log"
 PROCESS_FILE = "train.process"  # name and host of the process that trains
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -36,12 +34,10 @@ class RunFailed(Exception):
     """A run that failed; the message is one line."""
 
 
-def training_command(
-    run: Run, benchmark: Benchmark, pretrained: PretrainedCheckpoint, device: str, precision: str
-) -> list[str]:
+def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[str]:
     """Return the complete command. Running it again continues from the run's own ``checkpoint_last.pt``."""
     command = [*python_command("fairseq_cli.train", with_parent=True), *benchmark.train_flags(run.task.name)]
-    command += ["--user-dir", str(PACKAGE), *pretrained.model_flags()]
+    command += ["--user-dir", str(PACKAGE), *benchmark.session.checkpoint.model_flags()]
     command += run.hyperparameters.train_flags(run.task.num_examples)
     if run.finetune_from is not None:
         command += ["--finetune-from-model", str(run.finetune_from)]
@@ -50,6 +46,7 @@ def training_command(
     command += ["--log-format", "simple", "--log-interval", str(max(1, run.total_updates // 100))]
     # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
     command += ["--cpu", "--num-workers", "0"] if device == "cpu" else ["--num-workers", "1"]
+    precision = benchmark.session.precision
     return command if precision == "fp32" else [*command, f"--{precision}"]
 
 
@@ -149,7 +146,7 @@ def _failure_reason(code: int, log: Path, begin: int) -> str:
     return last.removeprefix("amos_fairseq: error:").strip()
 
 
-def checkpoint_to_score(run: Run) -> Path:
+def checkpoint_to_score(run: TaskRun) -> Path:
     """Return the checkpoint that the recipe scores; raise :class:`RunFailed` if training did not write it."""
     file = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
     if not file.is_file():
@@ -157,7 +154,7 @@ def checkpoint_to_score(run: Run) -> Path:
     return file
 
 
-def epoch_and_seconds(run: Run, checkpoint: Path) -> tuple[float, float]:
+def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
     """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds."""
     updates = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"]
     # fairseq adds to the seconds of the checkpoint that the run started from.

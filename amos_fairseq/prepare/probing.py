@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from amos_fairseq.data.tag_scores import mark_spans, spans_of
 from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.finetuning.tagging.scores import mark_spans, spans_of
 from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished
 from amos_fairseq.strangers import read_json
 from amos_fairseq.terminal import say

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.official_squad import Paragraph, SquadFile, read_squad
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.finetuning.squad.official import Paragraph, SquadFile, read_squad
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.prepare.workspace import Sample, check_inputs, describe_source, is_finished, save_tokenizer
 from amos_fairseq.terminal import progress_bar, say

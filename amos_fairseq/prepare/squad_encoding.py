@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from amos_fairseq.data.official_squad import Answer, Paragraph, Question, normalize_answer
 from amos_fairseq.data.squad import TOKEN_ARRAYS, AlignedAnswer, Example
-from amos_fairseq.finetuning.squad.official import Answer, Paragraph, Question, normalize_answer
 from amos_fairseq.prepare.binarizing import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
 from amos_fairseq.tokenization import Tokenizer
 

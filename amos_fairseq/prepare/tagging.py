@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from amos_fairseq.data.tag_scores import mark_spans
 from amos_fairseq.data.text_files import kind_and_compression
 from amos_fairseq.data.word_files import (
     COLUMN_NAME,
@@ -23,7 +24,6 @@ from amos_fairseq.data.word_files import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.finetuning.tagging.scores import mark_spans
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.prepare.binarizing import BinarizedFile
 from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished, save_tokenizer

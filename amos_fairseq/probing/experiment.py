@@ -18,7 +18,6 @@ import torch
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import csv_text, take_lock, write_text
-from amos_fairseq.finetuning.report import Table
 from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.plotting.probing import plot_probing
@@ -46,6 +45,7 @@ from amos_fairseq.probing.results import (
 )
 from amos_fairseq.probing.targets import ProbingTask, read_task, sorted_tasks, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
+from amos_fairseq.tables import Table
 
 LOCK_FILE = ".amos_probe.lock"
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Table
 from amos_fairseq.finetuning.runs import read_json, write_json
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.strangers import finite_number, plain_name
+from amos_fairseq.tables import Table
 
 FORMAT = 1
 RESULTS_FILE = "results.json"

@@ -9,9 +9,9 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from amos_fairseq.finetuning.report import Table
 from amos_fairseq.inspection.html_page import STYLE as TEXT_STYLE
 from amos_fairseq.inspection.results import printable
+from amos_fairseq.tables import Table
 
 STYLE = """
 :root { color-scheme: light; }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.composition import compose_recipe
-from amos_fairseq.recipe_files import RECIPES, packaged_recipes
+from amos_fairseq.recipe_files import packaged_recipes, recipe_text
 
 SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
@@ -66,7 +66,7 @@ def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | Non
 def sources(name: str) -> dict[str, str]:
     """Return the settings of a packaged recipe with the comments beside them, which name the source; "" without one."""
     found, section = {}, ""
-    for line in (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+    for line in recipe_text(name).splitlines():
         if match := re.match(r"(\w+):", line):
             section = match[1]
         elif match := re.match(r"  (\w+):[^#]*(?:#\s*(.*))?$", line):
@@ -76,9 +76,8 @@ def sources(name: str) -> dict[str, str]:
 
 def batch_source(name: str) -> str:
     """Return the source of the global batch size, which the recipe has in a comment."""
-    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
-    match = re.search(r"Global batch[^(]*\(([^)]*)\)", text)
-    return match[1] if match else ""
+    sources = re.findall(r"Global batch[^(]*\(([^)]*)\)", recipe_text(name))
+    return sources[-1] if sources else ""  # a size's own comes after that of base
 
 
 def shown(value: Any) -> str:

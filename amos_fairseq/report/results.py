@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Spread, Table, format_score
-from amos_fairseq.finetuning.tagging.benchmark import PREFIX
-from amos_fairseq.finetuning.tagging.experiment import SCORE_NAMES
+from amos_fairseq.finetuning.report import Spread
+from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.plotting.curves import run_names
 from amos_fairseq.plotting.report_figures import Series
 from amos_fairseq.plotting.scores import SCORE_RANGE
 from amos_fairseq.report.runs import ReportRun, distinct_folders
 from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
+from amos_fairseq.tables import Table, format_score
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.report import Table
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.inspection.html_page import annotated_text, depth_legend
 from amos_fairseq.inspection.results import Inspection, printable
@@ -32,6 +31,7 @@ from amos_fairseq.report.page import Part
 from amos_fairseq.report.recipe import compare_settings, paper_recipe
 from amos_fairseq.report.results import BenchmarkResults, benchmark_table, num_seeds, points_over_cost, seeds_in_words
 from amos_fairseq.report.runs import ReportRun, distinct_folders
+from amos_fairseq.tables import Table
 
 UNKNOWN = "not in the run's files"
 

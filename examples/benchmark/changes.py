@@ -91,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("recipe", help="a recipe of examples/pretraining/config, or the path of a YAML")
+    parser.add_argument("recipe", help="a recipe of amos_fairseq/recipes, or the path of a YAML")
     parser.add_argument("--precision", choices=DTYPES, default="float32", help="precision of the step")
     parser.add_argument("--steps", type=int, default=15, help="measured rounds")
     parser.add_argument(

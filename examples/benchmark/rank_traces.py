@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from amos_fairseq.bench.fairseq_step import FairseqStep
 from amos_fairseq.bench.machine import describe_machine, versions
 from amos_fairseq.bench.measurement import Batch, Progress
-from amos_fairseq.bench.report import plain, table
+from amos_fairseq.bench.report import plain
 from amos_fairseq.bench.settings import BenchSettings, Setup, prepare
 from amos_fairseq.bench.synthetic_text import make_synthetic_text
 from amos_fairseq.cli.arguments import DEFAULT_VOCABULARY, HelpFormatter, add_overrides
@@ -41,6 +41,7 @@ from amos_fairseq.compat.user_errors import exit_on_mistake
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.flops.recipe import build_task
+from amos_fairseq.tables import markdown_rows
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass
 UPDATE = "update"  # recorded by trace_updates
@@ -303,11 +304,11 @@ def as_markdown(report: RanksReport) -> str:
         f"{cfg.dataset.batch_size} sequences of {cfg.task.tokens_per_sample} tokens per micro-batch and rank; buckets of "
         f"{cfg.distributed_training.bucket_cap_mb} MiB; {report.setup.vocabulary_size:,} entries in the dictionary. Settings "
         f"besides the recipe: {' '.join(report.settings.overrides) or 'none'}. Medians over the traced updates.",
-        table(RANKS_HEAD, rank_rows(report)),
+        markdown_rows(RANKS_HEAD, rank_rows(report)),
         HOW_TO_READ.strip(),
         *timelines(report),
         "## Machine and versions",
-        table(("", ""), ((name, plain(value)) for name, value in machine.items())),
+        markdown_rows(("", ""), ((name, plain(value)) for name, value in machine.items())),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -345,7 +346,7 @@ def timelines(report: RanksReport) -> Iterator[str]:
         spans = ", ".join(between(update, *span) for span in update.backward)
         yield f"## An update of {update_freq} micro-batches on rank 0"
         yield f"Backward passes from {spans} ms after the start of the update."
-        yield table(TIMELINE_HEAD, timeline_rows(update))
+        yield markdown_rows(TIMELINE_HEAD, timeline_rows(update))
 
 
 def timeline_rows(update: TracedUpdate) -> Iterator[Sequence[str]]:

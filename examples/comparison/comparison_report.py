@@ -15,11 +15,11 @@ from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue.experiment import column_name
+from amos_fairseq.finetuning.glue.benchmark import column_name
 from amos_fairseq.finetuning.recipes import load_recipe
-from amos_fairseq.finetuning.report import MISSING, Table, format_score
 from amos_fairseq.finetuning.runs import write_json
 from amos_fairseq.plotting.style import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
+from amos_fairseq.tables import MISSING, Table, format_score
 
 END = share_name(1.0)
 

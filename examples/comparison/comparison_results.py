@@ -10,9 +10,9 @@ from budgets import SHARES, Cost, share_name, update_at
 from runs import FineTuning, Pretraining
 
 from amos_fairseq.data.glue_tasks import AVERAGED
-from amos_fairseq.finetuning.glue.experiment import average
+from amos_fairseq.finetuning.glue.benchmark import average
 from amos_fairseq.finetuning.report import TaskSummary, spread, summarize
-from amos_fairseq.finetuning.runs import Result
+from amos_fairseq.finetuning.runs import RunResult
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 
@@ -55,7 +55,7 @@ def entry_results(pretraining: Pretraining, cost: Cost, fine_tunings: dict[float
     }
 
 
-def scores_of(results: Sequence[Result]) -> dict[str, Any] | None:
+def scores_of(results: Sequence[RunResult]) -> dict[str, Any] | None:
     """Return median and deviation of every task, and of the average; None without results.
 
     The average is the mean of the tasks' medians, as in the papers. Its deviation is that of the average of each seed, over
@@ -78,7 +78,7 @@ def scores_of(results: Sequence[Result]) -> dict[str, Any] | None:
     }
 
 
-def _scores_by_seed(results: Sequence[Result], summary: TaskSummary) -> dict[int, float]:
+def _scores_by_seed(results: Sequence[RunResult], summary: TaskSummary) -> dict[int, float]:
     own = [result for result in results if result.task == summary.task and result.trial == summary.trial]
     return {result.seed: result.main for result in own}
 

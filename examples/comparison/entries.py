@@ -37,7 +37,7 @@ class Entry:
     Attributes:
         name: name of its folder.
         label: name in tables and figures.
-        config: name of a YAML file of examples/pretraining/config.
+        config: name of a YAML file of amos_fairseq/recipes.
         settings: Hydra key -> value, in addition to the preset's.
     """
 

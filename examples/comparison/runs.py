@@ -20,7 +20,7 @@ from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import read_header
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.runs import Result, read_results
+from amos_fairseq.finetuning.runs import RunResult, read_results
 from amos_fairseq.finetuning.training import PACKAGE, environment, train, training_seconds
 from amos_fairseq.metrics_file import read_records
 from amos_fairseq.python_process import python_command
@@ -260,7 +260,7 @@ class FineTuning:
     flags: tuple[str, ...]
 
     @property
-    def results(self) -> list[Result]:
+    def results(self) -> list[RunResult]:
         """Results of the requested tasks and seeds; the folder may contain more."""
         found = read_results(self.directory)
         return [result for result in found if result.task in self.tasks and result.seed <= self.num_seeds]

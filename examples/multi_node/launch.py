@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CONFIG_DIRECTORY = CHECKOUT / "examples" / "pretraining" / "config"
+RECIPES = CHECKOUT / "amos_fairseq" / "recipes"
 # Runs fairseq's script without importing modules of the current folder, as `-m` would.
 PROGRAM = [str(CHECKOUT / "amos_fairseq" / "python_process.py"), "fairseq_cli.hydra_train"]
 PORT = 29500
@@ -52,17 +52,19 @@ class Batch:
 
 def batch_of(config_name: str) -> tuple[int, int]:
     """Return (global batch, batch per GPU) in sequences, as a YAML states them for one GPU."""
-    path = CONFIG_DIRECTORY / f"{config_name}.yaml"
+    path = RECIPES / f"{config_name}.yaml"
     if not path.is_file():
-        names = ", ".join(sorted(path.stem for path in CONFIG_DIRECTORY.glob("*.yaml")))
+        names = ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
         raise LaunchError(f"there is no configuration {config_name}: choose one of {names}")
-    config = OmegaConf.load(path)
+    # The other sizes start from base and change it in sizes/: see the list of files in their YAML.
+    parts = [part for part in OmegaConf.load(path).get("defaults", [config_name]) if part != "_self_"]
+    config = OmegaConf.merge(*(OmegaConf.load(RECIPES / f"{part}.yaml") for part in parts))
     return config.dataset.batch_size * config.optimization.update_freq[0], config.dataset.batch_size
 
 
 def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> list[str]:
     """Return the command to run on every node (torchrun) or once in a Slurm job (srun)."""
-    hydra = ["--config-dir", str(CONFIG_DIRECTORY), "--config-name", args.config_name, f"task.data={args.data}"]
+    hydra = ["--config-dir", str(RECIPES), "--config-name", args.config_name, f"task.data={args.data}"]
     hydra += [f"dataset.batch_size={batch.per_gpu}", f"optimization.update_freq=[{batch.update_freq}]"]
     hydra += [f"distributed_training.distributed_world_size={batch.num_gpus}"]
     if launcher == "torchrun":
@@ -80,9 +82,7 @@ def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> l
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--config-name", default="amos_base", help="a YAML of examples/pretraining/config (%(default)s)"
-    )
+    parser.add_argument("--config-name", default="amos_base", help="a YAML of amos_fairseq/recipes (%(default)s)")
     parser.add_argument("--data", required=True, help="binarized corpus, visible to every node")
     parser.add_argument("--nodes", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=8, help="(%(default)s)")

@@ -9,8 +9,8 @@ from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, wit
 
 from amos_fairseq.cli import squad
 from amos_fairseq.cli.main import build_parser, main
-from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
-from amos_fairseq.finetuning.squad.benchmark import Squad, SquadSettings
+from amos_fairseq.finetuning.session import open_session
+from amos_fairseq.finetuning.squad import Squad, SquadSettings
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +118,21 @@ def test_data_of_another_tokenizer_are_refused(squad_data, tmp_path, capsys):
 
 def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     """Rows are the windows of training; unofficial data have a note."""
-    start = read_pretrained_checkpoint(squad_data / "start")
-    benchmark = Squad(squad_data / "data", start, settings_of(64), validates=False)
-    task = benchmark.tasks["SQuAD2.0"]
+
+    def benchmark(recipe, *flags):
+        session = open_session(str(squad_data / "start"), str(tmp_path), recipe, cpu=True)
+        return Squad(session, squad_data / "data", settings_of(64, *flags))
+
+    (tmp_path / "best.yaml").write_text(
+        "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0, checkpoint: best}}"
+    )
+    squad = benchmark("amos")
+    task = squad.tasks["SQuAD2.0"]
     assert (task.main_score, task.num_examples > 40) == ("f1", True)
     assert len(task.notes) == 2
     assert "has 40 questions, the official one 130,319" in task.notes[0]
-    assert "--disable-validation" in benchmark.train_flags(task.name)
-    other = Squad(squad_data / "data", start, settings_of(64, "--doc-stride", "8"), validates=True)
+    assert "--disable-validation" in squad.train_flags(task.name)
+    other = benchmark(str(tmp_path / "best.yaml"), "--doc-stride", "8")
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
     assert "--disable-validation" not in other.train_flags(task.name)
@@ -133,10 +140,10 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
 
 def test_version_one_and_sampled_questions_are_named(tmp_path):
     data = prepare_squad(tmp_path, without_impossible(make_squad()), "--max-train-questions", "10")
-    start = read_pretrained_checkpoint(untrained_checkpoint(tmp_path / "start", data))
-    benchmark = Squad(data, start, settings_of(64), validates=False)
-    assert list(benchmark.tasks) == ["SQuAD1.1"]
-    assert any("trained on 10 of 30 questions" in note for note in benchmark.tasks["SQuAD1.1"].notes)
+    start = untrained_checkpoint(tmp_path / "start", data)
+    tasks = Squad(open_session(str(start), str(tmp_path), "amos", cpu=True), data, settings_of(64)).tasks
+    assert list(tasks) == ["SQuAD1.1"]
+    assert any("trained on 10 of 30 questions" in note for note in tasks["SQuAD1.1"].notes)
 
 
 @pytest.mark.parametrize("subcommand", ["glue", "squad"])

@@ -1,4 +1,4 @@
-"""``amos train``: the command of ``fairseq-hydra-train`` that it starts. tests/config/test_hydra_train.py runs it."""
+"""``amos train``: the command of ``fairseq-hydra-train`` that it starts. tests/recipes/test_hydra_train.py runs it."""
 
 import sys
 import warnings

@@ -7,18 +7,18 @@ from entries import CONFIGS, read_yaml
 from runs import FineTuning
 
 from amos_fairseq.finetuning.report import paper_results
-from amos_fairseq.finetuning.runs import Result, write_result
+from amos_fairseq.finetuning.runs import RunResult, write_result
 
 
-def result(task: str, seed: int, value: float) -> Result:
-    return Result(
+def result(task: str, seed: int, value: float) -> RunResult:
+    return RunResult(
         task=task, trial="", seed=seed, directory=f"runs/{task}/seed{seed}", main_score="accuracy",
         scores={"accuracy": value, "f1": 0.0}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
         identity={},
     )  # fmt: skip
 
 
-def results(**scores: list[float]) -> list[Result]:
+def results(**scores: list[float]) -> list[RunResult]:
     return [result(task, seed, value) for task, values in scores.items() for seed, value in enumerate(values, start=1)]
 
 
@@ -50,7 +50,7 @@ def test_fine_tuning_is_finished_with_all_results(tmp_path):
     assert runs.finished
 
 
-def write_result_in(out, found: Result) -> None:
+def write_result_in(out, found: RunResult) -> None:
     (out / found.directory).mkdir(parents=True)
     write_result(out, found)
 

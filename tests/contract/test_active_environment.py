@@ -42,7 +42,7 @@ def run_bash(folder: Path, command: str, variables: dict[str, str]) -> subproces
         "tests/run.sh",
         "preprocess/pretraining/prepare.sh --help",
         "preprocess/glue/prepare.sh --help",
-        "examples/pretraining/amos_tiny.sh DATA RUN",
+        "examples/pretraining/train.sh amos_tiny DATA RUN",
         "examples/multi_node/torchrun.sh amos_tiny DATA",
         "examples/comparison/run.sh --help",
     ],
@@ -89,7 +89,7 @@ def test_text_is_prepared_and_trained_on_offline(corpus_text: Path, machine: dic
     result = run_bash(tmp_path, f"{prepare} --bpe sentencepiece --cased --workers 1", machine)
     assert result.returncode == 0, result.stderr[-3000:]
     flags = "--tokens-per-sample 32 --max-positions 32 --batch-size 8 --update-freq 1 --max-update 2 --num-workers 0"
-    train = f'bash "{ROOT}/examples/pretraining/amos_tiny.sh" data run {flags} --cpu --disable-validation'
+    train = f'bash "{ROOT}/examples/pretraining/train.sh" amos_tiny data run {flags} --cpu --disable-validation'
     result = run_bash(tmp_path, train, machine)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / "run" / "checkpoint_last.pt").is_file()

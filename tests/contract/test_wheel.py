@@ -25,7 +25,7 @@ BESIDE_THE_WHEEL = ("fairseq", "fairseq_cli")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the checkout: the build writes folders that must not appear there."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
-    for name in ("amos_fairseq", "examples/pretraining/config"):
+    for name in ("amos_fairseq",):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
@@ -67,7 +67,6 @@ def files_of_package() -> set[str]:
     """Every module of the checkout, its recipes and tables, as a wheel names them."""
     places = {
         "amos_fairseq": ("amos_fairseq", "*"),
-        "examples/pretraining/config": ("amos_fairseq/recipes", "*"),
     }
     files = {
         f"{target}/{path.relative_to(ROOT / folder)}"

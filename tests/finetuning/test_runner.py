@@ -10,29 +10,31 @@ import torch
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning import runner as runner_module
-from amos_fairseq.finetuning.benchmark import Stopped, Task
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
+from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
 from amos_fairseq.finetuning.runner import Runner
-from amos_fairseq.finetuning.runs import claim_output_directory, plan_runs, read_results
+from amos_fairseq.finetuning.runs import BenchmarkTask, claim_output_directory, plan_runs, read_results
+from amos_fairseq.finetuning.session import PretrainedCheckpoint, Session
 from amos_fairseq.finetuning.training import RunFailed
 from amos_fairseq.metrics_file import updates_so_far
 
-TASK = Task("Toy", num_examples=64, main_score="score", data_sha256="d" * 64, notes=("toy data",))
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
 ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "fp32"}
 START = PretrainedCheckpoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
 
 
-class Toy:
+SCORES = {"seed1": 60.0, "seed2": 80.0, "seed3": 70.0, "seed4": 75.0}
+
+
+class Toy(Benchmark):
     """A benchmark whose scores are given by seed."""
 
     name = "toy"
-    tasks = {"Toy": TASK}
 
-    def __init__(self, scores):
-        self.scores = scores
-        self.evaluated = []
+    def __init__(self, out, devices=("cpu",), keep_checkpoints=False, scores=SCORES):
+        recipe = Recipe("r", "a recipe", "base", {})
+        self.session = Session(START, recipe, {}, (1, 2, 3), out, devices, "fp32", keep_checkpoints)
+        self.scores, self.evaluated = scores, []
 
     def train_flags(self, task):
         return ["DATA", "--task", "toy"]
@@ -41,7 +43,7 @@ class Toy:
         (directory / "tokenizer").mkdir(exist_ok=True)
 
     def evaluate(self, task, checkpoint, directory, device, stop):
-        self.evaluated.append(directory)
+        self.evaluated.append((directory.name, device))
         return {"score": self.scores[directory.name], "other": 1.0}
 
 
@@ -62,20 +64,17 @@ def trainings(monkeypatch):
     return calls
 
 
-def plan(out, seeds=(1, 2, 3), hyperparameters=HYPERPARAMETERS, origin=ORIGIN, more=()):
-    recipe = Recipe("r", "a recipe", "base", {"Toy": (hyperparameters, *more)})
-    return plan_runs([TASK], recipe, seeds, out, None, origin)
+def plan(out, seeds=(1, 2, 3), trials=(HYPERPARAMETERS,), origin=ORIGIN):
+    task = BenchmarkTask("Toy", 64, "score", "d" * 64, trials, notes=("toy data",))
+    return plan_runs([task], seeds, out, None, origin)
 
 
-def make(out, benchmark, **options):
-    return Runner(benchmark, START, out, ("cpu",), **options)
-
-
-SCORES = {"seed1": 60.0, "seed2": 80.0, "seed3": 70.0, "seed4": 75.0}
+def execute(out, *, seeds=(1, 2, 3), **changed):
+    return Runner(Toy(out)).execute(plan(out, seeds, **changed))
 
 
 def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, trainings):
-    assert make(tmp_path, Toy(SCORES)).execute(plan(tmp_path)) == []
+    assert execute(tmp_path) == []
     assert trainings == ["seed1", "seed2", "seed3"]
     checkpoints = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
     assert checkpoints == ["runs/Toy/seed2/checkpoint_best.pt"]
@@ -92,23 +91,23 @@ def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, tr
 
 
 def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, trainings):
-    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
-    again = Toy(SCORES)
-    make(tmp_path, again).execute(plan(tmp_path, seeds=(1, 2, 3, 4)))
+    execute(tmp_path)
+    again = Toy(tmp_path)
+    Runner(again).execute(plan(tmp_path, seeds=(1, 2, 3, 4)))
     assert trainings == ["seed1", "seed2", "seed3", "seed4"]
-    assert [path.name for path in again.evaluated] == ["seed4"]
+    assert [name for name, _ in again.evaluated] == ["seed4"]
     assert len(read_results(tmp_path)) == 4
 
 
 def test_run_without_result_is_repeated(tmp_path, trainings):
-    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    execute(tmp_path)
     (tmp_path / "runs" / "Toy" / "seed1" / "result.json").unlink()
-    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    execute(tmp_path)
     assert trainings[3:] == ["seed1"]
 
 
 def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
-    make(tmp_path, Toy(SCORES), keep_checkpoints=True).execute(plan(tmp_path))
+    Runner(Toy(tmp_path, keep_checkpoints=True)).execute(plan(tmp_path))
     assert len(list(tmp_path.rglob("*.pt"))) == 6
     state = torch.load(tmp_path / "runs/Toy/seed1/checkpoint_last.pt", weights_only=True)
     assert state["last_optimizer_state"] is not None
@@ -117,15 +116,15 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"hyperparameters": dataclasses.replace(HYPERPARAMETERS, lr=2e-3)}, r"settings lr: 0.001 there, 0.002 here"),
+        ({"trials": (dataclasses.replace(HYPERPARAMETERS, lr=2e-3),)}, r"settings lr: 0.001 there, 0.002 here"),
         ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee"),
         ({"origin": ORIGIN | {"precision": "fp16"}}, "precision: fp32 there, fp16 here"),
     ],
 )
 def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):
-    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(2,)))
+    execute(tmp_path, seeds=(2,))
     with pytest.raises(UserError, match=message):
-        make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, **changed))
+        execute(tmp_path, **changed)
     assert trainings == ["seed2"]
 
 
@@ -138,21 +137,21 @@ def test_failed_run_is_reported_and_the_others_continue(tmp_path, trainings, mon
         good(command, directory, *others)
 
     monkeypatch.setattr(runner_module, "train", train)
-    (failure,) = make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    (failure,) = execute(tmp_path)
     assert (failure.run.seed, failure.reason) == (2, "it failed")
     assert failure.log == tmp_path / "runs/Toy/seed2/train.log"
     assert [result.seed for result in read_results(tmp_path)] == [1, 3]
 
 
 def test_exception_of_an_evaluation_is_a_failure_with_a_traceback_in_the_log(tmp_path, trainings):
-    (failure,) = make(tmp_path, Toy({"seed1": 1.0, "seed3": 1.0})).execute(plan(tmp_path))
+    (failure,) = Runner(Toy(tmp_path, scores={"seed1": 1.0, "seed3": 1.0})).execute(plan(tmp_path))
     assert failure.reason == "KeyError: 'seed2'"
     assert "Traceback" in failure.log.read_text()
 
 
 def test_stopped_runner_continues_later(tmp_path, trainings):
-    benchmark = Toy(SCORES)
-    runner = make(tmp_path, benchmark)
+    benchmark = Toy(tmp_path)
+    runner = Runner(benchmark)
 
     def stop_in_the_second(*arguments):
         if len(benchmark.evaluated) == 1:
@@ -164,33 +163,28 @@ def test_stopped_runner_continues_later(tmp_path, trainings):
     with pytest.raises(Stopped):
         runner.execute(plan(tmp_path))
     assert [result.seed for result in read_results(tmp_path)] == [1]
-    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path))
+    execute(tmp_path)
     assert trainings == ["seed1", "seed2", "seed2", "seed3"]
 
 
 def test_one_run_per_device_at_a_time(tmp_path, trainings, monkeypatch):
-    together, devices = threading.Barrier(2, timeout=20), []
+    together = threading.Barrier(2, timeout=20)
     good = runner_module.train
 
     def train(command, directory, *others):
         together.wait()  # breaks unless another run is here at the same time
         good(command, directory, *others)
 
-    class Recording(Toy):
-        def evaluate(self, task, checkpoint, directory, device, stop):
-            devices.append(device)
-            return super().evaluate(task, checkpoint, directory, device, stop)
-
     monkeypatch.setattr(runner_module, "train", train)
     monkeypatch.setattr(runner_module, "environment", lambda device, number: {})
-    runner = Runner(Recording(SCORES), START, tmp_path, ("cuda:0", "cuda:1"))
-    assert runner.execute(plan(tmp_path, seeds=(1, 2, 3, 4))) == []
-    assert sorted(devices) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    benchmark = Toy(tmp_path, devices=("cuda:0", "cuda:1"))
+    assert Runner(benchmark).execute(plan(tmp_path, seeds=(1, 2, 3, 4))) == []
+    assert sorted(device for _, device in benchmark.evaluated) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
 def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
-    more = dataclasses.replace(HYPERPARAMETERS, lr=2e-3), dataclasses.replace(HYPERPARAMETERS, epochs=3)
-    runs = plan(tmp_path, seeds=(1,), more=more)
+    more = [dataclasses.replace(HYPERPARAMETERS, **changed) for changed in ({"lr": 2e-3}, {"epochs": 3})]
+    runs = plan(tmp_path, seeds=(1,), trials=(HYPERPARAMETERS, *more))
     assert [run.trial for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
     assert len({run.directory for run in runs}) == 3
     (single,) = plan(tmp_path, seeds=(1,))
@@ -208,7 +202,7 @@ def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
 
 
 def test_damaged_results_are_refused(tmp_path, trainings):
-    make(tmp_path, Toy(SCORES)).execute(plan(tmp_path, seeds=(1,)))
+    execute(tmp_path, seeds=(1,))
     file = tmp_path / "runs/Toy/seed1/result.json"
     whole = json.loads(file.read_text())
     for content in ("{", "[]", "3", "[" * 9999):

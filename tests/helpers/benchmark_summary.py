@@ -5,10 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from amos_fairseq.finetuning.report import summarize
-from amos_fairseq.finetuning.runs import Result
-from amos_fairseq.finetuning.session import save_results
-from amos_fairseq.finetuning.tagging.benchmark import Tagging
-from amos_fairseq.finetuning.tagging.experiment import tagging_notes, tagging_table
+from amos_fairseq.finetuning.run_benchmark import save_results
+from amos_fairseq.finetuning.runs import RunResult
+from amos_fairseq.finetuning.tagging import Tagging
 
 
 def write_summary(folder: Path, updates: int, run: Path, from_scratch: bool = False, **scores: float) -> str:
@@ -38,15 +37,15 @@ def write_tagging(folder: Path, updates: int, run: Path) -> str:
         "tagging-chunk": [{"f1": f1, "precision": 1.0, "recall": 2.0, "accuracy": 99.0} for f1 in (60.0, 64.0)],
     }
     results = [
-        Result(
+        RunResult(
             task, "", seed, f"runs/{task}/seed{seed}", next(iter(own)), own, "checkpoint_best.pt", 1.0, 1.0, None, {}
         )
         for task, of_seeds in scores.items()
         for seed, own in enumerate(of_seeds, start=1)
     ]
+    benchmark, summaries = object.__new__(Tagging), summarize(results)
     checkpoint = SimpleNamespace(file=run / "checkpoint_last.pt", num_updates=updates)
-    summaries = summarize(results)
-    table = tagging_table("amos", summaries, tagging_notes(summaries))
-    session = SimpleNamespace(out=folder, checkpoint=checkpoint)
-    save_results(session, Tagging.name, {"from_scratch": False}, table, results, summaries)
+    benchmark.session = SimpleNamespace(out=folder, checkpoint=checkpoint, row_name="amos")
+    table = benchmark.table(summaries, list(benchmark.notes(results, summaries)))
+    save_results(benchmark, {"from_scratch": False}, table, results, summaries)
     return str(folder)

@@ -7,7 +7,7 @@ import pytest
 from hugging_face_folders import train_wordpiece
 from synthetic_squad import word
 
-from amos_fairseq.finetuning.squad.official import Answer
+from amos_fairseq.data.official_squad import Answer
 from amos_fairseq.prepare.squad_encoding import Fit, align_answer
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import load_tokenizer

@@ -1,48 +1,74 @@
-"""GLUE for the shared runner: fairseq's ``sentence_prediction`` trains; this file predicts and scores."""
+"""GLUE: fairseq's ``sentence_prediction`` trains; this file runs, scores and shows it as AMOS does."""
 
-import shutil
+import statistics
 import threading
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.glue_tasks import TASKS, GlueTask
+from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED, TASKS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.glue.data import GlueData, batches, read_glue_data
-from amos_fairseq.finetuning.pretrained_checkpoint import PretrainedCheckpoint
-from amos_fairseq.finetuning.recipes import Recipe
+from amos_fairseq.finetuning.benchmark import Benchmark
+from amos_fairseq.finetuning.glue.data import read_glue_data
+from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
+from amos_fairseq.finetuning.glue.predictions import HEAD, predict, score, write_predictions
+from amos_fairseq.finetuning.report import (
+    TaskSummary,
+    best_checkpoint,
+    paper_results,
+    paper_squad_cells,
+    read_summary,
+    summarize,
+)
+from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_json, read_results
+from amos_fairseq.finetuning.session import Session
+from amos_fairseq.tables import MISSING, Table, format_score
 
-HEAD = "sentence_classification_head"
-POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
+class Glue(Benchmark):
+    """Prepared tasks in one directory, and the table of AMOS: eight tasks, their average, and SQuAD next to them.
 
-class Glue:
-    """Prepared tasks in one directory, for one checkpoint and the settings of one recipe.
+    Args:
+        intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
+        squad: directory with ``squad.json``; None for OUT, where it may be missing.
+        with_paper: add the papers' rows to the table.
+        with_test: predict the test sets and write the leaderboard's archive.
 
     Raises:
-        UserError: the recipe lacks a task; a task has not been prepared, or with a tokenizer other than the checkpoint's.
+        UserError: an argument cannot be used; the recipe lacks a task; a task has not been prepared, or with a tokenizer
+            other than the checkpoint's.
     """
 
     name = "glue"
 
-    def __init__(self, data: Path, tasks: Sequence[str], checkpoint: PretrainedCheckpoint, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        session: Session,
+        data: Path,
+        tasks: Sequence[str],
+        intermediate: Path | None = None,
+        squad: Path | None = None,
+        with_paper: bool = False,
+        with_test: bool = False,
+    ) -> None:
+        self.session, self.intermediate, self.with_paper, self.with_test = session, intermediate, with_paper, with_test
+        self.squad = read_summary(squad or session.out, "squad", session.origin)
+        if squad is not None and self.squad is None:
+            raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
             raise UserError(f"{data} is not a directory: give the one that preprocess/glue/prepare.sh wrote as --data")
-        self.data = data.resolve()
-        self.max_positions = checkpoint.max_positions
+        self.data, self.max_positions = data.resolve(), session.checkpoint.max_positions
         self.prepared = {task: read_glue_data(self.data, task) for task in tasks}
-        checkpoint.check_tokenizer(self.data / "tokenizer")
+        session.checkpoint.check_tokenizer(self.data / "tokenizer")
         self.tasks = {
-            task: prepared.as_task(self.max_positions, {trial.separator for trial in recipe.trials_of(task)})
+            task: prepared.as_task(self.max_positions, session.recipe.trials_of(task))
             for task, prepared in self.prepared.items()
         }
+        if intermediate is not None:
+            self._check_intermediate(intermediate)
+        if with_test:
+            check_test_files(self.data, tasks)
 
     def train_flags(self, task: str) -> list[str]:
         """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
@@ -57,7 +83,7 @@ class Glue:
 
     def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
         """Copy ``tokenizer/`` and, for a classification, write ``labels.txt`` with one class name per line."""
-        shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True)
+        super().copy_tokenizer_and_labels(task, directory)
         names = self.prepared[task].label_names
         if names:
             write_text(directory / "labels.txt", "".join(f"{name}\n" for name in names))
@@ -76,76 +102,156 @@ class Glue:
             scores |= {f"{name}{suffix}": value for name, value in found.items()}
         return scores
 
+    def owns(self, task: str) -> bool:
+        return task in SCORED
 
-def predict(
-    data: GlueData, checkpoint: Path, splits: Sequence[str], max_positions: int, device: str, stop: threading.Event
-) -> dict[str, np.ndarray]:
-    """Predict splits with a fine-tuned checkpoint: class indices [N] int64, or values of a regression [N] float64.
+    def _check_intermediate(self, intermediate: Path) -> None:
+        """Raise :class:`UserError` unless an MNLI run of this checkpoint exists, or will exist, to start from."""
+        if not any(task in INTERMEDIATE_FOR for task in self.tasks):
+            raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
+        if intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks:
+            return
+        if best_intermediate(intermediate) is None:
+            raise UserError(
+                f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks, or give the --out of one "
+                "as --intermediate OUT"
+            )
+        setup = read_json(intermediate / f"{self.name}.setup.json") or {}
+        if any(setup.get(name) != self.session.origin[name] for name in ("checkpoint_sha256", "from_scratch")):
+            raise UserError(
+                f"{intermediate} holds {INTERMEDIATE_TASK} runs of another checkpoint: give those of this checkpoint"
+            )
 
-    The prediction runs in float32 and without dropout, whatever the precision of the training.
+    def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
+        """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.
 
-    Raises:
-        Stopped: ``stop`` is set.
+        AMOS Appendix E and thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a
+        dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
+        newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
+        """
+        plan = self.session.plan
+        if self.intermediate is None:
+            return super().execute(execute_runs)
+        independent = plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)
+        independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
+        dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
+        check_not_started_without_intermediate(plan(dependent))
+        failures = execute_runs(independent) if independent else []
+        start = best_intermediate(self.intermediate)
+        if start is None:
+            reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
+            return failures + [Failure(run, reason) for run in plan(dependent)]
+        return failures + execute_runs(plan(dependent, best_checkpoint(self.intermediate, start)))
+
+    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+        tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
+        if tasks:
+            yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
+        if self.squad:
+            yield from (f"SQuAD: {note}" for note in self.squad["notes"])
+
+    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
+        return glue_table(self.session.row_name, summaries, self.squad, self.with_paper, notes)
+
+    def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
+        name, value = average({task: summary.main.median for task, summary in summaries.items()})
+        return {"average": {"name": name, "value": value}}
+
+    def write_more(
+        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
+    ) -> tuple[Sequence[Path], Sequence[str]]:
+        """Write the leaderboard's archive, with ``with_test``."""
+        if not self.with_test:
+            return (), ()
+        session = self.session
+        archive, notices = write_submission(
+            session.out, self.data, summaries, self.max_positions, session.devices[0], stop
+        )
+        return [archive], notices
+
+
+def best_intermediate(out: Path) -> TaskSummary | None:
+    """Return the summary of the finished MNLI runs in OUT; None if there are none."""
+    return summarize([result for result in read_results(out) if result.task == INTERMEDIATE_TASK]).get(
+        INTERMEDIATE_TASK
+    )
+
+
+def check_not_started_without_intermediate(runs: Sequence[TaskRun]) -> None:
+    """Raise :class:`UserError` if a dependent run was started without the intermediate task. The identity check of the
+    runner would detect it only after MNLI's hours of training."""
+    for run in runs:
+        found = read_json(run.directory / IDENTITY_FILE)
+        if found is not None and "intermediate_sha256" not in found:
+            raise UserError(
+                f"{run.directory} was started without --intermediate: give another --out, or delete that directory"
+            )
+
+
+def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
+    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1.
+
+    If some of the eight tasks are missing, the name states the number of tasks. WNLI never counts.
     """
-    loaded = load_checkpoint(checkpoint)
-    model = loaded.model.to(device)
-    predicted = {}
-    for split in splits:
-        rows = data.inputs(split, max_positions, loaded.separator)
-        sequences = [rows[index] for index in range(len(rows))]
-        logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
-        for indices, tokens in batches(sequences, loaded.dictionary.pad(), stop):
-            with torch.inference_mode():
-                output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
-            logits[indices] = output.float().cpu().numpy()
-        predicted[split] = logits[:, 0] if data.is_regression else logits.argmax(axis=1)
-    return predicted
+    counted = [medians[task] for task in AVERAGED if task in medians]
+    if not counted:
+        return "AVG", None
+    name = "AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"
+    return name, statistics.fmean(counted)
 
 
-def write_predictions(file: Path, data: GlueData, split: str, predictions: np.ndarray, labels: np.ndarray) -> None:
-    """Write a table of index, prediction and label; classes by name, values of a regression with four decimals."""
-
-    def spell(value: float) -> str:
-        return f"{value:.4f}" if data.is_regression else data.label_names[int(value)]
-
-    rows = zip(data.ids(split), predictions, labels, strict=True)
-    lines = (f"{index}\t{spell(prediction)}\t{spell(label)}\n" for index, prediction, label in rows)
-    write_text(file, "index\tprediction\tlabel\n" + "".join(lines))
-
-
-def score(task: GlueTask, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Score one dev split with scikit-learn and scipy, in percent.
+def glue_table(
+    row_name: str, summaries: Mapping[str, TaskSummary], squad: dict[str, Any] | None, with_paper: bool, notes: Sequence[str]
+) -> Table:  # fmt: skip
+    """Build the table with the checkpoint's row and, with ``with_paper``, the papers' rows.
 
     Args:
-        predictions, labels: [N] class indices, or values of a regression.
-
-    Returns:
-        ``matthews`` and ``accuracy`` for CoLA; ``spearman`` and ``pearson`` for STS-B; ``accuracy`` for the others, with
-        ``f1`` of the positive class for MRPC and QQP.
+        squad: content of ``squad.json`` for the same checkpoint.
     """
-    if task.main_score == "spearman":
-        return {
-            "spearman": 100 * correlation(spearmanr, predictions, labels),
-            "pearson": 100 * correlation(pearsonr, predictions, labels),
-        }
-    scores = {"accuracy": 100 * float(accuracy_score(labels, predictions))}
-    if task.main_score == "matthews":
-        scores = {"matthews": 100 * float(matthews_corrcoef(labels, predictions)), **scores}
-    if task.with_f1:
-        # 0 if neither labels nor predictions have a positive, as for any model that finds no positive.
-        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=POSITIVE_CLASS, zero_division=0))
-    return scores
+    tasks = [task for task in SCORED if task in summaries or (with_paper and task in AVERAGED)]
+    average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
+    average_cell = format_score(value)
+    if with_paper and average_name != "AVG":  # the column is the papers' average of all eight tasks
+        average_cell = f"{average_cell} ({average_name.removeprefix('AVG ')})"
+        average_name = "AVG"
+    row = [row_name, *(task_cell(summaries.get(task)) for task in tasks), average_cell]
+    columns = ["", *(column_name(task) for task in tasks), average_name]
+
+    # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
+    squad_task = min(squad["tasks"], key=lambda name: "2" not in name, default=None) if squad else None
+    spreads = squad["tasks"][squad_task]["scores"] if squad and squad_task else {}
+    if spreads or with_paper:
+        columns += [f"{squad_task or 'SQuAD2.0'} {score}" for score in ("EM", "F1")]
+        none = {"median": None, "deviation": None}
+        found = [spreads.get(name, none) for name in ("em", "f1")]
+        row += [format_score(spread["median"], spread["deviation"]) for spread in found]
+    rows = [row, *(paper_row(paper, tasks) for paper in paper_results())] if with_paper else [row]
+    return Table("GLUE dev: median ± standard deviation over seeds", columns, rows, notes)
 
 
-def correlation(measure: "type[spearmanr]", predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
+def column_name(task: str) -> str:
+    """Return the task's name, with the score if it is not accuracy."""
+    names = {"MNLI": "MNLI m/mm", "CoLA": "CoLA (Matthews)", "STS-B": "STS-B (Spearman)"}
+    return names.get(task, task)
 
-    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
-    and its seed must count in the median.
-    """
-    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy warns about nearly constant values, and returns a number
-        value = float(measure(predictions, labels)[0])
-    return value if np.isfinite(value) else 0.0
+
+def task_cell(summary: TaskSummary | None) -> str:
+    if summary is None:
+        return MISSING
+    scores = [summary.main]
+    mismatched = f"{summary.best.main_score}_mm"
+    if mismatched in summary.scores:
+        scores.append(summary.scores[mismatched])
+    return " / ".join(format_score(score.median, score.deviation) for score in scores)
+
+
+def paper_row(paper: dict[str, Any], tasks: Sequence[str]) -> list[str]:
+    scores, deviations = paper["scores"], paper.get("deviations", {})
+    cells = []
+    for task in tasks:
+        values, own = scores.get(task), deviations.get(task)
+        if not isinstance(values, list):  # MNLI has two values, for the matched and the mismatched set
+            values, own = [values], [own]
+        pairs = zip(values, own or [None] * len(values), strict=True)
+        cells.append(" / ".join(format_score(*pair) for pair in pairs))
+    return [paper["name"], *cells, format_score(paper["average"]), *paper_squad_cells(paper, ("em", "f1"))]

@@ -17,8 +17,9 @@ from amos_fairseq.data.glue_tasks import SCORED, TASKS
 from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_texts, join_texts
 from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.benchmark import Stopped, Task
-from amos_fairseq.finetuning.runs import content_sha256, read_json
+from amos_fairseq.finetuning.benchmark import Stopped
+from amos_fairseq.finetuning.recipes import Hyperparameters
+from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256, read_json
 from amos_fairseq.strangers import field, finite_number, plain_name, read_text, whole_number
 
 TOKENS_PER_BATCH = 8192
@@ -55,12 +56,11 @@ class GlueData:
     def has(self, split: str) -> bool:
         return split in self.record["splits"]
 
-    def as_task(self, max_positions: int, separators: Collection[int | None]) -> Task:
-        """Return the task for a model of ``max_positions``; ``separators``: the values of ``--separator-token`` in use."""
-        name = self.record["task"]
-        num_examples = self.record["splits"]["train"]["rows"]
-        notes = (*self.notes(), *self.notes_on_cut_rows(max_positions, separators))
-        return Task(name, num_examples, TASKS[name].main_score, self.sha256(), notes)
+    def as_task(self, max_positions: int, trials: tuple[Hyperparameters, ...]) -> BenchmarkTask:
+        """Return the task for a model of ``max_positions`` and the recipe's trials."""
+        name, num_examples = self.record["task"], self.record["splits"]["train"]["rows"]
+        notes = (*self.notes(), *self.notes_on_cut_rows(max_positions, {trial.separator for trial in trials}))
+        return BenchmarkTask(name, num_examples, TASKS[name].main_score, self.sha256(), trials, notes)
 
     def sha256(self) -> str:
         """Return a fingerprint of the data that runs are trained and scored on. Test files do not change it."""

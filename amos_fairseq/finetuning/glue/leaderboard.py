@@ -16,8 +16,8 @@ import numpy as np
 from amos_fairseq.data.glue_tasks import DIAGNOSTIC, INTERMEDIATE_TASK, SCORED, TASKS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue.benchmark import predict
 from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data
+from amos_fairseq.finetuning.glue.predictions import predict
 from amos_fairseq.finetuning.report import TaskSummary, best_checkpoint
 
 ARCHIVE = "glue_submission.zip"

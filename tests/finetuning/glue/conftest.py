@@ -4,11 +4,13 @@ import argparse
 
 import pytest
 import torch
-from synthetic_glue import INFERENCE, write_glue, write_pretrained_checkpoint
+from synthetic_glue import INFERENCE, session, write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.finetuning import runner as runner_module
-from amos_fairseq.finetuning.glue.benchmark import HEAD
+from amos_fairseq.finetuning.glue.benchmark import Glue
+from amos_fairseq.finetuning.glue.predictions import HEAD
+from amos_fairseq.finetuning.run_benchmark import run_benchmark
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 
@@ -32,35 +34,40 @@ def data(start, tmp_path_factory):
 
 
 @pytest.fixture
-def fake_training(monkeypatch):
+def fake_training(start, monkeypatch):
     """Record each command, and write the model that it would train with random weights of the seed."""
-    commands = []
+    commands, checkpoint = [], start / "checkpoint_last.pt"
 
-    def flag(command, name):
-        return command[command.index(name) + 1]
+    def flag(command, name, default=None):
+        return command[command.index(name) + 1] if name in command else default
 
     def train(command, directory, variables, stop, report):
         commands.append(command)
-        state = read_state(checkpoint_of(command))
+        state = read_state(checkpoint)
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
-        model = FineTunedModel(cfg, load_checkpoint(checkpoint_of(command)).model.vocabulary)
+        model = FineTunedModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
         model.register_classification_head(HEAD, int(flag(command, "--num-classes")))
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
-        state |= {
-            "cfg": {"model": vars(cfg), "task": {"_name": "sentence_prediction", **separator_of(command)}},
-            "model": model.state_dict(),
-            "last_optimizer_state": {},
-        }
+        task, separator = {"_name": "sentence_prediction"}, flag(command, "--separator-token")
+        task |= {} if separator is None else {"separator_token": int(separator)}
+        state |= {"cfg": {"model": vars(cfg), "task": task}, "model": model.state_dict(), "last_optimizer_state": {}}
         for name in ("best", "last"):
             torch.save(state, directory / f"checkpoint_{name}.pt")
 
-    def separator_of(command):
-        return {"separator_token": int(flag(command, "--separator-token"))} if "--separator-token" in command else {}
-
-    def checkpoint_of(command):
-        return train.start
-
     monkeypatch.setattr(runner_module, "train", train)
-    return argparse.Namespace(commands=commands, flag=flag, train=train)
+    return argparse.Namespace(commands=commands, flag=flag)
+
+
+@pytest.fixture
+def glue(start, data, fake_training):
+    """Run ``amos glue`` with the tasks; options of the session (one seed) and of the benchmark by name."""
+
+    def run(out, *tasks, data=data, intermediate=None, with_test=False, num_seeds=1, **options):
+        opened = session(start, out, num_seeds=num_seeds, **options)
+        outcome = run_benchmark(Glue(opened, data, tasks, intermediate, with_test=with_test))
+        assert outcome.failures == []
+        return outcome
+
+    return run

@@ -17,12 +17,9 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.glue.benchmark import HEAD, Glue
+from amos_fairseq.finetuning.glue.benchmark import Glue, best_intermediate
 from amos_fairseq.finetuning.glue.data import batches, read_glue_data
-from amos_fairseq.finetuning.glue.experiment import glue_results, run_glue
-from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
-from amos_fairseq.finetuning.recipes import load_recipe
-from amos_fairseq.finetuning.report import summarize
+from amos_fairseq.finetuning.glue.predictions import HEAD
 from amos_fairseq.tokenization import load_tokenizer
 
 
@@ -64,10 +61,8 @@ def test_batches_have_every_row_once_longest_first():
         next(batches(texts, 1, stop))
 
 
-def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
-    outcome = run_glue(session(start, tmp_path, num_seeds=1), data, ["STS-B", "MNLI"], None, None, False, False)
-    assert outcome.failures == []
+def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, glue):
+    glue(tmp_path, "STS-B", "MNLI")
     for task, split in (("STS-B", "valid"), ("MNLI", "valid1")):
         directory = tmp_path / "runs" / task / "seed1"
         prepared, loaded = read_glue_data(data, task), load_checkpoint(directory / "checkpoint_best.pt")
@@ -92,9 +87,8 @@ def test_predictions_are_those_of_single_rows_through_the_model(start, data, tmp
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("num_separators", [1, 2])
-def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, fake_training, num_separators):
+def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, glue, num_separators):
     """From texts to classes with the folder's own tokenizer and model; one text, the other or both are cut."""
-    fake_training.train.start = start / "checkpoint_last.pt"
     generator = random.Random(num_separators)
     texts = [[" ".join(generator.choices(WORDS, k=generator.randint(1, 40))) for _ in range(60)] for _ in range(2)]
     shutil.copytree(data, tmp_path / "data")
@@ -107,8 +101,7 @@ def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, fake_t
     splits = read_glue_data(data, "RTE").record["splits"] | {"valid": {"source": "dev.tsv", "rows": 60}}
     change_task(tmp_path / "data", "RTE", splits=splits)
 
-    given = {"num_seeds": 1, "overrides": {"num_separators": num_separators}}
-    outcome = run_glue(session(start, tmp_path / "out", **given), tmp_path / "data", ["RTE"], None, None, False, False)
+    outcome = glue(tmp_path / "out", "RTE", data=tmp_path / "data", overrides={"num_separators": num_separators})
     run = tmp_path / "out/runs/RTE/seed1"
     written = [line.split("\t")[1] for line in (run / "predictions.valid.tsv").read_text().splitlines()[1:]]
     assert set(written) == set(names)
@@ -130,18 +123,16 @@ def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, fake_t
     assert torch.equal(features.tokens, ids)
 
 
-def test_run_directory_has_tokenizer_and_labels(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
-    run_glue(session(start, tmp_path, num_seeds=1), data, ["MNLI"], None, None, False, False)
+def test_run_directory_has_tokenizer_and_labels(start, tmp_path, glue):
+    glue(tmp_path, "MNLI")
     directory = tmp_path / "runs/MNLI/seed1"
     assert (directory / "labels.txt").read_text() == "entailment\nneutral\ncontradiction\n"
     assert {p.name for p in (directory / "tokenizer").iterdir()} == {p.name for p in (start / "tokenizer").iterdir()}
     assert load_checkpoint(directory / "checkpoint_best.pt").tokenizer.encode("fox")
 
 
-def test_flags_describe_the_checkpoint_and_the_task(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
-    run_glue(session(start, tmp_path, num_seeds=1), data, ["CoLA", "STS-B"], None, None, False, False)
+def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_training, glue):
+    glue(tmp_path, "CoLA", "STS-B")
     (cola, sts), flag = fake_training.commands, fake_training.flag
     settings = read_state(start / "checkpoint_last.pt")["cfg"]["model"]
     for name in ("encoder_layers", "encoder_embed_dim", "max_positions", "layer_norm_eps", "relative_position_scheme"):
@@ -156,43 +147,40 @@ def test_flags_describe_the_checkpoint_and_the_task(start, data, tmp_path, fake_
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
 
 
-def test_from_scratch_uses_random_weights_and_a_note(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
-    outcome = run_glue(session(start, tmp_path, from_scratch=True), data, ["CoLA"], None, None, False, False)
+def test_from_scratch_uses_random_weights_and_a_note(tmp_path, fake_training, glue):
+    outcome = glue(tmp_path, "CoLA", from_scratch=True)
     assert all("--finetune-from-model" not in command for command in fake_training.commands)
     assert outcome.table.rows[0][0] == "amos (random weights)"
     assert any("none of its weights" in note for note in outcome.table.notes)
     with pytest.raises(UserError, match="from_scratch: True there, False here"):
-        run_glue(session(start, tmp_path), data, ["CoLA"], None, None, False, False)
+        glue(tmp_path, "CoLA")
 
 
 @pytest.mark.slow
-def test_small_tasks_start_from_the_best_mnli_run(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
+def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
     out = tmp_path / "out"
-    outcome = run_glue(session(start, out), data, ["RTE", "STS-B", "CoLA", "MNLI"], out, None, False, False)
-    assert outcome.failures == []
-    best = summarize(glue_results(out))["MNLI"].best
+    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, num_seeds=2)
+    best = best_intermediate(out).best
     starts = {}
     for command in fake_training.commands:
         task = command[4].rpartition("/")[2]
         starts.setdefault(task, set()).add(fake_training.flag(command, "--finetune-from-model"))
     mnli, original = str(out / best.directory / "checkpoint_best.pt"), str(start / "checkpoint_last.pt")
     assert starts == {"MNLI": {original}, "CoLA": {original}, "RTE": {mnli}, "STS-B": {mnli}}
-    assert [command[4].rpartition("/")[2] for command in fake_training.commands[:2]] == ["MNLI", "MNLI"]
+    assert list(starts) == ["MNLI", "CoLA", "RTE", "STS-B"]
     assert any(note.startswith("RTE, STS-B: started from the best dev run of MNLI") for note in outcome.table.notes)
     # Another OUT takes the MNLI runs of this one; without the flag they would be other runs.
-    run_glue(session(start, tmp_path / "other"), data, ["RTE"], out, None, False, False)
+    glue(tmp_path / "other", "RTE", intermediate=out)
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
     with pytest.raises(UserError, match="intermediate_sha256"):
-        run_glue(session(start, out), data, ["RTE"], None, None, False, False)
+        glue(out, "RTE")
 
 
-def test_intermediate_training_without_mnli_is_refused(start, data, tmp_path, fake_training):
+def test_intermediate_training_without_mnli_is_refused(tmp_path, fake_training, glue):
     with pytest.raises(UserError, match="holds no finished run of MNLI"):
-        run_glue(session(start, tmp_path), data, ["RTE"], tmp_path, None, False, False)
+        glue(tmp_path, "RTE", intermediate=tmp_path)
     with pytest.raises(UserError, match="has no effect"):
-        run_glue(session(start, tmp_path), data, ["CoLA"], tmp_path, None, False, False)
+        glue(tmp_path, "CoLA", intermediate=tmp_path)
     assert fake_training.commands == []
 
 
@@ -224,9 +212,8 @@ def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path
         assert read_glue_data(tmp_path, "RTE").sha256() != before, change
 
 
-def test_tasks_of_the_benchmark(start, data):
-    glue = Glue(data, ["CoLA", "STS-B"], read_pretrained_checkpoint(start), load_recipe("amos", "base"))
-    assert {name: (task.num_examples, task.main_score) for name, task in glue.tasks.items()} == {
-        "CoLA": (40, "matthews"), "STS-B": (20, "spearman"),
-    }  # fmt: skip
+def test_tasks_of_the_benchmark(start, data, tmp_path):
+    tasks = Glue(session(start, tmp_path), data, ["CoLA", "STS-B"]).tasks.values()
+    found = [(task.name, task.num_examples, task.main_score) for task in tasks]
+    assert found == [("CoLA", 40, "matthews"), ("STS-B", 20, "spearman")]
     assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]

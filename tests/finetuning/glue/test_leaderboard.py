@@ -5,21 +5,19 @@ import threading
 import zipfile
 
 import pytest
-from synthetic_glue import change_task, session
+from synthetic_glue import change_task
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue.benchmark import predict
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.glue.experiment import glue_results, run_glue
 from amos_fairseq.finetuning.glue.leaderboard import fill_broken_lines, write_submission
+from amos_fairseq.finetuning.glue.predictions import predict
 from amos_fairseq.finetuning.report import summarize
+from amos_fairseq.finetuning.runs import read_results
 
 
 @pytest.mark.slow
-def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
-    fake_training.train.start = start / "checkpoint_last.pt"
-    tasks = ["CoLA", "STS-B", "MNLI", "RTE"]
-    outcome = run_glue(session(start, tmp_path), data, tasks, None, None, False, with_test=True)
+def test_archive_of_the_leaderboard(data, tmp_path, glue):
+    outcome = glue(tmp_path, "CoLA", "STS-B", "MNLI", "RTE", with_test=True, num_seeds=2)
     with zipfile.ZipFile(tmp_path / "glue_submission.zip") as archive:
         files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
     official = {
@@ -33,10 +31,10 @@ def test_archive_of_the_leaderboard(start, data, tmp_path, fake_training):
     filled = [notice.split()[0] for notice in outcome.notices]
     assert filled == ["QQP.tsv", "QNLI.tsv", "SST-2.tsv", "RTE.tsv", "MRPC.tsv", "WNLI.tsv"]
     assert {line.split("\t")[1] for line in files["RTE.tsv"][1:]} == {"entailment"}
-    summaries = summarize(glue_results(tmp_path))
+    summaries = summarize(read_results(tmp_path))
     for task, name, split in (("CoLA", "CoLA", "test"), ("MNLI", "MNLI-mm", "test1"), ("MNLI", "AX", "test")):
         prepared = read_glue_data(data, "AX" if name == "AX" else task)
-        best = max((r for r in glue_results(tmp_path) if r.task == task), key=lambda result: result.main)
+        best = max((r for r in read_results(tmp_path) if r.task == task), key=lambda result: result.main)
         assert summaries[task].best.seed == best.seed
         checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
         expected = predict(prepared, checkpoint, [split], 80, "cpu", threading.Event())[split]

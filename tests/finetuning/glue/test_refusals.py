@@ -11,7 +11,7 @@ from amos_fairseq.cli.glue import tasks_to_run
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.pretrained_checkpoint import read_pretrained_checkpoint
+from amos_fairseq.finetuning.session import read_pretrained_checkpoint
 
 
 def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys):

@@ -10,10 +10,10 @@ from rich.console import Console
 from scipy.stats import rankdata
 
 from amos_fairseq.data.glue_tasks import AVERAGED, TASKS, parse_tasks
-from amos_fairseq.finetuning.glue.benchmark import score
-from amos_fairseq.finetuning.glue.experiment import average, glue_table
+from amos_fairseq.finetuning.glue.benchmark import average, glue_table
+from amos_fairseq.finetuning.glue.predictions import score
 from amos_fairseq.finetuning.report import best_run, paper_results, spread, summarize
-from amos_fairseq.finetuning.runs import Result
+from amos_fairseq.finetuning.runs import RunResult
 
 
 def test_scores_by_hand():
@@ -70,7 +70,7 @@ def test_median_and_deviation_by_hand():
 
 def result(task, seed, main, trial="", **scores):
     name = TASKS[task].main_score
-    return Result(
+    return RunResult(
         task=task, trial=trial, seed=seed, directory=f"runs/{task}/{trial}/seed{seed}", main_score=name,
         scores={name: main, **scores}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
         identity={},

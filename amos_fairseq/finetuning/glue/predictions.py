@@ -1,0 +1,93 @@
+"""Predictions and scores of GLUE's splits with a fine-tuned checkpoint."""
+
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.glue_tasks import GlueTask
+from amos_fairseq.files import write_text
+from amos_fairseq.finetuning.glue.data import GlueData, batches
+
+HEAD = "sentence_classification_head"
+POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
+
+
+def predict(
+    data: GlueData, checkpoint: Path, splits: Sequence[str], max_positions: int, device: str, stop: threading.Event
+) -> dict[str, np.ndarray]:
+    """Predict splits with a fine-tuned checkpoint: class indices [N] int64, or values of a regression [N] float64.
+
+    The prediction runs in float32 and without dropout, whatever the precision of the training.
+
+    Raises:
+        Stopped: ``stop`` is set.
+    """
+    loaded = load_checkpoint(checkpoint)
+    model = loaded.model.to(device)
+    predicted = {}
+    for split in splits:
+        rows = data.inputs(split, max_positions, loaded.separator)
+        sequences = [rows[index] for index in range(len(rows))]
+        logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
+        for indices, tokens in batches(sequences, loaded.dictionary.pad(), stop):
+            with torch.inference_mode():
+                output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
+            logits[indices] = output.float().cpu().numpy()
+        predicted[split] = logits[:, 0] if data.is_regression else logits.argmax(axis=1)
+    return predicted
+
+
+def write_predictions(file: Path, data: GlueData, split: str, predictions: np.ndarray, labels: np.ndarray) -> None:
+    """Write a table of index, prediction and label; classes by name, values of a regression with four decimals."""
+
+    def spell(value: float) -> str:
+        return f"{value:.4f}" if data.is_regression else data.label_names[int(value)]
+
+    rows = zip(data.ids(split), predictions, labels, strict=True)
+    lines = (f"{index}\t{spell(prediction)}\t{spell(label)}\n" for index, prediction, label in rows)
+    write_text(file, "index\tprediction\tlabel\n" + "".join(lines))
+
+
+def score(task: GlueTask, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Score one dev split with scikit-learn and scipy, in percent.
+
+    Args:
+        predictions, labels: [N] class indices, or values of a regression.
+
+    Returns:
+        ``matthews`` and ``accuracy`` for CoLA; ``spearman`` and ``pearson`` for STS-B; ``accuracy`` for the others, with
+        ``f1`` of the positive class for MRPC and QQP.
+    """
+    if task.main_score == "spearman":
+        return {
+            "spearman": 100 * correlation(spearmanr, predictions, labels),
+            "pearson": 100 * correlation(pearsonr, predictions, labels),
+        }
+    scores = {"accuracy": 100 * float(accuracy_score(labels, predictions))}
+    if task.main_score == "matthews":
+        scores = {"matthews": 100 * float(matthews_corrcoef(labels, predictions)), **scores}
+    if task.with_f1:
+        # 0 if neither labels nor predictions have a positive, as for any model that finds no positive.
+        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=POSITIVE_CLASS, zero_division=0))
+    return scores
+
+
+def correlation(measure: "type[spearmanr]", predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
+
+    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
+    and its seed must count in the median.
+    """
+    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy warns about nearly constant values, and returns a number
+        value = float(measure(predictions, labels)[0])
+    return value if np.isfinite(value) else 0.0

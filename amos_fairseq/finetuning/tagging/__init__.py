@@ -1,1 +1,0 @@
-"""Sequence tagging: scores of words and spans, evaluation, and the whole experiment with its table."""

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# AMOS with the flags of fairseq-train: the settings of the recipe, whose YAML states the source of each value.
+#
+#   bash examples/pretraining/train.sh RECIPE DATA SAVE_DIR [flags of fairseq-train, which override those below]
+#
+# RECIPE: amos_tiny, amos_mini, amos_small, amos_base, amos_base_pp or amos_large.
+# The same command continues the run. Change --max-update and --total-num-update (of the learning rate) together.
+# Global batch: --batch-size x --update-freq x number of GPUs. These values are for ONE GPU.
+set -euo pipefail
+usage="usage: train.sh RECIPE DATA SAVE_DIR [flags of fairseq-train]"
+recipe="${1:?$usage}" data="${2:?$usage}" save_dir="${3:?$usage}"
+checkout="$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=examples/environment.sh
+source "$checkout/examples/environment.sh"
+
+# What a size changes in the flags of amos_base below: the last value of a flag counts.
+half_precision=(--bf16)
+case "$recipe" in
+    amos_tiny) half_precision=() size=(--arch amos_tiny --tokens-per-sample 64 --max-positions 64 --dropout 0 --attention-dropout 0
+        --batch-size 128 --update-freq 1 --num-workers 1 --log-interval 50
+        --max-update 1750 --total-num-update 1750 --lr 0.002 --warmup-updates 100 --power 0.5
+        --save-interval-updates 400 --validate-interval-updates 200
+        --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
+    amos_mini) half_precision=() size=(--arch amos_mini --tokens-per-sample 128 --max-positions 128 --dropout 0 --attention-dropout 0
+        --discriminator-lr-scale 0.05 --update-freq 1 --num-workers 1
+        --max-update 16000 --total-num-update 16000 --lr 0.001 --warmup-updates 500
+        --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
+    amos_small) half_precision=() size=(--arch amos_small --tokens-per-sample 128 --max-positions 128
+        --batch-size 128 --update-freq 1 --max-update 1000000 --total-num-update 1000000 --adam-betas '(0.9, 0.999)'
+        --save-interval-updates 5000 --validate-interval-updates 5000 --keep-interval-updates-pattern 100000) ;;
+    amos_base) size=() ;;
+    amos_base_pp) size=(--max-update 1950000 --total-num-update 1950000 --lr 0.0002
+        --save-interval-updates 2000 --validate-interval-updates 10000 --keep-interval-updates-pattern 250000) ;;
+    amos_large) size=(--arch amos_large --batch-size 16 --update-freq 128
+        --max-update 400000 --total-num-update 400000 --lr 0.0002 --adam-betas '(0.9, 0.999)'
+        --keep-interval-updates-pattern 50000) ;;
+    *) fail "there are no flags for '$recipe': give amos_tiny, amos_mini, amos_small, amos_base, amos_base_pp or amos_large" ;;
+esac
+prepare_active_environment
+
+exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fairseq" \
+    --task text_pretraining --tokens-per-sample 512 --sample-break-mode none --mask-prob 0.15 \
+    --arch amos_base --max-positions 512 \
+    --criterion amos --discriminator-loss-weight 50 \
+    --batch-size 32 --update-freq 64 --num-workers 2 \
+    --max-update 125000 --clip-norm 2.0 \
+    --lr 0.0005 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 125000 \
+    --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 \
+    --seed 1 --log-interval 100 --tensorboard-logdir "$save_dir/tensorboard" \
+    --save-interval 1000000000 --save-interval-updates 1000 --no-epoch-checkpoints \
+    --validate-interval 1000000000 --validate-interval-updates 1000 \
+    --keep-interval-updates 3 --keep-interval-updates-pattern 25000 \
+    --best-checkpoint-metric num_updates --maximize-best-checkpoint-metric \
+    ${half_precision[@]+"${half_precision[@]}"} ${size[@]+"${size[@]}"} "${@:4}"
