@@ -40,7 +40,7 @@ def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
         if found[split] is None and (not is_test(split) or len(found) == 1):
             raise UserError(
                 f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)}): copy the official files of "
-                f"{task.name} there under their names, or download them with preprocess/glue/download.sh"
+                f"{task.name} there under their names, or download them with amos prepare glue-download"
             )
     return {split: path for split, path in found.items() if path is not None}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
@@ -257,8 +258,15 @@ def test_other_mistakes_are_one_line(data, tmp_path, capsys):
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
     (tmp_path / "text.json").write_text("no json")
     assert "text.json is not JSON" in refused(capsys, tmp_path / "text.json", source, tokenizer, out)
-    (tmp_path / "cut.json.xz").write_bytes(lzma.compress(source.read_bytes())[:-30])
-    assert "cut.json.xz is damaged" in refused(capsys, tmp_path / "cut.json.xz", source, tokenizer, out)
+    cut = {
+        "gz": gzip.compress,
+        "xz": lzma.compress,
+        "zst": zstandard.compress,
+    }  # zstandard's own reader takes cut files
+    for suffix, compress in cut.items():
+        path = tmp_path / f"cut.json.{suffix}"
+        path.write_bytes(compress(source.read_bytes())[:-30])
+        assert f"{path.name} is damaged" in refused(capsys, path, source, tokenizer, out)
     assert "no such file" in refused(capsys, source, tmp_path / "absent.json", tokenizer, out)
     assert "is not a directory" in refused(capsys, source, source, tmp_path / "absent", out)
     assert "--max-train-questions 0" in refused(capsys, source, source, tokenizer, out, "--max-train-questions", 0)
