@@ -29,18 +29,7 @@ setup(
     ],
     # docs/limits.md says what was run with each.
     python_requires=">=3.10,<3.14",
-    packages=[
-        *find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
-        *(
-            f"amos_fairseq.preprocess.{name}"
-            for name in ("common", "glue", "pretraining", "probing", "squad", "tagging")
-        ),
-    ],
-    # This one has its own place in the checkout: amos_fairseq/preprocess/__init__.py.
-    package_dir={
-        "amos_fairseq": "amos_fairseq",
-        "amos_fairseq.preprocess": "preprocess",
-    },
+    packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
     py_modules=["amos_start"],
     package_data={
         "amos_fairseq": ["recipes/**/*.yaml"],

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import fcntl
 import glob
 import json
 import os
@@ -106,6 +107,21 @@ def no_links(path: str, flags: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UserError(f"{path} is not a regular file: remove it")
+    return descriptor
+
+
+def take_lock(path: Path, refusal: str) -> int:
+    """Lock the file ``path`` and return its descriptor; the lock ends when it is closed or with this process.
+
+    Raises:
+        UserError: another process holds the lock (``refusal`` is the message), or ``path`` is a link.
+    """
+    descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # child processes do not inherit it
+    except OSError:
+        os.close(descriptor)
+        raise UserError(refusal) from None
     return descriptor
 
 

@@ -189,7 +189,7 @@ use_active_environment() {
     local extra="$1" python
     python="$(find_python)" || exit 1
     AMOS_PYTHON="$("$python" -c 'import sys; print(sys.executable)')"
-    "$AMOS_PYTHON" "$CHECKOUT/preprocess/common/check_environment.py" ${extra:+"$extra"} || exit 1
+    "$AMOS_PYTHON" "$CHECKOUT/examples/check_environment.py" ${extra:+"$extra"} || exit 1
     export AMOS_PYTHON PYTHONPATH="$CHECKOUT${PYTHONPATH:+:$PYTHONPATH}" PATH="$CHECKOUT/examples/commands:$PATH"
 }
 

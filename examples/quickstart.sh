@@ -71,7 +71,7 @@ make_text() {
     TEXT_FILE="$OUT_DIR/documentation.txt"
     if [ ! -f "$TEXT_FILE" ]; then
         step "Collecting the prose of the installed documentation"
-        python -m amos_fairseq.preprocess.pretraining.documentation_corpus --out "$TEXT_FILE"
+        python examples/documentation_corpus.py --out "$TEXT_FILE"
     fi
 }
 

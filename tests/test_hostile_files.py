@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
+from amos_fairseq.data.glue_tasks import SCORED, TASKS
 from amos_fairseq.data.official_squad import read_null_odds, read_predictions, read_squad
 from amos_fairseq.data.squad import Example, _parsed, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.glue.tasks import TASKS as SCORED_TASKS
 from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION
 from amos_fairseq.hugging_face.parts import dataset_of, label_settings
-from amos_fairseq.preprocess.glue import prepare as prepare_glue
-from amos_fairseq.preprocess.glue.tasks import TASKS
-from amos_fairseq.preprocess.glue.workspace import Workspace as GlueWorkspace
-from amos_fairseq.preprocess.pretraining.manifest import is_finished
-from amos_fairseq.preprocess.pretraining.workspace import Workspace
-from amos_fairseq.preprocess.probing import prepare as prepare_probing
+from amos_fairseq.prepare import glue, probing
+from amos_fairseq.prepare.glue import GlueWorkspace
+from amos_fairseq.prepare.text_workspace import TextWorkspace, is_finished_corpus
+from amos_fairseq.prepare.workspace import Sample, is_finished
 from amos_fairseq.scoring.reranking import read_nbest
 
 TEXTS = (
@@ -49,8 +47,13 @@ SQUAD_MANIFEST = {
 CORPUS = {
     "task_data": "x", "settings": {"seed": 1}, "inputs": [{"bytes": 2, "sha256": "x"}], "shards": [{"directory": "."}],
 }  # fmt: skip
-PIECE = {"name": "00000.txt", "documents": 1, "paragraphs": 1, "bytes": 2}
-SPLIT = {"inputs": [{}], "pieces": [PIECE], "valid": PIECE | {"name": "valid.txt"}, "sample": PIECE}
+DOCUMENT_FILE = {"name": "00000.txt", "documents": 1, "paragraphs": 1, "bytes": 2}
+SPLIT = {
+    "inputs": [{}],
+    "train": [DOCUMENT_FILE],
+    "valid": DOCUMENT_FILE | {"name": "valid.txt"},
+    "sample": DOCUMENT_FILE,
+}
 IDENTITY = {"settings": {"seed": 1}}
 GLUE_TASK = {
     "task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None,
@@ -65,8 +68,11 @@ LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 def glue_is_finished(path: Path) -> bool:
     workspace = GlueWorkspace(path.parents[1], SimpleNamespace(sha256="x"))
-    settings = prepare_glue.Settings(None, 1)
-    return prepare_glue._is_finished(workspace, TASKS["RTE"], {}, SimpleNamespace(sha256="x"), settings)
+    return glue._is_finished(workspace, TASKS["RTE"], {}, SimpleNamespace(sha256="x"), Sample(None, 1))
+
+
+def probing_is_finished(path: Path) -> bool:
+    return is_finished(path.parent, {"sources": []}, "probing", path.name, probing.read_manifest)
 
 
 def notes_of_glue(path: Path) -> list[str]:
@@ -85,15 +91,15 @@ def labels(path: Path, head: str | None = None) -> list[str]:
 
 def name_in_card(path: Path) -> None:
     found = dataset_of(SEQUENCE_CLASSIFICATION, path.parent)
-    assert found is None or found[1].removeprefix("GLUE ") in SCORED_TASKS
+    assert found is None or found[1].removeprefix("GLUE ") in SCORED
 
 
-def workspace(path: Path) -> Workspace:
-    return Workspace(path.parents[2], IDENTITY)
+def workspace(path: Path) -> TextWorkspace:
+    return TextWorkspace(path.parents[2], IDENTITY)
 
 
 def claim(path: Path) -> None:
-    Workspace(path.parents[1], IDENTITY)._claim()
+    TextWorkspace(path.parents[1], IDENTITY).open()
     assert json.loads(path.read_text()) == IDENTITY
 
 
@@ -110,7 +116,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "n-best lists": ("nbest.json", NBEST, read_nbest),
     "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: _parsed(path, Example.from_json)),
     "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_manifest(path.parent)),
-    "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished(path.parent, {"seed": 1}, [])),
+    "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),
     "counts of a shard": (
@@ -120,7 +126,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "corpus.json that is moved": (".prepare/corpus.json", CORPUS, continue_publishing),
     "task.json": ("RTE/task.json", GLUE_TASK, glue_is_finished),
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
-    "probing.json": ("probing.json", {"sources": []}, lambda path: prepare_probing._is_finished(path.parent, [])),
+    "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),
     "labels.txt": ("labels.txt", None, lambda path: labels(path, "a head")),
     "task in a model card": ("task.json", LABELS, name_in_card),
@@ -189,11 +195,11 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
 
 
 def test_a_workspace_names_no_files_elsewhere(tmp_path):
-    """Pieces are removed once they are encoded."""
+    """Files of the split are removed once they are encoded."""
     path = tmp_path / ".prepare" / "text" / "split.json"
     path.parent.mkdir(parents=True)
     for name in ("../../elsewhere.txt", "/etc/passwd", "split.json", "valid.txt/..", "00000.txt\n"):
-        path.write_text(json.dumps(SPLIT | {"pieces": [PIECE | {"name": name}]}))
+        path.write_text(json.dumps(SPLIT | {"train": [DOCUMENT_FILE | {"name": name}]}))
         with pytest.raises(UserError, match=r"split\.json is damaged: what is unfinished was removed"):
             workspace(path).load_split()
 
@@ -213,7 +219,7 @@ def test_a_workspace_writes_and_removes_nothing_through_links(link, tmp_path):
         if (out / link).exists():
             shutil.rmtree(out / link)
         (out / link).symlink_to(precious)
-        with pytest.raises(UserError, match=r"is a link|corpus of other inputs"), Workspace(out, IDENTITY) as work:
+        with pytest.raises(UserError, match=r"is a link|corpus of other inputs"), TextWorkspace(out, IDENTITY) as work:
             work.continue_publishing()
         assert {path.name for path in precious.iterdir()} == {"x.unfinished", "tokenizer.json"}
         assert (precious / "tokenizer.json").read_text() == "precious"
@@ -222,7 +228,10 @@ def test_a_workspace_writes_and_removes_nothing_through_links(link, tmp_path):
 
 def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
     (tmp_path / ".prepare" / "text").mkdir(parents=True)
-    with pytest.raises(UserError, match="unfinished corpus of other inputs or settings"), Workspace(tmp_path, IDENTITY):
+    with (
+        pytest.raises(UserError, match="unfinished corpus of other inputs or settings"),
+        TextWorkspace(tmp_path, IDENTITY),
+    ):
         pass
 
 

@@ -151,8 +151,8 @@ def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Pa
 
 
 def test_one_function_starts_python() -> None:
-    """Where no source of the package, of the preparation and of the examples passes ``-m`` or ``-c`` to Python."""
-    sources = [path for folder in ("amos_fairseq", "preprocess", "examples") for path in (ROOT / folder).rglob("*.py")]
+    """Where no source of the package and of the examples passes ``-m`` or ``-c`` to Python."""
+    sources = [path for folder in ("amos_fairseq", "examples") for path in (ROOT / folder).rglob("*.py")]
     with_option = [
         str(path.relative_to(ROOT))
         for path in sources

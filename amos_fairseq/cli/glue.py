@@ -7,7 +7,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.finetuning.glue.tasks import AVERAGED, parse_tasks
+from amos_fairseq.data.glue_tasks import AVERAGED, parse_tasks
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at

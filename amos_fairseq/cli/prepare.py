@@ -1,21 +1,260 @@
-"""``amos prepare``: convert raw text to a binarized corpus, as ``preprocess/pretraining/prepare.sh`` does in a checkout."""
+"""``amos prepare KIND``: raw files to what training reads. The scripts of ``preprocess`` in a checkout call it.
+
+The arguments of all kinds are here, apart from the work, whose imports would slow down ``amos --help``.
+"""
 
 import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.preprocess.pretraining.arguments import DESCRIPTION, add_arguments
+from amos_fairseq.cli.arguments import HelpFormatter, add_subcommand
+from amos_fairseq.data.glue_tasks import TASKS
+from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE
+
+DESCRIPTION = """\
+Convert raw files to what training reads. Each kind has its own --help.
+
+amos prepare FILE ... means amos prepare text FILE ...: the first word is a kind if it is the name of one, also where a file
+has that name; such a file is given as ./text."""
+TEXT = "text"
+
+
+class KindFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+class KindParser(argparse.ArgumentParser):
+    """The parser of a kind. OUT is the last positional argument or the value of --out; options may stand between."""
+
+    is_text = is_intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.is_text or self.is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self.is_intermixed = True  # the method below calls this one
+        given, rest = self.parse_known_intermixed_args(args, namespace)
+        self.is_intermixed = False
+        if "out_option" in given:
+            if not rest and (given.out is None) == (given.out_option is None):
+                self.error("give the output directory once, as OUT or by --out DIR")
+            given.out = given.out or given.out_option
+        return given, rest
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "prepare", "convert text to a binarized corpus", DESCRIPTION)
-    add_arguments(parser)
+    parser = add_subcommand(subparsers, "prepare", "convert text, GLUE, SQuAD, ... to binarized data", DESCRIPTION)
+    parser.formatter_class = KindFormatter
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
+    parse = parser.parse_known_args
+    # An instance's method, because argparse chooses the class of subparsers for all of them.
+    parser.parse_known_args = lambda args, namespace=None: parse(with_kind(args, kinds.choices), namespace)
+    for add_kind in (add_text, add_glue, add_glue_download, add_squad, add_tagging, add_probing):
+        add_kind(kinds)
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.preprocess.common.processes import end_children_with_this_process
-    from amos_fairseq.preprocess.pretraining import prepare
+def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Return the arguments behind ``amos prepare``, with the kind ``text`` where none is given."""
+    has_kind = not arguments or arguments[0] in (*kinds, "-h", "--help")
+    return list(arguments) if has_kind else [TEXT, *arguments]
 
-    end_children_with_this_process()
-    prepare.run(arguments)
+
+def run(arguments: argparse.Namespace) -> None:
+    from amos_fairseq.prepare import glue, glue_download, probing, squad, tagging, text
+    from amos_fairseq.terminal import ending_in_one_line
+
+    modules = {
+        TEXT: (text, "it continues after the last finished part"),
+        "glue": (glue, "finished tasks are skipped"),
+        "glue-download": (glue_download, "it continues where it stopped"),
+        "squad": (squad, "nothing was left"),
+        "tagging": (tagging, "nothing was left"),
+        "probing": (probing, "nothing was left"),
+    }
+    module, repeated = modules[arguments.kind]
+    with ending_in_one_line(repeated, getattr(module, "COMMAND", "prepare")):
+        module.run(arguments)
+
+
+def add_kind(kinds: Any, name: str, help: str, description: str) -> argparse.ArgumentParser:
+    """Add the parser of a kind; ``help`` is its line in ``amos prepare --help``."""
+    parser = kinds.add_parser(name, help=help, description=description, formatter_class=KindFormatter)
+    parser.is_text = name == TEXT  # its files are several positional arguments, and --out is required
+    return parser
+
+
+def add_out(add: Any) -> None:
+    """Add OUT, as it is in the scripts, and --out."""
+    add("out", type=Path, nargs="?", metavar="OUT", help="output directory")
+    add("--out", dest="out_option", type=Path, metavar="DIR", help="the same as OUT")
+
+
+def add_tokenizer(add: Any) -> None:
+    add(
+        "tokenizer",
+        type=Path,
+        metavar="TOKENIZER_DIR",
+        help="tokenizer directory of a corpus or run, or tokenizer.json",
+    )
+
+
+def add_workers(add: Any) -> None:
+    add("--workers", type=int, metavar="N", help="processes; the result is the same (default: all processors)")
+
+
+def add_text(kinds: Any) -> None:
+    parser = add_kind(
+        kinds,
+        TEXT,
+        "text to a corpus for pretraining (where no kind is given)",
+        """\
+Convert raw text to a binarized corpus for fairseq-train.
+
+Inputs are UTF-8: .jsonl with one document per line ({"text": ...}), anything else plain text with one paragraph per
+line and blank lines between documents; each also as .gz, .xz or .zst. NUL characters are removed. All processors are
+used, in constant memory. An interrupted run continues when the command is repeated.""",
+    )
+    add = parser.add_argument
+    add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
+    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
+    vocabulary = parser.add_mutually_exclusive_group()
+    vocabulary.add_argument(
+        "--bpe", choices=("sentencepiece", "fastbpe"), help="vocabulary to learn (default: sentencepiece)"
+    )
+    vocabulary.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, or a "
+        "SentencePiece BPE model (FILE.model) without normalization",
+    )
+    add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
+    case = parser.add_mutually_exclusive_group()
+    case.add_argument("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
+    case.add_argument(
+        "--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)"
+    )
+    add_workers(add)
+    add("--seed", type=int, default=1, help="samples validation documents and the sample")
+    add("--valid-share", type=float, default=0.01, help="share of the text to hold out")
+    add("--valid-megabytes", type=float, default=4, help="hold out no more than this")
+    add("--sample-megabytes", type=float, default=200, help="text to learn pieces from")
+    add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard")
+
+
+def add_glue(kinds: Any) -> None:
+    parser = add_kind(
+        kinds,
+        "glue",
+        "GLUE's files to the tasks that amos glue fine-tunes on",
+        f"""\
+Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
+
+Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
+tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
+settings are the same, and made again otherwise. docs/glue_data.md describes both layouts.""",
+    )
+    add = parser.add_argument
+    add("glue", type=Path, metavar="GLUE_DIR", help="directory of the official download: CoLA/train.tsv, ...")
+    add("tasks", metavar="TASK|ALL", help="a task, several separated by commas, or ALL that are in GLUE_DIR")
+    add_tokenizer(add)
+    add_out(add)
+    add_workers(add)
+    add("--max-train-rows", type=int, metavar="N", help="sample at most N training rows (default: all)")
+    add("--seed", type=int, default=1, help="samples the rows of --max-train-rows")
+
+
+def add_glue_download(kinds: Any) -> None:
+    parser = add_kind(
+        kinds,
+        "glue-download",
+        "download GLUE's official files",
+        f"""\
+Download GLUE's official files, in the layout that amos prepare glue expects.
+
+Tasks: {", ".join(TASKS)}; all of them if none is given. Every file is checked against its published sha256. A task that
+is already there is skipped, and an interrupted download is continued. MRPC is built from the files of
+its authors. The data has its own licenses: docs/glue_data.md.""",
+    )
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT", help="output directory, GLUE_DIR of amos prepare glue")
+    add("tasks", nargs="*", metavar="TASK", help="tasks to download (default: all)")
+    default = os.environ.get(GLUE_BASE_URL_VARIABLE, GLUE_BASE_URL)
+    add("--base-url", default=default, help=f"a mirror; {GLUE_BASE_URL_VARIABLE} sets it too")
+    add("--mrpc-dev-ids", type=Path, metavar="FILE", help="MRPC's list of development pairs, instead of downloading it")
+    add("--accept-other-hashes", action="store_true", help="check only the format of the files")
+
+
+def add_squad(kinds: Any) -> None:
+    parser = add_kind(
+        kinds,
+        "squad",
+        "SQuAD's files to the data that amos squad fine-tunes on",
+        """\
+Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
+
+TRAIN_JSON and DEV_JSON are official files, plain or as .gz, .xz or .zst. Lengths of windows are flags of the task, not
+of this command. Answers that do not fit the tokens are counted, and listed in OUT/squad.json. A finished OUT, made from
+the same files and settings, is not changed.""",
+    )
+    add = parser.add_argument
+    add("train", type=Path, metavar="TRAIN_JSON", help="train-v1.1.json or train-v2.0.json")
+    add("dev", type=Path, metavar="DEV_JSON", help="the dev file of the same version")
+    add_tokenizer(add)
+    add_out(add)
+    add("--max-train-questions", type=int, metavar="N", help="sample N training questions (default: all)")
+    add("--seed", type=int, default=1, help="samples the questions of --max-train-questions")
+
+
+def add_tagging(kinds: Any) -> None:
+    parser = add_kind(
+        kinds,
+        "tagging",
+        "labeled words to the data that amos tag fine-tunes on",
+        """\
+Convert labeled words to the input of the task sequence_tagging: pieces, the pieces of each word, labels.
+
+TRAIN and DEV are CoNLL-U files (.conllu), or files with one word a line and its labels in the columns behind it, as in
+CoNLL-2000 and CoNLL-2003; plain or as .gz, .xz or .zst. A finished OUT, made from the same files and settings, is not
+changed.""",
+    )
+    add = parser.add_argument
+    add("train", type=Path, metavar="TRAIN", help="labeled words to train on")
+    add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")
+    add_tokenizer(add)
+    add_out(add)
+    add(
+        "--column",
+        metavar="NAME",
+        help="labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)",
+    )
+    add(
+        "--columns",
+        metavar="A,B,...",
+        type=lambda value: value.split(","),
+        help="names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three)",
+    )
+
+
+def add_probing(kinds: Any) -> None:
+    parser = add_kind(
+        kinds,
+        "probing",
+        "treebanks, chunks and relations to the targets of amos probe",
+        """\
+Convert corpora to the JSON lines of amos probe: OUT/TASK/{train,valid,test}.jsonl.
+
+--treebank: CoNLL-U (Universal Dependencies). pos: the universal tag of each word. dependencies: span1 is the word, span2 its
+head, the label its relation with subtype (nmod:poss); the root has no head and is left out.
+--chunks: columns of CoNLL-2000, the last one the chunk in IOB. chunks: the chunk of its words, a proxy of constituents, which
+need the OntoNotes corpus.
+--relations: files of SemEval-2010 task 8. relations: spans of both nominals, 19 labels with direction.
+Without DEV, every tenth sentence of TRAIN becomes the validation split. Files may be compressed (.gz, .xz, .zst).""",
+    )
+    add = parser.add_argument
+    add_out(add)
+    add("--treebank", type=Path, nargs=3, metavar=("TRAIN", "DEV", "TEST"), help="CoNLL-U files: pos, dependencies")
+    add("--chunks", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of CoNLL-2000: chunks")
+    add("--relations", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of SemEval-2010 task 8: relations")

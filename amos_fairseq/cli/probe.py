@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.preprocess.common.command import ending_in_one_line
     from amos_fairseq.probing.experiment import Experiment
     from amos_fairseq.probing.training import LEARNING_RATES, ProbeSettings
+    from amos_fairseq.terminal import ending_in_one_line
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.common.reading import InputFile
 from amos_fairseq.strangers import finite_number, is_unicode, parse_json
 
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from amos_fairseq.data.text_files import InputFile, refuse_other_formats
 from amos_fairseq.errors import UserError
 
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
@@ -97,9 +98,6 @@ def read_conllu(path: Path) -> list[Sentence]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    # The task imports this file when the plugin is registered, and reads no text.
-    from amos_fairseq.preprocess.common.reading import InputFile, refuse_other_formats
-
     refuse_other_formats(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")

@@ -12,10 +12,10 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import Weights
+from amos_fairseq.data.glue_tasks import SCORED
 from amos_fairseq.data.labeled_texts import TASK_FILE
 from amos_fairseq.data.tagging import are_labels, read_labels, read_manifest
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue.tasks import TASKS
 from amos_fairseq.hugging_face.families import (
     CUSTOM,
     DETECTION,
@@ -339,7 +339,7 @@ def dataset_of(kind: str, directory: Path) -> tuple[str, str] | None:
     try:
         if kind == SEQUENCE_CLASSIFICATION:
             task = read_json(directory / TASK_FILE, "prepare the data again")["task"]
-            return ("glue", f"GLUE {task}") if task in TASKS else None
+            return ("glue", f"GLUE {task}") if task in SCORED else None
         if kind == TOKEN_CLASSIFICATION:
             manifest = read_manifest(directory)
             return "unknown", f"{manifest['column']} of {plain_name(manifest['sources']['valid']['name'])}"

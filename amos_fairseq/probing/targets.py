@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.preprocess.common.reading import InputFile
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name
 
 SPLITS = ("train", "valid", "test")

@@ -76,7 +76,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def parse_glue_tasks(text: str) -> tuple[str, ...]:
     """Return the tasks in the order of AMOS Table 1; raise :class:`UserError`."""
-    from amos_fairseq.finetuning.glue.tasks import AVERAGED, parse_tasks
+    from amos_fairseq.data.glue_tasks import AVERAGED, parse_tasks
 
     chosen = parse_tasks(text)
     if not set(chosen) <= set(AVERAGED):

@@ -9,8 +9,8 @@ from typing import Any
 from budgets import SHARES, Cost, share_name, update_at
 from runs import FineTuning, Pretraining
 
+from amos_fairseq.data.glue_tasks import AVERAGED
 from amos_fairseq.finetuning.glue.benchmark import average
-from amos_fairseq.finetuning.glue.tasks import AVERAGED
 from amos_fairseq.finetuning.runs import RunResult
 from amos_fairseq.finetuning.summary import TaskSummary, spread, summarize
 

@@ -3,4 +3,4 @@
 set -euo pipefail
 # shellcheck source=preprocess/common/run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"
-run_module amos_fairseq.preprocess.squad.prepare "$@"
+amos_prepare squad "$@"

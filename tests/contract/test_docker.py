@@ -4,11 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from check_environment import OF_FAIRSEQ, requirements
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-
-from amos_fairseq.preprocess.common.check_environment import OF_FAIRSEQ, requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "docker/constraints.txt"

@@ -6,10 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
-from amos_fairseq.preprocess.common.check_environment import (
+from check_environment import (
     OF_FAIRSEQ,
     OF_TESTS,
     is_found,
@@ -17,13 +14,15 @@ from amos_fairseq.preprocess.common.check_environment import (
     other_versions,
     requirements,
 )
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 # fairseq's configuration is made of these, so it pins them itself.
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
 OPTIONAL = {"apex", "argcomplete", "triton"}  # triton comes with CUDA builds of torch; argcomplete is an extra
-OURS = {"amos_fairseq", "preprocess"}
+OURS = {"amos_fairseq"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:

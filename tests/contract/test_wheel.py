@@ -25,7 +25,7 @@ BESIDE_THE_WHEEL = ("fairseq", "fairseq_cli")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the checkout: the build writes folders that must not appear there."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
-    for name in ("amos_fairseq", "preprocess"):
+    for name in ("amos_fairseq",):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
@@ -65,17 +65,10 @@ def run_there(environment: Path, folder: Path, *command: str, check: bool = True
 
 def files_of_package() -> set[str]:
     """Every module of the checkout, its recipes and tables, as a wheel names them."""
-    places = {
-        "amos_fairseq": ("amos_fairseq", "*"),
-        "preprocess": ("amos_fairseq/preprocess", "*.py"),  # not the scripts of the checkout
-    }
-    files = {
-        f"{target}/{path.relative_to(ROOT / folder)}"
-        for folder, (target, pattern) in places.items()
-        for path in (ROOT / folder).rglob(pattern)
-        if path.is_file() and path.parent.name != "__pycache__"
-    }
-    return (files | {"amos_start.py"}) - {"amos_fairseq/preprocess/__init__.py"}  # leads to the folder of the checkout
+    files = (
+        path for path in (ROOT / "amos_fairseq").rglob("*") if path.is_file() and path.parent.name != "__pycache__"
+    )
+    return {str(path.relative_to(ROOT)) for path in files} | {"amos_start.py"}
 
 
 @pytest.mark.slow
@@ -100,6 +93,7 @@ import amos_fairseq
 print(amos_fairseq.__file__)
 amos("recipes", "amos_tiny")
 amos("prepare", "my.txt", "--out", "D", "--vocab-size", "600")
+amos("prepare", "tagging", "words.txt", "words.txt", "D/tokenizer", "--out", "TAGS")
 amos("train", "amos_tiny", "task.data=D", "optimization.max_update=20")
 """
 USE = """
@@ -113,14 +107,15 @@ print(amos_fairseq.load("checkpoints/amos_tiny")(["A text.", "Another."]).pooled
 def test_from_text_to_features_in_an_empty_folder(fresh_environment: Path, corpus_text: Path, tmp_path: Path):
     python = str(fresh_environment / "bin" / "python")
     shutil.copyfile(corpus_text, tmp_path / "my.txt")
+    (tmp_path / "words.txt").write_text("A B-NP\ntext I-NP\n. O\n", encoding="utf-8")
     first = run_there(fresh_environment, tmp_path, python, "-c", AMOS + TRAIN)
     last = run_there(fresh_environment, tmp_path, python, "-c", AMOS + USE)
     assert Path(first.stdout.splitlines()[0]).is_relative_to(fresh_environment)
     assert re.search(r"^amos_tiny +2 x 64 +64 +1,750 +1.4e\+07 ", first.stdout, re.MULTILINE)
     printed = "".join(done.stdout + done.stderr for done in (first, last))
-    assert not [name for name in ("amos_fairseq", "preprocess", "examples") if str(ROOT / name) in printed]
+    assert not [name for name in ("amos_fairseq", "examples") if str(ROOT / name) in printed]
     records = (tmp_path / "checkpoints/amos_tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(records[-1])["update"] == 20
     assert (tmp_path / "HF" / "model.safetensors").is_file()
     assert last.stdout.splitlines()[-1] == "torch.Size([2, 64])"
-    assert {path.name for path in tmp_path.iterdir()} == {"my.txt", "D", "checkpoints", "HF"}
+    assert {path.name for path in tmp_path.iterdir()} == {"my.txt", "words.txt", "D", "TAGS", "checkpoints", "HF"}

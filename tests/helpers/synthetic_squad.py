@@ -5,9 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from preparing import prepare
+
 from amos_fairseq.checkpoints.write import Imported, build_model, configuration, write
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
-from amos_fairseq.preprocess.squad import prepare
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ta", "re", "sí", "on", "ﬁ"]
@@ -77,7 +78,7 @@ def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str, bpe: str 
     """``directory/data``, prepared with the same questions to train and to evaluate on."""
     squad_tokenizer(directory / "text", squad, bpe).save(directory / "tokenizer")
     source = str(write_json(directory / "squad.json", squad))
-    prepare.main([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
+    prepare("squad")([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
     return directory / "data"
 
 

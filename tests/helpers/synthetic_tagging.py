@@ -3,8 +3,9 @@
 import random
 from pathlib import Path
 
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
-from amos_fairseq.preprocess.tagging import prepare
+from preparing import prepare
+
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
 
 NAMES = ["Anna", "ﬁona", "Łukasz", "New", "York", "São"]
 OTHERS = {"sees": "VERB", "the": "DET", "(grey)": "ADJ", "house": "NOUN", ",": "PUNCT", "3.5%": "NUM", "and": "CCONJ"}
@@ -52,5 +53,5 @@ def prepare_tagging(directory: Path, *flags: str, number: int = 40) -> Path:
     (directory / "text.txt").write_text(text, encoding="utf-8")
     learn_tokenizer(directory / "text.txt", "sentencepiece", 60, cased=False).save(directory / "tokenizer")
     source = str(write_columns(directory / "train.txt", sentences))
-    prepare.main([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
+    prepare("tagging")([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
     return directory / "data"

@@ -21,7 +21,7 @@ from tokenizer_text import ALPHABETS, HOSTILE, random_texts, write_sample
 from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer, train_sentencepiece
+from amos_fairseq.prepare.vocabulary import learn_tokenizer, train_sentencepiece
 from amos_fairseq.tokenization.conversion import (
     check_pieces,
     from_bpe,

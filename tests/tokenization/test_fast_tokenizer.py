@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
-from amos_fairseq.preprocess.pretraining.vocabulary import learn_tokenizer
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
 

@@ -8,7 +8,7 @@ from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import directory_sha256
-from amos_fairseq.preprocess.pretraining.vocabulary import cut_long_line, learn_tokenizer
+from amos_fairseq.prepare.vocabulary import cut_long_line, learn_tokenizer
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, unspell_piece
 

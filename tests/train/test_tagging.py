@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import transformers
 from forked_command import run_main
+from preparing import prepare
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.preprocess.tagging import prepare
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def place(tmp_path_factory) -> Path:
     data = prepare_tagging(directory)
     untrained_checkpoint(directory / "start", data, MAX_POSITIONS)
     source = str(directory / "train.txt")
-    prepare.main([source, source, str(data / "tokenizer"), str(directory / "pos"), "--column", "pos"])
+    prepare("tagging")([source, source, str(data / "tokenizer"), str(directory / "pos"), "--column", "pos"])
     (directory / "recipe.yaml").write_text(RECIPE)
     return directory
 

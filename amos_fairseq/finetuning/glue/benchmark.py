@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED, TASKS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Benchmark
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
 from amos_fairseq.finetuning.glue.predictions import HEAD, predict, score, write_predictions
-from amos_fairseq.finetuning.glue.tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_json, read_results
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import (
@@ -105,7 +105,7 @@ class Glue(Benchmark):
         return scores
 
     def owns(self, task: str) -> bool:
-        return task in TASKS
+        return task in SCORED
 
     def _check_intermediate(self, intermediate: Path) -> None:
         """Raise :class:`UserError` unless an MNLI run of this checkpoint exists, or will exist, to start from."""
@@ -211,7 +211,7 @@ def glue_table(
     Args:
         squad: ``squad.json`` for the same checkpoint.
     """
-    tasks = [task for task in TASKS if task in summaries or (with_paper and task in AVERAGED)]
+    tasks = [task for task in SCORED if task in summaries or (with_paper and task in AVERAGED)]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     average_cell = format_score(value)
     if with_paper and average_name != "AVG":  # the column is the papers' average of all eight tasks

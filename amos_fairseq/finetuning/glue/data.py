@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from fairseq.data import Dictionary, data_utils
 
+from amos_fairseq.data.glue_tasks import SCORED, TASKS
 from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_texts, join_texts
 from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue.tasks import TASKS
 from amos_fairseq.finetuning.recipes import Hyperparameters
 from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256, read_json
 from amos_fairseq.strangers import field, finite_number, plain_name, read_text, whole_number
@@ -144,7 +144,7 @@ def read_glue_data(data: Path, task: str) -> GlueData:
         ) from error
     if record["task"] != task:
         raise UserError(f"{data / task} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
-    if task in TASKS and not {"train", "valid"} <= record["splits"].keys():
+    if task in SCORED and not {"train", "valid"} <= record["splits"].keys():
         raise UserError(f"{data / task / 'task.json'} lacks train or valid: {PREPARE_AGAIN}")
     for split in record["splits"]:
         check_texts(data / task, split)

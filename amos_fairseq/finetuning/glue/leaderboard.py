@@ -13,11 +13,11 @@ from threading import Event
 
 import numpy as np
 
+from amos_fairseq.data.glue_tasks import DIAGNOSTIC, INTERMEDIATE_TASK, SCORED, TASKS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data
 from amos_fairseq.finetuning.glue.predictions import predict
-from amos_fairseq.finetuning.glue.tasks import DIAGNOSTIC, DIAGNOSTIC_ROWS, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.finetuning.summary import TaskSummary, best_checkpoint
 
 ARCHIVE = "glue_submission.zip"
@@ -26,7 +26,7 @@ LOWEST, HIGHEST = 0.0, 5.0
 FILL_VALUES = {"STS-B": "2.500", "MNLI": "entailment", "QNLI": "entailment", "RTE": "entailment", "AX": "entailment"}
 DEFAULT_FILL_VALUE = "0"
 # Task -> split -> file of the archive.
-TEST_SETS = {name: task.test_files for name, task in TASKS.items()} | {DIAGNOSTIC: {"test": f"{DIAGNOSTIC}.tsv"}}
+TEST_SETS = {name: TASKS[name].test_files for name in (*SCORED, DIAGNOSTIC)}
 
 
 def write_submission(
@@ -58,7 +58,7 @@ def write_submission(
         for split, name in splits.items():
             if name not in files:
                 value = FILL_VALUES.get(task, DEFAULT_FILL_VALUE)
-                files[name] = format_rows([(str(i), value) for i in range(official_rows(task, split))])
+                files[name] = format_rows([(str(i), value) for i in range(TASKS[task].official_rows[split])])
                 notices.append(f"{name} is filled with a constant: no run or no prepared test file")
     archive = out / ARCHIVE
     with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
@@ -73,10 +73,6 @@ def check_test_files(data: Path, tasks: Sequence[str]) -> None:
         raise UserError(
             f"--write-test: {data} holds no test set of {', '.join(tasks)}: prepare them from files with test.tsv"
         )
-
-
-def official_rows(task: str, split: str) -> int:
-    return DIAGNOSTIC_ROWS if task == DIAGNOSTIC else TASKS[task].official_rows[split]
 
 
 def prepared_test_data(data: Path, task: str) -> GlueData | None:
@@ -104,7 +100,7 @@ def fill_broken_lines(data: GlueData, split: str, predictions: Sequence[str]) ->
     if num_broken == 0:
         return rows, ""
     by_id, most = dict(rows), len(rows) + num_broken
-    official = official_rows(data.record["task"], split)
+    official = TASKS[data.record["task"]].official_rows[split]
     ids = [str(i) for i in range(official if len(rows) < official <= most else most)]
     if len(by_id) < len(rows) or not by_id.keys() <= set(ids):
         return rows, f"{num_broken} broken lines of the test file are left out; the server may refuse the file"

@@ -12,10 +12,10 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.glue_tasks import GlueTask
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import batches
 from amos_fairseq.finetuning.glue.data import GlueData
-from amos_fairseq.finetuning.glue.tasks import GlueTask
 
 HEAD = "sentence_classification_head"
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase

@@ -25,7 +25,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     (tmp_path / "squad" / "squad.json").write_text(json.dumps(content | {"benchmark": "squad"}))
     command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
     for arguments, message in (
-        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose from MNLI, QQP"),
+        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose ALL or, separated by commas, MNLI, QQP"),
         ([str(data), "--tasks", "QNLI"], "QNLI holds no prepared data"),
         ([str(tmp_path / "absent")], "absent is not a directory"),
         ([str(foreign), "--tasks", "CoLA"], "the data do not fit the checkpoint"),

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from scipy.stats import rankdata
 
+from amos_fairseq.data.glue_tasks import AVERAGED, TASKS, parse_tasks
 from amos_fairseq.finetuning.glue.benchmark import average, glue_table
 from amos_fairseq.finetuning.glue.predictions import score
-from amos_fairseq.finetuning.glue.tasks import AVERAGED, TASKS, parse_tasks
 from amos_fairseq.finetuning.runs import RunResult
 from amos_fairseq.finetuning.summary import best_run, paper_results, spread, summarize
 from amos_fairseq.summary_file import Spread, Summary

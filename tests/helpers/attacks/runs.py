@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import preparing
 import torch
 from forked_command import start_module
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command
 
-from amos_fairseq.preprocess.pretraining import prepare as preparation
 from amos_fairseq.python_process import SECONDS_TO_SAVE
 from attacks.commands import Attack, Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
@@ -30,7 +30,7 @@ def prepare(folder: Path) -> Place:
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(240)) + "\n", encoding="utf-8")
     corpus = folder / "corpus"
-    preparation.main([str(text), "--out", str(corpus), "--vocab-size", "200", "--workers", "1"])
+    preparing.prepare("text")([str(text), "--out", str(corpus), "--vocab-size", "200", "--workers", "1"])
     references = {}
     for precision, flags in PRECISIONS.items():
         references[precision] = folder / precision

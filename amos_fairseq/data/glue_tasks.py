@@ -1,0 +1,157 @@
+"""The ten GLUE tasks: files of the official download, columns, order of the labels, scores, and files of the leaderboard."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from amos_fairseq.errors import UserError
+
+LARGEST_SCORE = 5.0  # of STS-B, the one regression
+# GLUE's download script writes diagnostic/diagnostic.tsv; the file on the server is AX.tsv.
+_AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")
+# Names of the splits as fairseq writes them. MNLI has two development and two test sets: matched, then mismatched.
+_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+_MNLI_FILES = {
+    "train": "train.tsv",
+    "valid": "dev_matched.tsv",
+    "valid1": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test1": "test_mismatched.tsv",
+}
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """One task.
+
+    Attributes:
+        texts, label: column names in the header.
+        labels: in the order of the classes, as on the leaderboard; empty for a regression (0 to 5).
+        official_rows: number of rows of each split of the official files, without broken lines; published scores refer to them.
+        headerless: the columns of files without a header (all but the test file).
+        main_score: AMOS Table 1: Spearman correlation for STS-B, Matthews correlation for CoLA, accuracy for the others.
+        fairseq_metric: the name of that score in fairseq's ``sentence_prediction`` criterion.
+        report_flag: the flag of the criterion that enables it; empty for accuracy, which is always computed.
+        with_f1: the F1 score is reported too.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    official_rows: dict[str, int]
+    headerless: tuple[str, ...] = ()
+    main_score: str = "accuracy"
+    fairseq_metric: str = "accuracy"
+    report_flag: str = ""
+    with_f1: bool = False
+
+    @property
+    def files(self) -> dict[str, tuple[str, ...]]:
+        """Possible paths of each split, relative to the download."""
+        if self.name == DIAGNOSTIC:
+            return {"test": _AX_PLACES}
+        names = _MNLI_FILES if self.name == "MNLI" else _FILES
+        return {split: (f"{self.name}/{name}",) for split, name in names.items()}
+
+    @property
+    def dev_splits(self) -> dict[str, str]:
+        """Split -> suffix of its scores: "", and "_mm" for MNLI's mismatched set."""
+        return {split: "_mm" if split == "valid1" else "" for split in self.files if split.startswith("valid")}
+
+    @property
+    def test_files(self) -> dict[str, str]:
+        """Split -> name of the leaderboard's file."""
+        tests = [split for split in self.files if is_test(split)]
+        names = ("-m", "-mm") if len(tests) > 1 else ("",)
+        return {split: f"{self.name}{suffix}.tsv" for split, suffix in zip(tests, names, strict=True)}
+
+    @property
+    def is_regression(self) -> bool:
+        return not self.labels
+
+    @property
+    def num_classes(self) -> int:
+        """Value of ``--num-classes``: 1 for a regression."""
+        return len(self.labels) or 1
+
+    def columns_without_header(self, split: str) -> tuple[str, ...]:
+        """Return the columns of a split whose file has no header; empty if it has one."""
+        return () if is_test(split) else self.headerless
+
+
+def is_test(split: str) -> bool:
+    """Return whether the split is a test set, which has no labels and may be missing."""
+    return split.startswith("test")
+
+
+def _rows(train: int, valid: int, test: int) -> dict[str, int]:
+    return {"train": train, "valid": valid, "test": test}
+
+
+# The diagnostic set has no training data; the model of MNLI predicts it.
+DIAGNOSTIC = "AX"
+_PAIR = ("sentence1", "sentence2")
+_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_INFERENCE = ("entailment", "neutral", "contradiction")
+_MNLI_ROWS = {"train": 392_702, "valid": 9_815, "valid1": 9_832, "test": 9_796, "test1": 9_847}
+
+# Rows: the official files, according to Hugging Face's card and dataset_infos.json of the data set nyu-mll/glue and the task
+# descriptions (AMOS Table 2, in thousands).
+_ALL = (
+    GlueTask(
+        "CoLA",
+        ("sentence",),
+        "label",
+        _BINARY,
+        _rows(8_551, 1_043, 1_063),
+        ("source", "label", "mark", "sentence"),
+        "matthews",
+        "mcc",
+        "--report-mcc",
+    ),
+    GlueTask("SST-2", ("sentence",), "label", _BINARY, _rows(67_349, 872, 1_821)),
+    GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, _rows(3_668, 408, 1_725), with_f1=True),
+    GlueTask(
+        "STS-B",
+        _PAIR,
+        "score",
+        (),
+        _rows(5_749, 1_500, 1_379),
+        (),
+        "spearman",
+        "spearman",
+        "--report-pearson-and-spearman",
+    ),
+    GlueTask("QQP", ("question1", "question2"), "is_duplicate", _BINARY, _rows(363_846, 40_430, 390_965), with_f1=True),
+    GlueTask("MNLI", _PAIR, "gold_label", _INFERENCE, _MNLI_ROWS),
+    GlueTask("QNLI", ("question", "sentence"), "label", _ENTAILMENT, _rows(104_743, 5_463, 5_463)),
+    GlueTask("RTE", _PAIR, "label", _ENTAILMENT, _rows(2_490, 277, 3_000)),
+    GlueTask("WNLI", _PAIR, "label", _BINARY, _rows(635, 71, 146)),
+    GlueTask(DIAGNOSTIC, _PAIR, "label", _INFERENCE, {"test": 1_104}),
+)
+TASKS = {task.name: task for task in _ALL}
+# Those with a development set, in the order of AMOS Table 1; all three papers leave WNLI out of the average.
+AVERAGED = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
+SCORED = (*AVERAGED, "WNLI")
+# AMOS Appendix E: small tasks start "from checkpoints that are fine-tuned on MNLI"; thesis 5.2.4 names RTE and STS.
+INTERMEDIATE_TASK = "MNLI"
+INTERMEDIATE_FOR = ("RTE", "STS-B", "MRPC")
+
+
+def parse_tasks(text: str, known: Iterable[str] = SCORED, everything: Iterable[str] = AVERAGED) -> list[str]:
+    """Parse a list of tasks: "CoLA,rte" -> ["CoLA", "RTE"], without duplicates; "ALL" gives ``everything``.
+
+    Raises:
+        UserError: a name is not one of ``known``.
+    """
+    if text.strip().lower() == "all":
+        return list(everything)
+    by_lower_case = {name.lower(): name for name in known}
+    chosen: dict[str, None] = {}
+    for name in text.split(","):
+        if name.strip().lower() not in by_lower_case:
+            choices = ", ".join(by_lower_case.values())
+            raise UserError(f"unknown task {name.strip()!r}: choose ALL or, separated by commas, {choices}")
+        chosen[by_lower_case[name.strip().lower()]] = None
+    return list(chosen)

@@ -1,0 +1,78 @@
+"""Write ids in the format of ``fairseq-preprocess``, byte for byte, without text files of pieces between."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from amos_fairseq.prepare.processes import use_threads
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+
+# The ids of fairseq's own symbols: every dictionary begins with <s>, <pad>, </s>, <unk>.
+END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
+
+
+class SymbolIds(dict[str, int]):
+    """Dictionary symbol -> id; a piece that is not in ``dict.txt`` is unknown."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__((symbol, i) for i, symbol in enumerate(tokenizer.dictionary_symbols, NUM_FAIRSEQ_SYMBOLS))
+
+    def __missing__(self, symbol: str) -> int:
+        return UNKNOWN_ID
+
+    def of(self, pieces: Sequence[str]) -> list[int]:
+        return list(map(self.__getitem__, pieces))
+
+
+class BinarizedFile(contextlib.AbstractContextManager):
+    """``PREFIX.bin`` and ``PREFIX.idx`` of lines of integers. As a context manager; without an error it completes both.
+
+    ``num_symbols``: of the dictionary, without ``<mask>``; fairseq chooses the integer type by it. None: numbers that are no
+    ids, of 32 bits.
+    """
+
+    def __init__(self, prefix: Path | str, num_symbols: int | None) -> None:
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype  # takes seconds to import
+
+        self._prefix = prefix
+        self._type = np.int32 if num_symbols is None else best_fitting_int_dtype(num_symbols)
+        self._lengths: list[int] = []
+        self._stream = open(f"{prefix}.bin", "wb")  # noqa: SIM115
+
+    def add_lines(self, numbers: np.ndarray, lengths: Sequence[int]) -> None:
+        """Append lines, which follow each other in ``numbers`` [sum of lengths]; a line of text ends with ``</s>``.
+
+        Many at once: a single process writes what all others encode.
+        """
+        self._stream.write(numbers.astype(self._type).tobytes())
+        self._lengths += lengths
+
+    def add_line(self, numbers: Sequence[int] | np.ndarray) -> None:
+        self.add_lines(np.asarray(numbers, dtype=np.int64), [len(numbers)])
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._stream.close()
+        if kind is None:
+            from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+            with MMapIndexedDataset.Index.writer(f"{self._prefix}.idx", self._type) as index:
+                index.write(self._lengths)
+
+
+_tokenizer: Tokenizer | None = None
+_ids: SymbolIds | None = None
+
+
+def start_encoding_process(tokenizer_directory: Path) -> None:
+    """Initialize a process of the pool, with one tokenizer and one thread."""
+    global _tokenizer, _ids
+    use_threads(1)
+    _tokenizer = load_tokenizer(tokenizer_directory)
+    _ids = SymbolIds(_tokenizer)
+
+
+def encode_lines(lines: list[str]) -> list[list[int]]:
+    """Return the ids of each line, without ``</s>``, in a process that :func:`start_encoding_process` has initialized."""
+    return [_ids.of(pieces) for pieces in _tokenizer.encode_lines(lines)]

@@ -1,0 +1,136 @@
+"""Read rows of the official files: columns found by name, without quoting, broken lines counted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from amos_fairseq.data.glue_tasks import LARGEST_SCORE, GlueTask, is_test
+from amos_fairseq.data.text_files import COMPRESSIONS, InputFile
+from amos_fairseq.errors import UserError
+
+_ID_COLUMNS = ("index", "id")
+
+
+class GlueRow(NamedTuple):
+    """``label``: as in the file, empty in a test file; ``id``: the row's id in a submission."""
+
+    texts: tuple[str, ...]
+    label: str
+    id: str
+
+
+@dataclass
+class GlueTable:
+    """One file. ``broken_lines``: line numbers (from 1) with another number of columns than the header."""
+
+    rows: list[GlueRow]
+    broken_lines: list[int]
+    sha256: str
+
+
+def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
+    """Return the file of each split, plain or compressed. A test file may be missing unless it is the only one.
+
+    Raises:
+        UserError: a training or development file is missing, or a file exists in two formats.
+    """
+    found = {split: _find(directory, places) for split, places in task.files.items()}
+    for split, places in task.files.items():
+        if found[split] is None and (not is_test(split) or len(found) == 1):
+            raise UserError(
+                f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)}): copy the official files of "
+                f"{task.name} there under their names, or download them with amos prepare glue-download"
+            )
+    return {split: path for split, path in found.items() if path is not None}
+
+
+def has_any_file(directory: Path, task: GlueTask) -> bool:
+    return any(_candidates(directory, places) for places in task.files.values())
+
+
+def _candidates(directory: Path, places: tuple[str, ...]) -> list[Path]:
+    paths = [directory / f"{place}{compression}" for place in places for compression in ("", *COMPRESSIONS)]
+    return [path for path in paths if path.is_file()]
+
+
+def _find(directory: Path, places: tuple[str, ...]) -> Path | None:
+    paths = _candidates(directory, places)
+    if len(paths) > 1:
+        raise UserError(f"{paths[0]} and {paths[1]} are the same part of a task: keep one of them")
+    return paths[0] if paths else None
+
+
+def read_table(
+    path: Path, task: GlueTask, split: str, on_read: Callable[[int], object] = lambda size: None
+) -> GlueTable:
+    """Read every row of a file, in order.
+
+    A line is split only at tabs: quotes are ordinary characters in these files. A line with more or fewer columns
+    than the header (a tab or a line end inside a text) has its text or label elsewhere, so it is skipped and counted.
+
+    Raises:
+        UserError: the file is not UTF-8, damaged or empty, a column is missing, or a label is not one of the task.
+    """
+    file = InputFile(path, on_read)
+    lines = _split_lines(file)
+    names = task.columns_without_header(split) or next(lines, (0, ()))[1]
+    if names:
+        _check_columns(path, names, task, split)
+    rows: list[GlueRow] = []
+    broken: list[int] = []
+    for position, (number, fields) in enumerate(lines):
+        if len(fields) != len(names):
+            broken.append(number)
+        else:
+            rows.append(_row(path, number, position, dict(zip(names, fields, strict=True)), task, split))
+    if not rows:
+        raise _nothing(path, names, broken)
+    return GlueTable(rows, broken, file.sha256)
+
+
+def _split_lines(file: InputFile) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for number, line in file.lines():
+        yield number, tuple(line.decode("utf-8").rstrip("\r\n").split("\t"))
+
+
+def _check_columns(path: Path, names: tuple[str, ...], task: GlueTask, split: str) -> None:
+    needed = task.texts if is_test(split) else (*task.texts, task.label)
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise UserError(
+            f"{path}: no column {missing[0]!r} in its first line, which has {', '.join(map(repr, names))[:200]}: is it "
+            f"the official file of {task.name}, with its header?"
+        )
+
+
+def _row(path: Path, number: int, position: int, fields: dict[str, str], task: GlueTask, split: str) -> GlueRow:
+    label = "" if is_test(split) else fields[task.label].strip()
+    if not is_test(split) and not _is_label(label, task):
+        expected = f"a number from 0 to {LARGEST_SCORE:g}" if task.is_regression else f"one of {', '.join(task.labels)}"
+        raise UserError(f"{path}, line {number}: label {label[:60]!r} is not {expected}: is it a file of {task.name}?")
+    ids = (fields[column] for column in _ID_COLUMNS if column in fields)
+    return GlueRow(tuple(_clean(fields[name]) for name in task.texts), label, next(ids, str(position)))
+
+
+def _is_label(label: str, task: GlueTask) -> bool:
+    if not task.is_regression:
+        return label in task.labels
+    try:
+        return 0 <= float(label) <= LARGEST_SCORE  # false for nan too
+    except ValueError:
+        return False
+
+
+def _clean(text: str) -> str:
+    """Clean a text as in pretraining: NUL, on which tokenizers differ, and carriage returns, which end a line."""
+    return text.replace("\0", "").replace("\r", " ")
+
+
+def _nothing(path: Path, names: tuple[str, ...], broken: list[int]) -> UserError:
+    if broken:
+        return UserError(
+            f"{path}: none of its {len(broken)} lines has the {len(names)} tab-separated columns that were expected "
+            f"({', '.join(names)[:200]}): is it the official file?"
+        )
+    return UserError(f"{path} is empty: download it again")

@@ -1,0 +1,162 @@
+"""``amos prepare tagging``: convert labeled words to the input of the task ``sequence_tagging``.
+
+Read both files -> encode, find the pieces of each word, write to a temporary directory -> rename.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from amos_fairseq.data.tag_scores import mark_spans
+from amos_fairseq.data.text_files import kind_and_compression
+from amos_fairseq.data.word_files import (
+    COLUMN_NAME,
+    CONLLU_NAMES,
+    LONGEST_COLUMN_NAME,
+    Sentence,
+    read_columns,
+    read_conllu,
+)
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import json_text, whole_folder
+from amos_fairseq.fingerprint import files_sha256
+from amos_fairseq.prepare.binarizing import BinarizedFile
+from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished, save_tokenizer
+from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization.tokenizer import UNK
+from amos_fairseq.tokenization.words import encode_words
+
+CONLLU = ".conllu"
+DEFAULT_CONLLU_COLUMN = "upos"
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check the arguments and prepare the data; raise :class:`UserError` for bad input."""
+    # Check as much as possible before any work.
+    check_inputs([given.train, given.dev], "give a column file or a CoNLL-U file")
+    if os.pathsep in str(given.out.absolute()):
+        raise UserError(
+            f"OUT {given.out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it"
+        )
+    for name in given.columns or ():
+        if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
+            raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
+    prepare_tagging(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
+
+
+def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
+    """Read a file as CoNLL-U if it is called so, else as columns."""
+    kind, _ = kind_and_compression(path)
+    if kind != CONLLU:
+        return read_columns(path, names)
+    if names is not None:
+        raise UserError(f"--columns names those of column files; {path} is CoNLL-U, with {', '.join(CONLLU_NAMES)}")
+    return read_conllu(path)
+
+
+def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> str:
+    """Return ``column``, by default upos of CoNLL-U and the last one of other files.
+
+    Raises:
+        UserError: a file does not have it.
+    """
+    for path, own in sentences.items():
+        names = list(own[0].columns)
+        column = column or (DEFAULT_CONLLU_COLUMN if names == list(CONLLU_NAMES) else names[-1])
+        if column not in names:
+            raise UserError(f"{path} has no column {column}: it has {', '.join(names)}")
+    return column
+
+
+def prepare_tagging(
+    train: Path, dev: Path, tokenizer: Tokenizer, out: Path, column: str | None, names: list[str] | None
+) -> None:
+    """Write both files to ``out``; nothing is left of it if that fails.
+
+    Raises:
+        UserError: bad input, or ``out`` contains other files.
+    """
+    from amos_fairseq.data.tagging import MANIFEST, read_manifest  # imports fairseq, which takes seconds
+
+    sources = {"train": train, "valid": dev}
+    description: dict[str, Any] = {
+        "settings": {"column": column, "columns": names},
+        "tokenizer_sha256": tokenizer.sha256,
+        "sources": {split: describe_source(path) for split, path in sources.items()},
+    }
+    if is_finished(out, description, "tagging", MANIFEST, read_manifest):
+        say(f"{out} is finished already, with these files and settings: nothing to do")
+        return
+    sentences = {split: read_sentences(path, names) for split, path in sources.items()}
+    chosen = choose_column({path: sentences[split] for split, path in sources.items()}, column)
+    labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in sentences.items()}
+    if len(labels_of["train"]) == 1:
+        (only,) = labels_of["train"]
+        raise UserError(
+            f"{train}, column {chosen}: each word has the label {only}: choose another column with --column"
+        )
+    labels = sorted(set().union(*labels_of.values()))
+    kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
+    with whole_folder(out.absolute()) as unfinished:
+        save_tokenizer(tokenizer, unfinished)
+        facts = {
+            split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
+        }
+        content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(unfinished)})
+        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
+    _report(kind, facts)
+    if mark_spans(labels_of["train"]) and not kind["has_spans"]:
+        say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
+    if new := sorted(labels_of["valid"] - labels_of["train"]):
+        say(f"labels of {dev} that are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
+    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
+
+
+def write_split(
+    directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
+) -> dict[str, int]:
+    """Write all sentences of a split; return counts."""
+    from amos_fairseq.data.tagging import ARRAYS  # imports fairseq, which takes seconds
+
+    indices = {label: index for index, label in enumerate(labels)}
+    unknown = tokenizer.embedding_rows[UNK]
+    facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
+    with (
+        contextlib.ExitStack() as files,
+        (directory / f"{split}.words.jsonl").open("w", encoding="utf-8", newline="\n") as words_file,
+        progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar,
+    ):
+        # The ids of the dictionary take the least type that holds them, as in the other preparations.
+        symbols = {"tokens": len(tokenizer.embedding_rows)}
+        arrays = [
+            files.enter_context(BinarizedFile(f"{directory / split}.{name}", symbols.get(name))) for name in ARRAYS
+        ]
+        for sentence in sentences:
+            ids, ranges = encode_words(tokenizer, sentence.words)
+            starts, ends = zip(*ranges, strict=True)
+            rows = (ids, starts, ends, [indices[label] for label in sentence.columns[column]])
+            for array, row in zip(arrays, rows, strict=True):
+                array.add_line(row)
+            words_file.write(json.dumps(sentence.words, ensure_ascii=False) + "\n")
+            facts["words"] += len(ranges)
+            facts["pieces"] += len(ids)
+            facts["unknown"] += ids.count(unknown)
+            facts["longest"] = max(facts["longest"], len(ids))
+            bar.update(1)
+    return facts
+
+
+def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]]) -> None:
+    score = "span F1" if kind["has_spans"] else "accuracy"
+    say(f"column {kind['column']}: {len(kind['labels'])} labels, scored by {score}")
+    for split, own in facts.items():
+        say(
+            f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "
+            f"longest sentence {own['longest']} pieces"
+        )

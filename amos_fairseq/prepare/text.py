@@ -1,0 +1,240 @@
+"""``amos prepare text``: convert raw text to a binarized corpus for ``fairseq-train``.
+
+Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode -> publish.
+"""
+
+import argparse
+import os
+import shutil
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.data.text_files import refuse_other_formats
+from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import DICTIONARY_FILE
+from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, text_encoding, text_workspace
+from amos_fairseq.prepare.binarizing import start_encoding_process
+from amos_fairseq.prepare.processes import in_own_process, number_of_processes, process_pool, use_threads
+from amos_fairseq.prepare.text_split import Split, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.prepare.text_workspace import TextWorkspace
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
+from amos_fairseq.prepare.workspace import check_names
+from amos_fairseq.special_tokens import LARGEST_VOCABULARY
+from amos_fairseq.strangers import LARGEST_COUNT
+from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.tokenization.conversion import from_sentencepiece
+
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """The settings that determine the content of a corpus. ``bpe`` None: a tokenizer was given."""
+
+    split: SplitSettings
+    bpe: str | None
+    vocab_size: int | None
+    cased: bool | None
+
+    def describe(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
+        """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
+        vocabulary = (
+            {"tokenizer": tokenizer.sha256, "cased": tokenizer.cased}
+            if tokenizer is not None
+            else {"tokenizer": None, "cased": self.cased}
+        )
+        return {"bpe": self.bpe, "vocab_size": self.vocab_size, **vocabulary, **vars(self.split)}
+
+
+def prepare_text(
+    inputs: list[Path], out: Path, settings: CorpusSettings, workers: int, tokenizer: Tokenizer | None
+) -> None:
+    """Write the corpus of ``inputs`` to ``out``, or continue an unfinished one.
+
+    Args:
+        tokenizer: None to learn one.
+
+    Raises:
+        UserError: bad input; ``out`` is unchanged.
+        OSError: for example the disk is full; finished parts stay for the next run.
+    """
+    description = settings.describe(tokenizer)
+    if text_workspace.is_finished_corpus(out, description, inputs):
+        say(f"{out} is finished already, with these inputs and settings: nothing to do")
+        return
+    with TextWorkspace(out, {"settings": description, "inputs": [_identify(path) for path in inputs]}) as work:
+        if not work.continue_publishing():
+            try:
+                _run_stages(work, inputs, settings, description, workers, tokenizer)
+            except UserError:
+                work.discard()
+                raise
+    say(f"done: train with task.data={_task_data(out)} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
+
+
+def _run_stages(
+    work: TextWorkspace,
+    inputs: list[Path],
+    settings: CorpusSettings,
+    description: dict[str, Any],
+    workers: int,
+    tokenizer: Tokenizer | None,
+) -> None:
+    split = work.load_split() or _split(work, inputs, settings)
+    tokenizer = _vocabulary(work, settings, workers, tokenizer)
+    shards = group_into_shards([file.bytes for file in split.train], settings.split.shard_bytes)
+    with process_pool(workers, start_encoding_process, work.tokenizer) as pool:
+        counts = [
+            work.load_counts(number) or _shard(work, split, shards, number, tokenizer, pool, workers)
+            for number in range(len(shards))
+        ]
+    work.publish(len(shards), text_workspace.build_manifest(work.out, description, split, tokenizer, counts))
+
+
+def _split(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings) -> Split:
+    directory = work.unfinished("text")
+    with progress_bar(sum(path.stat().st_size for path in inputs), "read", "B") as bar:
+        split = split_corpus(inputs, directory, settings.split, bar.update)
+    work.save_split(directory, split)
+    work.finish(directory)
+    return split
+
+
+def _vocabulary(work: TextWorkspace, settings: CorpusSettings, workers: int, tokenizer: Tokenizer | None) -> Tokenizer:
+    if not work.tokenizer.is_dir():
+        directory = work.unfinished("tokenizer")
+        if tokenizer is None:
+            sample = work.text / "sample.txt"
+            say(f"learn {settings.vocab_size} {settings.bpe} pieces from {sample.stat().st_size / 1e6:.1f} MB of text")
+            in_own_process(_learn, sample, settings, workers, directory)
+        else:
+            tokenizer.save(directory)
+        work.finish(directory)
+    return load_tokenizer(work.tokenizer)
+
+
+def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
+    use_threads(workers)
+    learn_tokenizer(sample, settings.bpe, settings.vocab_size, settings.cased).save(directory)
+
+
+def _shard(
+    work: TextWorkspace,
+    split: Split,
+    shards: list[list[int]],
+    number: int,
+    tokenizer: Tokenizer,
+    pool: Executor,
+    workers: int,
+) -> dict[str, Any]:
+    directory = work.unfinished(f"shard{number}")
+    files = {"train": [work.text / split.train[index].name for index in shards[number]]}
+    if number == 0:
+        files["valid"] = [work.text / split.valid.name]
+    size = sum(path.stat().st_size for paths in files.values() for path in paths)
+    place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
+    with progress_bar(size, f"encode{place}", "B") as bar:
+        counts = {
+            name: text_encoding.encode_files(paths, directory / name, tokenizer, pool, workers, bar.update)
+            for name, paths in files.items()
+        }
+    _refuse_empty(counts)
+    shutil.copyfile(work.tokenizer / DICTIONARY_FILE, directory / DICTIONARY_FILE)
+    record = {name: text_workspace.describe_counts(count) for name, count in counts.items()}
+    record |= text_workspace.file_hashes(directory)
+    work.save_counts(directory, record)
+    work.finish(directory)
+    for path in files["train"]:  # frees disk space
+        path.unlink()
+    return record
+
+
+def _refuse_empty(counts: dict[str, text_encoding.TextCounts]) -> None:
+    for name, count in counts.items():
+        if not count.pieces:
+            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
+
+
+def _identify(path: Path) -> list[Any]:
+    """Return what identifies an input of an unfinished run; a finished one is compared by content."""
+    status = path.stat()
+    return [str(path.absolute()), status.st_size, status.st_mtime_ns]
+
+
+def _task_data(out: Path) -> str:
+    return text_workspace.read_manifest(out)["task_data"]
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check the arguments and prepare the corpus.
+
+    Raises:
+        UserError: bad input; nothing was written.
+    """
+    # What can be checked is checked before any work.
+    check_names(*given.text, given.out)
+    _check_texts(given.text)
+    if ":" in str(given.out):
+        raise UserError(
+            f"--out {given.out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
+        )
+    if given.out.exists() and not given.out.is_dir():
+        raise UserError(f"--out {given.out} is not a directory")
+    settings, workers = _settings(given), number_of_processes(given.workers)
+    prepare_text(given.text, given.out, settings, workers, _given_tokenizer(given))
+
+
+def _check_texts(paths: list[Path]) -> None:
+    for path in paths:
+        refuse_other_formats(path)
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
+        if not path.is_file():
+            raise UserError(f"{path} is not a file: give the files themselves, for example {path}/*")
+        if not os.access(path, os.R_OK):
+            raise UserError(f"{path} cannot be read: permission denied")
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} is empty: remove it from the inputs or fill it")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("the same input file is given twice")
+
+
+def _settings(given: argparse.Namespace) -> CorpusSettings:
+    if not 0 < given.valid_share < 1:
+        raise UserError(f"--valid-share {given.valid_share} must be between 0 and 1")
+    sizes = {}
+    for name in ("shard", "valid", "sample"):
+        megabytes = getattr(given, f"{name}_megabytes")
+        if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
+            raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
+        sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
+    split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes)
+    if given.tokenizer is not None:
+        return CorpusSettings(split, None, None, None)
+    bpe = given.bpe or "sentencepiece"
+    size = DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
+    if size < 1:
+        raise UserError(f"--vocab-size {size} must be greater than 0")
+    if size > LARGEST_VOCABULARY:
+        raise UserError(f"--vocab-size {size} is too large: give at most {LARGEST_VOCABULARY:,}")
+    return CorpusSettings(split, bpe, size, bpe == "sentencepiece" if given.cased is None else given.cased)
+
+
+def _given_tokenizer(given: argparse.Namespace) -> Tokenizer | None:
+    if given.tokenizer is None:
+        return None
+    for flag in ("vocab_size", "cased"):
+        if getattr(given, flag) is not None:
+            name = "--vocab-size" if flag == "vocab_size" else "--cased or --uncased"
+            raise UserError(f"{name} cannot be combined with --tokenizer, which determines it: remove one of them")
+    if given.tokenizer.suffix != ".model":
+        return load_tokenizer(given.tokenizer)
+    if not given.tokenizer.is_file():
+        raise UserError(f"{given.tokenizer}: no such file")
+    try:
+        return from_sentencepiece(given.tokenizer.read_bytes())
+    except UserError as error:
+        raise UserError(f"{given.tokenizer}: {error}") from error

@@ -1,0 +1,138 @@
+"""The default corpus: prose of written examples, the same bytes for any number of processes, no source is executed."""
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import documentation_corpus as corpus
+import pytest
+from failures import error_line, full_disk
+
+DOCSTRING = """Return the smallest value of a sequence that holds at least one.
+
+The ``sequence`` is read :func:`once <iter>` only, so that a generator
+can be given as well as a list [1]_.
+
+Parameters
+----------
+sequence : iterable of int
+    The values that are compared with one another.
+key (callable, optional): A function that is called with every value of
+    the sequence before the comparison.
+
+- It is an error if the sequence is empty.
+
+>>> smallest([3, 1, 2])
+1
+
+Alpha Beta Gamma Delta Epsilon Zeta.
+"""
+PROSE_OF_DOCSTRING = [
+    "Return the smallest value of a sequence that holds at least one.",
+    "The sequence is read once only, so that a generator can be given as well as a list.",
+    "The values that are compared with one another.",
+    "A function that is called with every value of the sequence before the comparison.",
+    "It is an error if the sequence is empty.",
+]
+
+NO_PROSE = [
+    "too short to be a sentence.",
+    "lower case at the start of what may be the second half of a sentence.",
+    "The title of a section that ends without a full stop",
+    "Numpy, Scipy, Sympy, Torch, Matplotlib, Networkx, Pillow, Pygments.",
+    "The value of x is set by x=1 and the value of y by the caller.",
+    "Computes the sum as \\sum_i a_i for all of the terms in the sequence.",
+    "See https://example.org for what to do with the values of the table.",
+    "| the | cells | of | a | table | are | not | a | sentence.",
+    "Values of 1 2 3 4 5 6 7 8 9 10 11 12 13 14 in the table.",
+]
+
+
+def test_prose_of_a_docstring():
+    assert list(corpus.prose_paragraphs(DOCSTRING)) == PROSE_OF_DOCSTRING
+
+
+@pytest.mark.parametrize("paragraph", NO_PROSE)
+def test_tables_code_and_fragments_are_skipped(paragraph: str):
+    assert list(corpus.prose_paragraphs(paragraph)) == []
+
+
+def test_sources_are_read_and_never_executed(tmp_path: Path):
+    trap = tmp_path / "trap.py"
+    marker = tmp_path / "executed"
+    trap.write_text(
+        f'"""This module must never be run by the one that reads it."""\nopen({str(marker)!r}, "w")\n'
+        'def function():\n    """Say in one sentence what this function does."""\n'
+        'document(function, """\n    The second text is handed to a function that\n    attaches it later.\n    """)\n'
+        'message = "This is a message to the user and not a part of any documentation."\n',
+        encoding="utf-8",
+    )
+    assert corpus.read_source(trap) == [
+        [
+            "This module must never be run by the one that reads it.",
+            "Say in one sentence what this function does.",
+            "The second text is handed to a function that attaches it later.",
+        ]
+    ]
+    assert not marker.exists()
+
+
+def test_invalid_python_has_no_document(tmp_path: Path):
+    template = tmp_path / "template.py"
+    template.write_text("{{ name }} = the value of a template that is filled in later\n", encoding="utf-8")
+    assert corpus.read_source(template) == []
+
+
+def test_each_chapter_of_the_language_reference_is_a_document():
+    source = ast.parse("topics = {'b': 'Second by name.', 'a': 'First by ' 'name.'}")
+    assert corpus.topic_chapters(source) == ["First by name.", "Second by name."]
+
+
+def test_repetitions_are_dropped_and_documents_separated(tmp_path: Path):
+    documents = [["One two.", "Three four."], ["ONE, two!"], ["Five.", "Three, four."]]
+    target = tmp_path / "corpus.txt"
+    counts = corpus.write_corpus(corpus.without_repetitions(documents), target)
+    assert target.read_text(encoding="utf-8") == "One two.\nThree four.\n\nFive.\n\n"
+    assert counts == (2, 3, 5, 29)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_full_disk_is_one_line_and_the_old_file_remains(tmp_path: Path, capsys, monkeypatch):
+    target = tmp_path / "corpus.txt"
+    target.write_text("of an earlier run", encoding="utf-8")
+    monkeypatch.setattr(corpus, "python_sources", lambda: [])
+    monkeypatch.setattr(corpus, "documents_of", lambda sources, processes: [["word " * 100_000]])
+    monkeypatch.setattr(sys, "argv", ["documentation_corpus", "--out", str(target)])
+    with full_disk(4096):
+        error = error_line(capsys, lambda arguments: corpus.main())
+    assert error.startswith(f"amos_fairseq: error: {target} cannot be written (File too large): make room there")
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+    assert target.read_text(encoding="utf-8") == "of an earlier run"
+
+
+def test_corpus_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    assert corpus.write_corpus([["Five."]], tmp_path / "corpus.txt") == (1, 1, 1, 7)
+    assert synced == [7]
+
+
+def test_requirements_are_followed_without_extras():
+    names = [distribution.metadata["Name"].lower() for distribution in corpus.required_distributions()]
+    assert {"torch", "fairseq-fixed", "sympy"} <= set(names)  # sympy: required by torch
+    assert not {"pytest", "ruff", "amos-fairseq", "amos_fairseq"} & set(names)
+    assert names == sorted(names, key=corpus.canonical_name)
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_gives_the_same_documents():
+    sources = corpus.python_sources()[:25]
+    one, two = (list(corpus.documents_of(sources, processes)) for processes in (1, 2))
+    assert one == two
+    assert sum(map(len, one)) > 30
+
+
+def test_missing_folder_is_one_line(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["documentation_corpus", "--out", str(tmp_path / "no" / "text")])
+    assert "the folder of --out" in error_line(capsys, lambda arguments: corpus.main())

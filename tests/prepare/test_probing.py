@@ -1,0 +1,118 @@
+"""Converters to edge probing: small files whose targets are written out here."""
+
+import json
+from pathlib import Path
+
+import pytest
+from failures import error_line
+from preparing import prepare
+
+from amos_fairseq.probing.targets import read_task
+
+main = prepare("probing")
+
+CONLLU = """\
+# text = I'm at Ann's
+1-2\tI'm\t_\t_\t_\t_\t_\t_\t_\t_
+1\tI\tI\tPRON\tPRP\t_\t4\tnsubj\t_\t_
+2\t'm\tbe\tAUX\tVBP\t_\t4\tcop\t_\t_
+3\tat\tat\tADP\tIN\t_\t4\tcase\t_\t_
+4\tAnn\tAnn\tPROPN\tNNP\t_\t0\troot\t_\t_
+4.1\tgone\tgo\tVERB\tVBN\t_\t_\t_\t_\t_
+5\t's\t's\tPART\tPOS\t_\t4\tcase:gen\t_\t_
+
+"""
+CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nthe DT B-NP\nblue JJ I-NP\ncar NN I-NP\nyesterday NN B-NP\n. . O\nSo RB I-ADVP\n\n"
+SEMEVAL = (
+    '1\t"A <e1>fire</e1>, which <e2>oil tanks</e2>-makers fear."\r\nCause-Effect(e1,e2)\r\nComment: none\r\n\r\n'
+    '2\t"The <e2>lid</e2> and the <e1>box</e1>."\nOther\nComment:\n\n'
+)
+ROOTS = "".join(f"{i}\t{word}\t_\t{word}\t_\t_\t0\troot\t_\t_\n" for i, word in ((1, "A"), (2, "B"))) + "\n"
+
+
+def records(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode())
+    return path
+
+
+def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
+    treebank = write(tmp_path, "ud.conllu", CONLLU)
+    chunks = write(tmp_path, "chunks.txt", CHUNKS * 20)
+    relations = write(tmp_path, "TRAIN.TXT", SEMEVAL)
+    out = tmp_path / "out"
+    flags = ["--treebank", treebank, treebank, treebank, "--chunks", chunks, chunks]
+    flags += ["--relations", relations, relations, relations]
+    main([str(argument) for argument in (out, *flags)])
+
+    (sentence,) = records(out / "pos" / "test.jsonl")
+    assert sentence["text"] == "I 'm at Ann 's"
+    assert [target["label"] for target in sentence["targets"]] == ["PRON", "AUX", "ADP", "PROPN", "PART"]
+    (sentence,) = records(out / "dependencies" / "train.jsonl")
+    assert sentence["targets"] == [
+        {"span1": [0, 1], "span2": [3, 4], "label": "nsubj"},
+        {"span1": [1, 2], "span2": [3, 4], "label": "cop"},
+        {"span1": [2, 3], "span2": [3, 4], "label": "case"},
+        {"span1": [4, 5], "span2": [3, 4], "label": "case:gen"},
+    ]
+    held_out, kept, test = (records(out / "chunks" / f"{split}.jsonl") for split in ("valid", "train", "test"))
+    assert (len(held_out), len(kept), len(test)) == (2, 18, 20)
+    assert [(target["span1"], target["label"]) for target in test[0]["targets"]] == [
+        ([0, 1], "NP"), ([1, 2], "VP"), ([2, 5], "NP"), ([5, 6], "NP"), ([7, 8], "ADVP"),
+    ]  # fmt: skip
+    first, second = records(out / "relations" / "valid.jsonl")
+    assert first["text"] == "A fire , which oil tanks -makers fear."
+    assert first["targets"] == [{"span1": [1, 2], "span2": [4, 6], "label": "Cause-Effect(e1,e2)"}]
+    assert second["targets"] == [{"span1": [4, 5], "span2": [1, 2], "label": "Other"}]
+
+    assert "dependencies: 4 labels; targets: train 4 in 1 texts" in capsys.readouterr().err
+    for name in ("pos", "dependencies", "chunks", "relations"):
+        assert read_task(out, name).splits.keys() == {"train", "valid", "test"}
+    main([str(argument) for argument in (out, *flags)])
+    assert "finished already" in capsys.readouterr().err
+    other = error_line(capsys, main, out, "--chunks", chunks, chunks)
+    assert "made with other files" in other
+
+
+def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
+    """A no-break space inside a word, and as a word: the text has as many words as the sentence."""
+    treebank = write(tmp_path, "ud.conllu", CONLLU.replace("\t'm\t", "\t\u00a0\t").replace("\tAnn\t", "\tA\u00a0nn\t"))
+    main([str(argument) for argument in (tmp_path / "out", "--treebank", treebank, treebank, treebank)])
+    (example,) = read_task(tmp_path / "out", "pos").splits["test"]
+    assert example.words == ["I", "_", "at", "Ann", "'s"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "reason"),
+    [
+        ("--relations", SEMEVAL.replace("2\t", "2 "), "line 5: expected a number, a tab"),
+        ("--relations", SEMEVAL.replace("<e2>lid</e2>", "lid"), "line 5: expected a number, a tab"),
+        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "line 6: expected a label"),
+        ("--relations", "\n", "has no sentence"),
+        ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
+        ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
+        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", "chunks: {path} has only the label NP: there is nothing to learn"),
+        ("--treebank", ROOTS, "file.txt gives no target for the train split"),
+        ("--treebank", CONLLU.replace("\t4\tcop", "\tx\tcop"), "sentence 1: the head 'x'"),
+        ("--treebank", CONLLU.replace("\t4\tcop", "\t9\tcop"), "sentence 1: the head '9'"),
+    ],
+)
+def test_bad_files_are_one_line_and_nothing_is_left(tmp_path: Path, capsys, flag: str, content: str, reason: str):
+    path = write(tmp_path, "file.txt", content)
+    assert reason.format(path=path) in error_line(capsys, main, tmp_path / "out", flag, path, path, path)
+    assert [left.name for left in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_wrong_flags_are_one_line(tmp_path: Path, capsys):
+    assert "nothing to convert" in error_line(capsys, main, tmp_path / "out")
+    path = write(tmp_path, "file.txt", CHUNKS)
+    assert "takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not 1" in error_line(
+        capsys, main, tmp_path / "out", "--chunks", path
+    )
+    assert "no such file" in error_line(capsys, main, tmp_path / "out", "--chunks", path, tmp_path / "x")
+    short = error_line(capsys, main, tmp_path / "out", "--chunks", path, path)
+    assert "gives no target for the valid split: give a longer file" in short

@@ -1,0 +1,140 @@
+"""preprocess/tagging: every word with its label and its pieces, and errors."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from failures import error_line, harm_last_byte
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from preparing import prepare
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+
+from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
+from amos_fairseq.errors import UserError
+from amos_fairseq.tokenization import load_tokenizer
+
+main = prepare("tagging")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
+
+
+def read_back(data: Path) -> list[list[tuple[str, str, str]]]:
+    """(word, text of its pieces, label) of every word, from the files alone."""
+    manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"valid.{name}")) for name in ("tokens", "word_start", "word_end", "label")]
+    found = []
+    for words, ids, starts, ends, labels in zip(read_words(data, "valid"), *arrays, strict=True):
+        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
+        texts = [tokenizer.decode(pieces[a:b]).strip() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        found.append(list(zip(words, texts, [manifest["labels"][i] for i in labels.tolist()], strict=True)))
+    return found
+
+
+def test_every_word_has_its_label_and_its_pieces(data):
+    expected = [
+        [(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in make_sentences()
+    ]
+    assert read_back(data) == expected
+    manifest = read_manifest(data)
+    assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
+    num_words = sum(map(len, expected))
+    assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
+    assert manifest["splits"]["train"]["unknown"] == 0
+
+
+@pytest.mark.parametrize("name", ["valid.label.bin", "valid.tokens.idx", "valid.words.jsonl", "dict.txt"])
+def test_a_changed_file_is_refused_at_opening(data, tmp_path, name):
+    """The other split is read as before, unless it shares the file."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    assert len(TaggedSentences(copy, "valid", dictionary, 3, 64))
+    harm_last_byte(copy / name)
+    with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+        TaggedSentences(copy, "valid", dictionary, 3, 64)
+    if name != "dict.txt":
+        assert len(TaggedSentences(copy, "train", dictionary, 3, 64))
+
+
+def test_conllu_and_other_columns(data, tmp_path, capsys):
+    """CoNLL-U by its name, compressed; the same sentences give the same pieces, with other labels."""
+    source = write_conllu(tmp_path / "dev.conllu", make_sentences())
+    packed = tmp_path / "dev.conllu.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
+        out = tmp_path / f"out{len(flags)}"
+        main([*map(str, files), str(data / "tokenizer"), str(out), *flags])
+        assert [[row[2] for row in rows] for rows in read_back(out)] == [
+            [pos for _, pos, _ in rows] for rows in make_sentences()
+        ]
+        assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
+    assert "scored by accuracy" in capsys.readouterr().err
+    named = ["--columns", "tag,group", "--column", "tag"]
+    main([*map(str, files), str(data / "tokenizer"), str(tmp_path / "named"), *named])
+    assert read_manifest(tmp_path / "named")["column"] == "tag"
+
+
+def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
+    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
+    dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
+    main([str(source), str(dev), str(data / "tokenizer"), str(tmp_path / "out")])
+    assert f"labels of {dev} that are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
+    assert read_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
+    main([str(source), str(source), str(data / "tokenizer"), str(tmp_path / "other")])
+    assert "cannot be learned" not in capsys.readouterr().err
+    other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])
+    main([str(source), str(other), str(data / "tokenizer"), str(tmp_path / "classes")])
+    assert (
+        f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [(["x" * 101], "'xxx"), (["../x"], "'../x'"), ([".."], "'..'"), (["a\nb"], "'a\\nb'"), ([""], "''")],
+)
+def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, names, wrong):
+    source = data.parent / "train.txt"
+    flags = [f"--columns=pos,{names[0]}", f"--column={names[0]}"]
+    line = error_line(capsys, main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
+    assert f"--columns: {wrong}" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
+    source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
+    before = (data / "tagging.json").stat().st_mtime_ns
+    main([source, source, tokenizer, str(data)])
+    assert "nothing to do" in capsys.readouterr().err
+    assert (data / "tagging.json").stat().st_mtime_ns == before
+
+    def refused(*arguments: object) -> str:
+        return error_line(capsys, main, *arguments)
+
+    assert "other settings" in refused(source, source, tokenizer, data, "--column", "pos")
+    assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
+    assert "fairseq separates folders at ':'" in refused(source, source, tokenizer, tmp_path / "a:b")
+    assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
+    conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
+    for names in ("../../x,y", "pos,", "pos,pos"):
+        assert "is not a name" in refused(source, source, tokenizer, tmp_path / "a", "--columns", names)
+    assert "is CoNLL-U" in refused(conllu, conllu, tokenizer, tmp_path / "a", "--columns", "a")
+    broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
+    broken.write_text(broken.read_text() + "b X\n")
+    assert "broken.txt, line 2" in refused(source, broken, tokenizer, tmp_path / "a")
+    same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
+    assert "column pos: each word has the label X" in refused(
+        same, source, tokenizer, tmp_path / "a", "--column", "pos"
+    )
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "contains no tagging data" in refused(source, source, tokenizer, tmp_path / "full")
+    (tmp_path / "full" / "tagging.json").write_text(json.dumps({"labels": []}))
+    assert "was not written by prepare.sh" in refused(source, source, tokenizer, tmp_path / "full")
