@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import sys
-from typing import Iterator
+from collections.abc import Iterator
 
 # Exit code of a run that a signal stopped and that can be started again: EX_TEMPFAIL of <sysexits.h>. Python, fairseq and
 # signals (128 + n) use other codes, so a batch script can requeue on this code alone.

@@ -51,8 +51,13 @@ def test_amos_imports_no_large_library_before_it_needs_one(name: str, tmp_path: 
     arguments, code, line = COMMANDS[name]
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "amos_start", *arguments],
-        cwd=tmp_path, env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment({"PYTHONPATH": str(ROOT)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     printed = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
     assert result.returncode == code
     assert (result.stdout.splitlines() + printed)[0].startswith(line)
@@ -66,8 +71,13 @@ def test_scripts_check_their_paths_before_large_imports(name: str, tmp_path: Pat
     )
     result = subprocess.run(
         ["bash", str(ROOT / "preprocess" / name / "prepare.sh"), *SCRIPTS[name]],
-        cwd=tmp_path, env=variables | {"VIRTUAL_ENV": sys.prefix}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=variables | {"VIRTUAL_ENV": sys.prefix},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert result.returncode == 1
     assert [
         line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ") and "absent" in line
@@ -80,8 +90,13 @@ def test_scripts_take_no_other_python_than_the_one_that_is_given(tmp_path: Path)
     script = ROOT / "preprocess" / "pretraining" / "prepare.sh"
     result = subprocess.run(
         ["bash", str(script), "absent", "--out", "out"],
-        cwd=tmp_path, env=environment({"PYTHON": "python3.8"}), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment({"PYTHON": "python3.8"}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("amos_fairseq: error: needs Python 3.13, ")

@@ -25,14 +25,45 @@ from amos_fairseq.prepare.workspace import Sample, is_finished
 from amos_fairseq.scoring.reranking import read_nbest
 
 TEXTS = (
-    *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", "9" * 400, "9" * 5000, '"\\ud800"'),
+    *(
+        "null",
+        "5",
+        "[]",
+        "[5]",
+        "{}",
+        '"x"',
+        "true",
+        "",
+        "\0",
+        "{",
+        "Infinity",
+        "NaN",
+        "9" * 400,
+        "9" * 5000,
+        '"\\ud800"',
+    ),
     *("[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5),
-)  # fmt: skip
+)
 # As they are spelled in a file: json.dumps refuses an integer of 5,000 digits.
 VALUES = (
-    *("null", "5", "-1", "true", "1e308", "1e400", "NaN", "-Infinity", "9" * 19, "9" * 400, "9" * 5000, "[]", "[5]", "{}"),
+    *(
+        "null",
+        "5",
+        "-1",
+        "true",
+        "1e308",
+        "1e400",
+        "NaN",
+        "-Infinity",
+        "9" * 19,
+        "9" * 400,
+        "9" * 5000,
+        "[]",
+        "[5]",
+        "{}",
+    ),
     *('"x"', '""', '"\\ud800"', '"a\\u0000b"', '"a\\nb"', '"../../x"', '"/etc/passwd"', json.dumps("x" * 5000)),
-)  # fmt: skip
+)
 
 QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"text": "a", "answer_start": 0}]}
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}
@@ -41,12 +72,17 @@ ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
 EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
 COUNTS = {"questions": 1, "source_questions": 1, "impossible": 0}
 SQUAD_MANIFEST = {
-    "settings": {"seed": 1}, "tokenizer_sha256": "x", "splits": {"train": COUNTS, "valid": COUNTS},
+    "settings": {"seed": 1},
+    "tokenizer_sha256": "x",
+    "splits": {"train": COUNTS, "valid": COUNTS},
     "sources": {split: {"name": "x", "sha256": "x"} for split in ("train", "valid")},
-}  # fmt: skip
+}
 CORPUS = {
-    "task_data": "x", "settings": {"seed": 1}, "inputs": [{"bytes": 2, "sha256": "x"}], "shards": [{"directory": "."}],
-}  # fmt: skip
+    "task_data": "x",
+    "settings": {"seed": 1},
+    "inputs": [{"bytes": 2, "sha256": "x"}],
+    "shards": [{"directory": "."}],
+}
 DOCUMENT_FILE = {"name": "00000.txt", "documents": 1, "paragraphs": 1, "bytes": 2}
 SPLIT = {
     "inputs": [{}],
@@ -56,13 +92,21 @@ SPLIT = {
 }
 IDENTITY = {"settings": {"seed": 1}}
 GLUE_TASK = {
-    "task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None,
-    "splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {},
-}  # fmt: skip
+    "task": "RTE",
+    "tokenizer_sha256": "x",
+    "max_train_rows": None,
+    "seed": None,
+    "splits": {"train": {"sha256": "x"}},
+    "files": {},
+    "sha256": {},
+}
 PREPARED_GLUE = GLUE_TASK | {
-    "kind": "classification", "labels": ["a", "b"], "num_classes": 2, "notes": ["note"],
+    "kind": "classification",
+    "labels": ["a", "b"],
+    "num_classes": 2,
+    "notes": ["note"],
     "splits": {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")},
-}  # fmt: skip
+}
 LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 
@@ -120,7 +164,8 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),
     "counts of a shard": (
-        ".prepare/shard0/counts.json", {"train": {"words": 1}, "valid": {"words": 1}},
+        ".prepare/shard0/counts.json",
+        {"train": {"words": 1}, "valid": {"words": 1}},
         lambda path: workspace(path).load_counts(0),
     ),
     "corpus.json that is moved": (".prepare/corpus.json", CORPUS, continue_publishing),
@@ -130,7 +175,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "labels of task.json": ("task.json", LABELS, labels),
     "labels.txt": ("labels.txt", None, lambda path: labels(path, "a head")),
     "task in a model card": ("task.json", LABELS, name_in_card),
-}  # fmt: skip
+}
 
 
 def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

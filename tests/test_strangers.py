@@ -38,15 +38,24 @@ def test_json_is_read_as_python_reads_it(text, tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is not JSON"), ("{", "is not JSON"), (b"\xff", "is not UTF-8 text"), ("[]", "contains [], not an object"),
-        ("null", "contains None, not"), ("5", "contains 5, not"), ('"x"', "contains 'x', not"),
-        (nested(101), "is nested more than 100 levels deep"), (nested(10**5), "is nested more than 100 levels deep"),
-        ('{"a": %s}' % ("9" * 101), "a number of 101 digits"), ('{"a": %s}' % ("9" * 5000), "a number of 5,000 digits"),
-        ('{"a": 1e309}', "1e309 is not a finite number"), ('{"a": NaN}', "NaN is not"), ('{"a": -Infinity}', "-Infinity is"),
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        (b"\xff", "is not UTF-8 text"),
+        ("[]", "contains [], not an object"),
+        ("null", "contains None, not"),
+        ("5", "contains 5, not"),
+        ('"x"', "contains 'x', not"),
+        (nested(101), "is nested more than 100 levels deep"),
+        (nested(10**5), "is nested more than 100 levels deep"),
+        ('{"a": %s}' % ("9" * 101), "a number of 101 digits"),
+        ('{"a": %s}' % ("9" * 5000), "a number of 5,000 digits"),
+        ('{"a": 1e309}', "1e309 is not a finite number"),
+        ('{"a": NaN}', "NaN is not"),
+        ('{"a": -Infinity}', "-Infinity is"),
         (json.dumps("x" * 10**5), "contains 'xxxx"),
     ],
     ids=lambda value: str(value)[:20],
-)  # fmt: skip
+)
 def test_what_is_no_json_is_refused(text, reason, tmp_path):
     file = tmp_path / "a.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -65,11 +74,17 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(bytes(101))
     for name, reason in (
-        ("folder", "is a folder, not a file"), ("circle", "cannot be read (Too many levels"), ("missing", "is missing"),
-        ("lost", "is a link to a file that does not exist"), ("pipe", "is a pipe or a device"), ("a\0b", "cannot be read"),
-        ("large", "is too large (101 bytes; at most 100 are read)"), ("x" * 300, "cannot be read (File name too long)"),
-        ("folder/large/x", "is missing"), ("large/x", "cannot be read (Not a directory)"),
-    ):  # fmt: skip
+        ("folder", "is a folder, not a file"),
+        ("circle", "cannot be read (Too many levels"),
+        ("missing", "is missing"),
+        ("lost", "is a link to a file that does not exist"),
+        ("pipe", "is a pipe or a device"),
+        ("a\0b", "cannot be read"),
+        ("large", "is too large (101 bytes; at most 100 are read)"),
+        ("x" * 300, "cannot be read (File name too long)"),
+        ("folder/large/x", "is missing"),
+        ("large/x", "cannot be read (Not a directory)"),
+    ):
         with pytest.raises(UserError) as refused:
             read_bytes(tmp_path / name, "get another", largest=100)
         assert reason in str(refused.value), name
@@ -112,8 +127,13 @@ def test_what_is_no_number_is_refused(value):
 
 def test_numbers_have_a_range():
     assert [finite_number(5), finite_number(0.5, 0, 1), whole_number(7, 1, 7)] == [5.0, 0.5, 7]
-    for check, value, limits in ((finite_number, 1.5, (0, 1)), (whole_number, -1, ()), (whole_number, 2**53 + 1, ()),
-                                 (whole_number, 1.0, ()), (whole_number, 8, (1, 7))):  # fmt: skip
+    for check, value, limits in (
+        (finite_number, 1.5, (0, 1)),
+        (whole_number, -1, ()),
+        (whole_number, 2**53 + 1, ()),
+        (whole_number, 1.0, ()),
+        (whole_number, 8, (1, 7)),
+    ):
         with pytest.raises(ValueError, match="is not"):
             check(value, *limits)
 
@@ -131,11 +151,20 @@ def test_names_can_be_printed_and_stored():
 @pytest.mark.parametrize(
     "text",
     [
-        "a: [", "[" * 20_000, "a: &x 5\nb: *x", "a: &x [*x]", "!!python/object:os.system {}", "a: 2000-99-99", "\0", "\ud800",
-        "a: 1" + "0" * 5000, "? [1]\n: 2", "# " + "x" * (1 << 20),
+        "a: [",
+        "[" * 20_000,
+        "a: &x 5\nb: *x",
+        "a: &x [*x]",
+        "!!python/object:os.system {}",
+        "a: 2000-99-99",
+        "\0",
+        "\ud800",
+        "a: 1" + "0" * 5000,
+        "? [1]\n: 2",
+        "# " + "x" * (1 << 20),
     ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_yaml_that_is_refused(text, tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(text, errors="surrogatepass")

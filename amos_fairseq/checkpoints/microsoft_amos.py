@@ -84,14 +84,27 @@ class Inert(dict):
 # and numpy's scalars. None of their code runs: each name is loaded as an Inert. argparse.Namespace, which has no code either,
 # is allowed for every checkpoint (compat/checkpoints.py). Any other name is refused.
 ALLOWED = (
-    "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig",
-    "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata",
-    "omegaconf.nodes.AnyNode", "omegaconf.nodes.StringNode", "omegaconf.nodes.IntegerNode",
-    "omegaconf.nodes.FloatNode", "omegaconf.nodes.BooleanNode",
-    "typing.Any", "collections.defaultdict",
-    "builtins.dict", "builtins.list", "builtins.int", "builtins.float", "builtins.str", "builtins.bool",
-    "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
-)  # fmt: skip
+    "omegaconf.dictconfig.DictConfig",
+    "omegaconf.listconfig.ListConfig",
+    "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata",
+    "omegaconf.nodes.AnyNode",
+    "omegaconf.nodes.StringNode",
+    "omegaconf.nodes.IntegerNode",
+    "omegaconf.nodes.FloatNode",
+    "omegaconf.nodes.BooleanNode",
+    "typing.Any",
+    "collections.defaultdict",
+    "builtins.dict",
+    "builtins.list",
+    "builtins.int",
+    "builtins.float",
+    "builtins.str",
+    "builtins.bool",
+    "numpy.dtype",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+)
 
 
 def import_release(

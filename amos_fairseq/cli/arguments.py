@@ -44,31 +44,41 @@ def add_subcommand(subparsers: Any, name: str, help: str, description: str) -> a
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add CHECKPOINT and --tokenizer."""
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT",
+        "checkpoint",
+        metavar="CHECKPOINT",
         help="checkpoint, or SAVE_DIR of a run (its last checkpoint, or the best one where fine-tuning kept only that)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--tokenizer", metavar="DIR",
+        "--tokenizer",
+        metavar="DIR",
         help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)",
-    )  # fmt: skip
+    )
 
 
 def add_configuration(parser: argparse.ArgumentParser, example: str) -> None:
     """Add CONFIG, --set and --vocabulary-size; ``example`` is an override for the help of --set."""
     parser.add_argument(
-        "config", metavar="CONFIG",
+        "config",
+        metavar="CONFIG",
         help="recipe such as amos_base (amos recipes lists them), path of a YAML file, checkpoint, or SAVE_DIR",
-    )  # fmt: skip
+    )
     add_overrides(parser, example)
     parser.add_argument(
-        "--vocabulary-size", type=int, metavar="N",
+        "--vocabulary-size",
+        type=int,
+        metavar="N",
         help="number of dictionary entries, special tokens included (default: that of the checkpoint, or of task.data where "
         f"it is set, or {DEFAULT_VOCABULARY})",
-    )  # fmt: skip
+    )
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
     parser.add_argument(
-        "--set", dest="overrides", nargs="+", action="extend", metavar="KEY=VALUE", default=[],
+        "--set",
+        dest="overrides",
+        nargs="+",
+        action="extend",
+        metavar="KEY=VALUE",
+        default=[],
         help=f"settings to change, such as {example} (default: none)",
-    )  # fmt: skip
+    )

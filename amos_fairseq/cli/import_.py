@@ -28,17 +28,37 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("source", metavar="SOURCE", type=Path, help="folder of the model, or the released checkpoint")
     add("out", metavar="OUT.pt", type=Path, help="checkpoint to write")
-    add("--from", dest="origin", metavar="KIND", choices=(HUGGING_FACE, MICROSOFT_AMOS), default=HUGGING_FACE,
-        help=f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}")  # fmt: skip
-    add("--generator", metavar="DIR", type=Path,
-        help="folder of ELECTRA's generator (default: initialize the generator randomly)")  # fmt: skip
-    add("--arch", metavar="ARCH",
+    add(
+        "--from",
+        dest="origin",
+        metavar="KIND",
+        choices=(HUGGING_FACE, MICROSOFT_AMOS),
+        default=HUGGING_FACE,
+        help=f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}",
+    )
+    add(
+        "--generator",
+        metavar="DIR",
+        type=Path,
+        help="folder of ELECTRA's generator (default: initialize the generator randomly)",
+    )
+    add(
+        "--arch",
+        metavar="ARCH",
         help="architecture to continue with such as electra_small; SOURCE decides the sizes (default: electra for ELECTRA, mlm "
-        "where SOURCE has an MLM head, else amos)")  # fmt: skip
-    add("--tokenizer", metavar="DIR", type=Path,
-        help="directory of the tokenizer (default: SOURCE; required with --from microsoft-amos)")  # fmt: skip
-    add("--depths", metavar="LAYERS",
-        help="layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)")  # fmt: skip
+        "where SOURCE has an MLM head, else amos)",
+    )
+    add(
+        "--tokenizer",
+        metavar="DIR",
+        type=Path,
+        help="directory of the tokenizer (default: SOURCE; required with --from microsoft-amos)",
+    )
+    add(
+        "--depths",
+        metavar="LAYERS",
+        help="layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)",
+    )
     add("--seed", type=int, default=1, help="seed for the parameters that SOURCE lacks")
     parser.set_defaults(run=run)
 

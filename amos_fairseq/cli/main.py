@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 from amos_fairseq.cli import (
     bench,
@@ -28,8 +28,23 @@ from amos_fairseq.files import NO_ROOM
 from amos_fairseq.versions import describe_versions
 
 SUBCOMMANDS = (
-    prepare, recipes, train, inspect, plot, report, import_, export, glue, squad, tag, probe, score, flops, bench, verify,
-)  # fmt: skip
+    prepare,
+    recipes,
+    train,
+    inspect,
+    plot,
+    report,
+    import_,
+    export,
+    glue,
+    squad,
+    tag,
+    probe,
+    score,
+    flops,
+    bench,
+    verify,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @report_user_errors()
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status.
 
     A :class:`UserError` exits with one line and status 1, wrong flags with status 2, Ctrl-C with status 130.

@@ -20,24 +20,51 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "probe", "probe layers of a checkpoint for linguistic structure", DESCRIPTION)
     add = parser.add_argument
     add("--checkpoint", metavar="CKPT", required=True, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)")
-    add("--tokenizer", metavar="DIR",
-        help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)")  # fmt: skip
-    add("--data", metavar="DIR", type=Path, required=True,
-        help="directory with TASK/{train,valid,test}.jsonl, as preprocess/probing/prepare.sh writes")  # fmt: skip
-    add("--out", metavar="OUT", type=Path, required=True,
-        help="directory for the results; the same command continues there")  # fmt: skip
-    add("--part", metavar="PART", nargs="+",
-        help="generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)")  # fmt: skip
-    add("--layers", metavar="LIST",
+    add(
+        "--tokenizer",
+        metavar="DIR",
+        help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)",
+    )
+    add(
+        "--data",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="directory with TASK/{train,valid,test}.jsonl, as preprocess/probing/prepare.sh writes",
+    )
+    add(
+        "--out",
+        metavar="OUT",
+        type=Path,
+        required=True,
+        help="directory for the results; the same command continues there",
+    )
+    add(
+        "--part",
+        metavar="PART",
+        nargs="+",
+        help="generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)",
+    )
+    add(
+        "--layers",
+        metavar="LIST",
         help="layers of each part, such as 4,6,8; 0 is the input of the first, mix a learned mixture of all (default: the "
-        "generator's depths, and the last layer of the others)")  # fmt: skip
+        "generator's depths, and the last layer of the others)",
+    )
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
     add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
-    add("--classifier", choices=("linear", "mlp"), default="linear",
-        help="linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al.")  # fmt: skip
-    add("--lr", type=float,
-        help="initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)")  # fmt: skip
+    add(
+        "--classifier",
+        choices=("linear", "mlp"),
+        default="linear",
+        help="linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al.",
+    )
+    add(
+        "--lr",
+        type=float,
+        help="initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)",
+    )
     add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
     add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
@@ -68,9 +95,17 @@ def run(arguments: argparse.Namespace) -> None:
     settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
     with ending_in_one_line("finished probes are not repeated", "probe"):
         experiment = Experiment(
-            loaded, arguments.data, arguments.out, settings, parts=arguments.part, layers=arguments.layers,
-            tasks=arguments.tasks, with_baselines=arguments.baseline, num_seeds=arguments.seeds, device=device,
-        )  # fmt: skip
+            loaded,
+            arguments.data,
+            arguments.out,
+            settings,
+            parts=arguments.part,
+            layers=arguments.layers,
+            tasks=arguments.tasks,
+            with_baselines=arguments.baseline,
+            num_seeds=arguments.seeds,
+            device=device,
+        )
         table = experiment.run()
     table.print()
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")

@@ -22,13 +22,22 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
-    add("--glue", nargs="+", action="extend", metavar="DIR",
-        help="outputs of amos glue or amos squad, of one or several checkpoints (default: none)")  # fmt: skip
+    add(
+        "--glue",
+        nargs="+",
+        action="extend",
+        metavar="DIR",
+        help="outputs of amos glue or amos squad, of one or several checkpoints (default: none)",
+    )
     add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag (default: none)")
     add("--probe", nargs="+", action="extend", metavar="DIR", help="outputs of amos probe (default: none)")
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
-    add("--sentence", action="append", metavar="TEXT",
-        help="text for Table 9; can be repeated (default: a paragraph of the run's validation split)")  # fmt: skip
+    add(
+        "--sentence",
+        action="append",
+        metavar="TEXT",
+        help="text for Table 9; can be repeated (default: a paragraph of the run's validation split)",
+    )
     add("--masked-tokens", type=int, metavar="N", default=4096, help="number of masked tokens per depth in Figure 1a")
     add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")

@@ -25,13 +25,24 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     add = parser.add_argument
     add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
-    add("--format", choices=("tsv", "jsonl"),
-        help="tab-separated values with a header, or one JSON object per line (default: tsv)")  # fmt: skip
-    add("--out", metavar="OUT", type=Path,
-        help="file for the scores, or for the JSON of --rerank (default: the terminal)")  # fmt: skip
-    add("--electra-formula", metavar="F", choices=("exact", "thesis"),
+    add(
+        "--format",
+        choices=("tsv", "jsonl"),
+        help="tab-separated values with a header, or one JSON object per line (default: tsv)",
+    )
+    add(
+        "--out",
+        metavar="OUT",
+        type=Path,
+        help="file for the scores, or for the JSON of --rerank (default: the terminal)",
+    )
+    add(
+        "--electra-formula",
+        metavar="F",
+        choices=("exact", "thesis"),
         help="how scores follow from ELECTRA's discriminator: from the labels that it was trained with (exact), or from those "
-        "of thesis section 5.4.5 (thesis) (default: exact)")  # fmt: skip
+        "of thesis section 5.4.5 (thesis) (default: exact)",
+    )
     add("--batch-tokens", type=int, metavar="N", default=4096, help="number of tokens in a batch")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     group = parser.add_argument_group("reranking (thesis section 5.4.5)")
@@ -40,9 +51,11 @@ def add_parser(subparsers: Any) -> None:
     )
     weight = group.add_mutually_exclusive_group()
     weight.add_argument(
-        "--dev", metavar="NBEST", type=Path,
+        "--dev",
+        metavar="NBEST",
+        type=Path,
         help="lists on which lambda is chosen from 0.05, 0.10, ..., 1.0 by word error rate (default: use --lambda)",
-    )  # fmt: skip
+    )
     weight.add_argument(
         "--lambda", dest="weight", metavar="X", type=float, help="weight of the PLL (default: the best on --dev)"
     )

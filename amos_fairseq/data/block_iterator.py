@@ -7,7 +7,7 @@ becomes wrong when the number of ranks changes; here a checkpoint stores it in b
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import numpy as np
 from fairseq.data import iterators
@@ -22,9 +22,9 @@ RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start
 
 def blocks_per_batch(
     tokens_per_block: int,
-    max_tokens: Optional[int],
-    max_sentences: Optional[int],
-    max_positions: Optional[int],
+    max_tokens: int | None,
+    max_sentences: int | None,
+    max_positions: int | None,
     flag: str = "--tokens-per-sample",
 ) -> int:
     """Return ``max_sentences`` or what fits into ``max_tokens``; raise :class:`UserError` if no whole block fits.
@@ -45,7 +45,7 @@ def blocks_per_batch(
     return min(limits)
 
 
-def equal_batches(indices: np.ndarray, batch_size: int) -> List[List[int]]:
+def equal_batches(indices: np.ndarray, batch_size: int) -> list[list[int]]:
     """Return ``indices`` in order, ``batch_size`` per batch; the last batch has the rest."""
     return [indices[start : start + batch_size].tolist() for start in range(0, len(indices), batch_size)]
 
@@ -100,7 +100,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
     def __init__(
         self,
         dataset: MaskedBlockDataset,
-        batches: List[List[int]],
+        batches: list[list[int]],
         *,
         update_freq: int,
         num_shards: int,
@@ -136,7 +136,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         self.epoch_batch_sampler.ordered_batches = None  # no longer needed
         return iterator
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return fairseq's entries, the position in blocks, and the numbers of blocks of the corpus and of the batches."""
         state = super().state_dict()
         state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
@@ -145,7 +145,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         state["blocks_per_micro_batch"] = self.micro_batch
         return state
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the saved position, with as many ranks and micro-batches as there are now.
 
         Raises:
@@ -163,7 +163,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
             state_dict = {**state_dict, "iterations_in_epoch": self._steps_until(state_dict)}
         super().load_state_dict(state_dict)
 
-    def _steps_until(self, state_dict: Dict[str, Any]) -> int:
+    def _steps_until(self, state_dict: dict[str, Any]) -> int:
         epoch = state_dict["epoch"]
         if "blocks_in_epoch" not in state_dict:
             raise UserError(

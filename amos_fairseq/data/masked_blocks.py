@@ -8,7 +8,7 @@ Shapes: B blocks, T tokens per block, k = ceil(mask_prob * T) slots for masked p
 
 import math
 from fractions import Fraction
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         seed: int,
         training: bool,
         treatment: MaskTreatment = TREATMENTS["mask"],
-        mask_weights: Optional[np.ndarray] = None,
+        mask_weights: np.ndarray | None = None,
         source: str = "the corpus",
         unigram_entropy: float | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
     def __len__(self) -> int:
         return len(self.blocks)
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending, and ``masked``
         LongTensor of the same shape: the generator's input there."""
         index = int(index)
@@ -167,7 +167,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             shares = weights / weights.sum()
         return np.sort(generator.choice(candidates, size=count, replace=False, p=shares)).astype(np.int64)
 
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch in static shapes; ``{}`` for an empty list (a rank without data in the last validation step).
 
         Returns:

@@ -14,8 +14,9 @@ dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and 
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class AlignedAnswer(NamedTuple):
 
     text: str
     start: int
-    tokens: Optional[Tuple[int, int]]
+    tokens: tuple[int, int] | None
 
 
 class Example(NamedTuple):
@@ -44,7 +45,7 @@ class Example(NamedTuple):
 
     id: str
     context: int
-    answers: Tuple[AlignedAnswer, ...]
+    answers: tuple[AlignedAnswer, ...]
     is_impossible: bool
 
     def to_json(self) -> str:
@@ -67,12 +68,12 @@ class Example(NamedTuple):
         return max((answer.tokens[1] for answer in self.answers if answer.tokens is not None), default=-1)
 
     @property
-    def target(self) -> Optional[Tuple[int, int]]:
+    def target(self) -> tuple[int, int] | None:
         """The training target: the tokens of the first aligned answer."""
         return next((answer.tokens for answer in self.answers if answer.tokens is not None), None)
 
 
-def _token_range(tokens: Any) -> Optional[Tuple[int, int]]:
+def _token_range(tokens: Any) -> tuple[int, int] | None:
     if tokens is None:
         return None
     first, last = map(whole_number, tokens)
@@ -92,7 +93,7 @@ class SquadSplit:
         self.directory, self.split = directory, split
         prefix = directory / split
         check_prepared(directory, MANIFEST, split)
-        self.examples: List[Example] = _parsed(directory / f"{split}.examples.jsonl", Example.from_json)
+        self.examples: list[Example] = _parsed(directory / f"{split}.examples.jsonl", Example.from_json)
         self.questions, self.contexts, self.starts, self.ends = (
             open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
         )
@@ -112,16 +113,16 @@ class SquadSplit:
         return len(self.examples)
 
     @functools.cached_property
-    def texts(self) -> List[str]:
+    def texts(self) -> list[str]:
         """The text of each paragraph."""
         return _parsed(self.directory / f"{self.split}.contexts.jsonl", lambda line: text_in(parse_json(line)["text"]))
 
-    def offsets(self, context: int) -> Tuple[np.ndarray, np.ndarray]:
+    def offsets(self, context: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
         return self.starts[context].numpy(), self.ends[context].numpy()
 
 
-def read_manifest(directory: Path) -> Dict[str, Any]:
+def read_manifest(directory: Path) -> dict[str, Any]:
     """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
@@ -137,7 +138,7 @@ def read_manifest(directory: Path) -> Dict[str, Any]:
     return manifest
 
 
-def _parsed(path: Path, parse: Callable[[str], Any]) -> List[Any]:
+def _parsed(path: Path, parse: Callable[[str], Any]) -> list[Any]:
     """Return what ``parse`` makes of each line."""
     if not path.is_file():  # opening a pipe would wait for its writer
         raise UserError(f"{path} is missing, or no file: {_HINT}")
@@ -186,7 +187,7 @@ class WindowLimits(NamedTuple):
         return self.tokens - self.num_special - min(question_length, self.question)
 
 
-def context_ranges(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
+def context_ranges(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Return ``[begin, end)`` of the windows over a context of ``length`` tokens: at least one, together all tokens.
 
     All windows but the last are full. Their starts are ``stride`` apart, or ``room`` if that is less (BERT's SQuAD code).
@@ -198,7 +199,7 @@ def context_ranges(length: int, room: int, stride: int) -> List[Tuple[int, int]]
     return ranges
 
 
-def window_of_most_context(ranges: List[Tuple[int, int]]) -> np.ndarray:
+def window_of_most_context(ranges: list[tuple[int, int]]) -> np.ndarray:
     """Return, for every context token, the number of the window in which it has most context: [length] int64.
 
     The score of a window is the smaller distance of the token to both ends, plus a hundredth of the window's length as a
@@ -258,7 +259,7 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
         self._windows = np.array(windows, dtype=np.int64).reshape(-1, len(Window._fields))
         self.sizes = self._windows[:, 4] + self._windows[:, 3] - self._windows[:, 2] + 1
 
-    def _windows_of(self, index: int) -> List[Window]:
+    def _windows_of(self, index: int) -> list[Window]:
         example = self.squad.examples[index]
         if self.training and example.answers and example.target is None:
             return []
@@ -275,7 +276,7 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
     def window(self, index: int) -> Window:
         return Window(*self._windows[index].tolist())
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int, ``tokens`` LongTensor [L], ``context`` (first position, number of tokens) and ``target``
         (start, end)."""
         index = int(index)
@@ -298,7 +299,7 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
         shift = window.offset - window.begin
         return answer[0] + shift, answer[1] + shift
 
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch padded to its longest window; ``{}`` for an empty list (a rank without data).
 
         Returns:

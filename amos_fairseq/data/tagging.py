@@ -123,9 +123,15 @@ class TaggedSentences(EpochOrder, FairseqDataset):
     """
 
     def __init__(
-        self, directory: Path, split: str, dictionary: Dictionary, num_labels: int, max_tokens: int, seed: int = 0,
+        self,
+        directory: Path,
+        split: str,
+        dictionary: Dictionary,
+        num_labels: int,
+        max_tokens: int,
+        seed: int = 0,
         training: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if max_tokens <= NUM_SPECIAL:
             raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")

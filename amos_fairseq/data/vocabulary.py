@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 
-def shard_directories(data: str) -> List[Path]:
+def shard_directories(data: str) -> list[Path]:
     """Return the directories of ``dir0:dir1``; raise :class:`UserError` if one is not a directory."""
     from fairseq import utils  # prepare.sh needs only the names of files above, and not the seconds of this import
 
@@ -33,11 +33,11 @@ class Vocabulary:
 
     dictionary_file: Path
     dictionary_sha256: str
-    tokenizer_directory: Optional[Path]
-    tokenizer_sha256: Optional[str]
+    tokenizer_directory: Path | None
+    tokenizer_sha256: str | None
 
     @classmethod
-    def of_corpus(cls, directories: List[Path], tokenizer_directory: Optional[str]) -> "Vocabulary":
+    def of_corpus(cls, directories: list[Path], tokenizer_directory: str | None) -> "Vocabulary":
         """Find ``dict.txt`` of the first shard, and the tokenizer: given, next to it, or one level up for several shards.
 
         Raises:
@@ -95,11 +95,11 @@ class Vocabulary:
         dictionary.add_symbol(MASK_SYMBOL)
         return dictionary
 
-    def fingerprints(self) -> Dict[str, Optional[str]]:
+    def fingerprints(self) -> dict[str, str | None]:
         """Return what a task stores in its checkpoints (``task_state``), for :meth:`refuse_other`."""
         return {"dictionary_sha256": self.dictionary_sha256, "tokenizer_sha256": self.tokenizer_sha256}
 
-    def refuse_other(self, task_state: Dict[str, Any]) -> None:
+    def refuse_other(self, task_state: dict[str, Any]) -> None:
         """Raise :class:`UserError` if a checkpoint's ``task_state`` names another vocabulary."""
         for key, here in self.fingerprints().items():
             saved = task_state.get(key)
@@ -135,7 +135,7 @@ class Vocabulary:
             ) from error
         return target
 
-    def _files(self) -> List[Path]:
+    def _files(self) -> list[Path]:
         if self.tokenizer_directory is None:
             return [self.dictionary_file]
         return [path for path in self.tokenizer_directory.iterdir() if path.is_file() and path.name[0] != "."]
@@ -153,7 +153,7 @@ def _dictionary_sha256(path: Path) -> str:
     return file_sha256(path)
 
 
-def _find_tokenizer(directories: List[Path], given: Optional[str]) -> Optional[Path]:
+def _find_tokenizer(directories: list[Path], given: str | None) -> Path | None:
     if given:
         if not Path(given).is_dir():
             raise UserError(f"--tokenizer-directory {given} is not a directory")

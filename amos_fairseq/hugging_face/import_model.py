@@ -55,12 +55,25 @@ PICKLED_WEIGHTS_FILE = "pytorch_model.bin"
 # AutoTokenizer can build a tokenizer.json from one of these.
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
 _INTEGER_SETTINGS = (
-    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings",
-    "embedding_size", "type_vocab_size", "n_layers", "dim", "hidden_dim", "n_heads",
-)  # fmt: skip
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "embedding_size",
+    "type_vocab_size",
+    "n_layers",
+    "dim",
+    "hidden_dim",
+    "n_heads",
+)
 _FLOAT_SETTINGS = (
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "dropout", "attention_dropout",
-)  # fmt: skip
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "layer_norm_eps",
+    "dropout",
+    "attention_dropout",
+)
 LARGEST_SIZE = 2**31 - 1
 # transformers creates a name for each label.
 MOST_LABELS = 1_000_000

@@ -208,9 +208,13 @@ class ElectricModel(PretrainingModel):
             [B,T] float32, nats; 0 at special tokens, which are never sampled.
         """
         log_probs = sampling_log_probs(
-            hidden.flatten(0, 1), self.embed_tokens.weight, self.mlm_head.bias, tokens.flatten(), self.never_sampled_indices,
+            hidden.flatten(0, 1),
+            self.embed_tokens.weight,
+            self.mlm_head.bias,
+            tokens.flatten(),
+            self.never_sampled_indices,
             self.with_triton,
-        )  # fmt: skip
+        )
         return log_probs.view_as(tokens).masked_fill(~self.is_scored(tokens), 0.0)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, List
+from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -52,7 +52,7 @@ class GroupedAdamConfig(FairseqDataclass):
             "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)",
         },
     )
-    lr: List[float] = II("optimization.lr")
+    lr: List[float] = II("optimization.lr")  # noqa: UP006
 
 
 @register_optimizer("grouped_adam", dataclass=GroupedAdamConfig)
@@ -254,6 +254,6 @@ def parse_betas(text: str) -> tuple[float, float]:
     return betas
 
 
-def first(lr: List[float] | float) -> float:
+def first(lr: list[float] | float) -> float:
     """Return the first of fairseq's learning rates by epoch."""
     return float(lr) if isinstance(lr, (int, float)) else float(lr[0])

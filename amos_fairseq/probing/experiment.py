@@ -83,10 +83,19 @@ class Experiment:
     """
 
     def __init__(
-        self, loaded: LoadedCheckpoint, data: Path, out: Path, settings: ProbeSettings, *, parts: Sequence[str] | None = None,
-        layers: str | None = None, tasks: str | None = None, with_baselines: bool = False, num_seeds: int = 1,
+        self,
+        loaded: LoadedCheckpoint,
+        data: Path,
+        out: Path,
+        settings: ProbeSettings,
+        *,
+        parts: Sequence[str] | None = None,
+        layers: str | None = None,
+        tasks: str | None = None,
+        with_baselines: bool = False,
+        num_seeds: int = 1,
         device: str = "cpu",
-    ):  # fmt: skip
+    ):
         self.loaded, self.data, self.out, self.settings = loaded, data, out, settings
         self.device, self.seeds = device, range(1, num_seeds + 1)
         self.tasks = [read_task(data, name) for name in task_names(data, tasks)]
@@ -196,8 +205,10 @@ class Experiment:
             self._note_unread(task, targets)
             data = ProbeData(
                 {split: probed.features_of(layer, layers) for split, layers in stored.items() if split in targets},
-                targets, task.labels, task.scored_split,
-            )  # fmt: skip
+                targets,
+                task.labels,
+                task.scored_split,
+            )
             scored = train_probe(data, self.settings, seed, self.device)
             for metric, score in scored.scores.items():
                 self.results.append(
@@ -212,8 +223,9 @@ class Experiment:
             column = column_name((probed.part.name, layer, probed.baseline))
             print(
                 f"probe: {column}, seed {seed}: {shown} (update {scored.update}, {time.monotonic() - began:.0f} s)",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
         shutil.rmtree(folder)
 
     def _is_done(self, task: str, probed: Probed, layer: Layer, seed: int) -> bool:

@@ -60,8 +60,14 @@ def inspect_text(
         tokens=_tokens(loaded, tokens, positions, output),
         masked=[
             _masked_token(
-                loaded, int(position), int(tokens[position]), logits[:, 0, i], weights[0, i], top,
-                samples=_samples(loaded, tokens, by_depth, i, int(position)), candidates=_candidates(loaded, output, i),
+                loaded,
+                int(position),
+                int(tokens[position]),
+                logits[:, 0, i],
+                weights[0, i],
+                top,
+                samples=_samples(loaded, tokens, by_depth, i, int(position)),
+                candidates=_candidates(loaded, output, i),
                 **_discriminator_prediction(output, i, int(position)),
             )
             for i, position in enumerate(positions)
@@ -70,7 +76,7 @@ def inspect_text(
         positive_class="" if _field(output, "rtd_logits") is None else "replaced" if is_noise is None else "noise",
         is_corrupted=_field(output, "corrupted_tokens") is not None,
         is_masked=not isinstance(model, ElectricModel),  # a model that scores all tokens at once needs their neighbors
-    )  # fmt: skip
+    )
 
 
 def text_of_corpus(loaded: LoadedCheckpoint, flags: str = "--text or --file") -> str:

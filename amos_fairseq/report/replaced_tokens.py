@@ -95,9 +95,13 @@ def replaced_token_losses(
     if not isinstance(model, PretrainingModel):
         raise UserError(f"{loaded.file} holds a model without a generator: give a run of pretraining")
     dataset = MaskedBlockDataset(
-        blocks, loaded.dictionary, tokens_per_block=tokens_per_block(loaded), mask_prob=loaded.task["mask_prob"],
-        seed=seed, training=False,
-    )  # fmt: skip
+        blocks,
+        loaded.dictionary,
+        tokens_per_block=tokens_per_block(loaded),
+        mask_prob=loaded.task["mask_prob"],
+        seed=seed,
+        training=False,
+    )
     num_blocks = min(len(blocks), math.ceil(num_masked / dataset.slots))
     indices = np.linspace(0, len(blocks) - 1, num_blocks).round().astype(int)
     step = max(1, TOKENS_AT_ONCE // dataset.tokens_per_block)

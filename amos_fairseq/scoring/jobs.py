@@ -123,8 +123,9 @@ def name_too_long(scorer: LineScorer, lists: Mapping[Path, list[Utterance]], sco
                 if score.pll is None:
                     print(
                         f"{path}: hypothesis {place} of {utterance.id!r} is skipped: it has {score.num_tokens} tokens, more "
-                        f"than the model's limit of {scorer.max_tokens}", file=sys.stderr,
-                    )  # fmt: skip
+                        f"than the model's limit of {scorer.max_tokens}",
+                        file=sys.stderr,
+                    )
 
 
 def reranking_result(
@@ -162,8 +163,9 @@ class Notices:
         if self.num_too_long:
             print(
                 f"lines without a score, longer than the model's limit of {self.max_tokens} tokens: {self.num_too_long}, "
-                f"the first is line {self.first_too_long}", file=sys.stderr,
-            )  # fmt: skip
+                f"the first is line {self.first_too_long}",
+                file=sys.stderr,
+            )
         if self.num_unknown:
             print(f"pieces unknown to the vocabulary, scored as random characters: {self.num_unknown}", file=sys.stderr)
 

@@ -1,7 +1,7 @@
 """The base class of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
 
 import logging
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -74,13 +74,13 @@ class CorpusTask(FairseqTask):
 
     def train_step(
         self,
-        sample: Dict[str, Any],
+        sample: dict[str, Any],
         model: Any,
         criterion: Any,
         optimizer: Any,
         update_num: int,
         ignore_grad: bool = False,
-    ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
+    ) -> tuple[torch.Tensor, int, dict[str, Any]]:
         """Run fairseq's step with noise from (seed, update, first sample).
 
         fairseq seeds all ranks alike once per update: they would share dropout and Gumbel noise, and the noise of a
@@ -89,7 +89,7 @@ class CorpusTask(FairseqTask):
         torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise :class:`UserError` if the vocabulary of the checkpoint differs from this task's."""
         self.vocabulary.refuse_other(state_dict)
 

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
@@ -42,7 +42,7 @@ class SquadConfig(FairseqDataclass):
     max_question_length: int = field(
         default=64, metadata={"range": "1 or more", "help": "tokens of a question; the rest is cut off (BERT's)"}
     )
-    separator_token: Optional[int] = field(
+    separator_token: Optional[int] = field(  # noqa: UP045
         default=None,
         metadata={
             "help": "id of </s> for a second </s> before the context, as in the released AMOS script (default: none)"
@@ -51,7 +51,7 @@ class SquadConfig(FairseqDataclass):
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     train_subset: str = II("dataset.train_subset")
-    update_freq: List[int] = II("optimization.update_freq")
+    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006
 
 
 @register_task("squad", dataclass=SquadConfig)
@@ -112,9 +112,9 @@ class SquadTask(CorpusTask):
     def get_batch_iterator(
         self,
         dataset: SquadWindowDataset,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        max_positions: Optional[int] = None,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        max_positions: int | None = None,
         **others: Any,
     ) -> BlockBatchIterator:
         """Return batches of ``max_sentences`` windows, or of ``max_tokens`` // ``--tokens-per-window`` if that is less.

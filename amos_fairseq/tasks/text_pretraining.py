@@ -3,7 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class TextPretrainingConfig(FairseqDataclass):
             "this number; 0: all tokens equally often (thesis section 5.5)",
         },
     )
-    tokenizer_directory: Optional[str] = field(
+    tokenizer_directory: Optional[str] = field(  # noqa: UP045
         default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
     )
     divergence_factor: float = field(
@@ -106,7 +106,7 @@ class TextPretrainingConfig(FairseqDataclass):
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     train_subset: str = II("dataset.train_subset")
-    update_freq: List[int] = II("optimization.update_freq")
+    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006
 
 
 @register_task("text_pretraining", dataclass=TextPretrainingConfig)
@@ -118,7 +118,7 @@ class TextPretrainingTask(CorpusTask):
 
     cfg: TextPretrainingConfig
     # Set at the first use, from the training text.
-    _mask_weights: Optional[np.ndarray] = None
+    _mask_weights: np.ndarray | None = None
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -142,7 +142,7 @@ class TextPretrainingTask(CorpusTask):
         return self.dictionary
 
     @property
-    def special_ids(self) -> List[int]:
+    def special_ids(self) -> list[int]:
         """Ids that are never masked, never a target and never sampled, ascending."""
         return special_ids(self.dictionary)
 
@@ -237,8 +237,8 @@ class TextPretrainingTask(CorpusTask):
         blocks: Any,
         training: bool,
         source: str,
-        entropy: Optional[float] = None,
-        mask_weights: Optional[np.ndarray] = None,
+        entropy: float | None = None,
+        mask_weights: np.ndarray | None = None,
     ) -> MaskedBlockDataset:
         """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task."""
         return MaskedBlockDataset(
@@ -257,9 +257,9 @@ class TextPretrainingTask(CorpusTask):
     def get_batch_iterator(
         self,
         dataset: MaskedBlockDataset,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        max_positions: Optional[int] = None,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        max_positions: int | None = None,
         **others: Any,
     ) -> BlockBatchIterator:
         """Return batches of ``max_sentences`` blocks, or of ``max_tokens`` // T if that is less.
@@ -289,8 +289,8 @@ class TextPretrainingTask(CorpusTask):
             logger.info(f"the corpus has no tokenizer: {target} holds the dictionary alone")
 
     def valid_step(
-        self, sample: Dict[str, Any], model: Any, criterion: Any
-    ) -> Tuple[torch.Tensor, int, Dict[str, Any]]:
+        self, sample: dict[str, Any], model: Any, criterion: Any
+    ) -> tuple[torch.Tensor, int, dict[str, Any]]:
         """Run fairseq's step with the same noise in every validation, on any rank; training's generators are unchanged.
 
         The text's unigram entropy, to which the MLM loss is compared, is logged with each validation.

@@ -288,9 +288,17 @@ backward pass that hides it: the number of exchanges and their early start are t
 not.
 """
 RANKS_HEAD = (
-    "update_freq, rank", "update, ms", "last backward pass, ms", "sums of gradients", "MB of gradients", "exchange, ms",
-    "hidden", "waiting after the backward pass, ms", "other sums", "bytes of these",
-)  # fmt: skip
+    "update_freq, rank",
+    "update, ms",
+    "last backward pass, ms",
+    "sums of gradients",
+    "MB of gradients",
+    "exchange, ms",
+    "hidden",
+    "waiting after the backward pass, ms",
+    "other sums",
+    "bytes of these",
+)
 TIMELINE_HEAD = ("sum", "MB", "ms after the start of the update", "at this share of the last backward pass")
 
 
@@ -385,9 +393,13 @@ def run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     make_directory(out)
     bench = BenchSettings(
-        arguments.config, arguments.overrides, precision=arguments.precision, threads=1, device="cpu",
+        arguments.config,
+        arguments.overrides,
+        precision=arguments.precision,
+        threads=1,
+        device="cpu",
         vocabulary_size=arguments.vocabulary_size,
-    )  # fmt: skip
+    )
     settings = RanksSettings(bench, arguments.update_freq, arguments.updates, out)
     report = trace_ranks(settings, lambda text: print(text, file=sys.stderr, flush=True))
     if report is not None:

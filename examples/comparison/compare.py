@@ -34,22 +34,37 @@ def build_parser() -> argparse.ArgumentParser:
     add_budget = budget.add_argument
     add_budget("--budget-updates", type=float, metavar="N", **absent, help=f"for each entry, a multiple of {PARTS}")
     add_budget("--budget-flops", type=float, metavar="F", **absent, help="of pretraining, counted as in thesis 5.2.2")
-    add_budget("--budget-minutes", type=float, metavar="M", **absent,
-        help="of pretraining on this machine; some updates are timed to compute the number of updates")  # fmt: skip
+    add_budget(
+        "--budget-minutes",
+        type=float,
+        metavar="M",
+        **absent,
+        help="of pretraining on this machine; some updates are timed to compute the number of updates",
+    )
     add("--objectives", metavar="LIST", **absent, help="entries, separated by commas (default: all)")
     add("--entries", metavar="FILE", type=Path, default=CONFIGS / "entries.yaml", help="available entries")
-    add("--set", metavar="KEY=VALUE", action="append", default=[],
-        help="a setting for every entry, such as common.seed=2")  # fmt: skip
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a setting for every entry, such as common.seed=2",
+    )
     add("--tasks", metavar="LIST", default="STS-B,MRPC,QNLI", help="GLUE tasks, separated by commas, or ALL")
     add("--seeds", metavar="N", type=int, default=3, help="seeds of fine-tuning, 1 to N")
     add("--fine-tune-at", metavar="LIST", default="0.0625,0.125,0.25,0.5,1", help="shares of the budget")
     add("--recipe", metavar="NAME", **absent, help="recipe of amos glue (default: fine_tuning in configs/SIZE.yaml)")
-    add("--lr", type=float, **absent,
-        help="learning rate of amos glue for every task (default: fine_tuning in configs/SIZE.yaml)")  # fmt: skip
+    add(
+        "--lr",
+        type=float,
+        **absent,
+        help="learning rate of amos glue for every task (default: fine_tuning in configs/SIZE.yaml)",
+    )
     add("--parallel", metavar="N", type=int, default=1, help="simultaneous fine-tuning runs on the CPU")
     add("--cpu", action="store_true", help="do not use GPUs")
-    add("--piece-minutes", metavar="M", type=float, default=0.0,
-        help="stop after M minutes with status 75; 0: no limit")  # fmt: skip
+    add(
+        "--piece-minutes", metavar="M", type=float, default=0.0, help="stop after M minutes with status 75; 0: no limit"
+    )
     return parser
 
 

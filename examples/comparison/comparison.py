@@ -141,9 +141,14 @@ class Comparison:
         if self.device == "cpu":
             flags += ["--cpu", "--parallel", str(self.options.parallel)]
         return FineTuning(
-            f"{name}: fine-tuning at {point}", pretraining.checkpoint(share), self.options.glue,
-            self.out / name / "fine_tuning" / point, self.options.tasks, self.options.seeds, tuple(flags),
-        )  # fmt: skip
+            f"{name}: fine-tuning at {point}",
+            pretraining.checkpoint(share),
+            self.options.glue,
+            self.out / name / "fine_tuning" / point,
+            self.options.tasks,
+            self.options.seeds,
+            tuple(flags),
+        )
 
     def _attempt(self, label: str, directory: Path, runs: Pretraining | FineTuning, runner: Runner) -> None:
         try:

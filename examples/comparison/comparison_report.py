@@ -226,9 +226,16 @@ def draw_curves(ax: Any, content: dict[str, Any], curves: dict[str, dict[str, li
         if of_entry[key]:
             costs, scores, deviations = zip(*of_entry[key], strict=True)
             ax.errorbar(
-                costs, scores, yerr=deviations, label=content["entries"][name]["label"], capsize=2, linewidth=1.2,
-                color=RUN_COLOURS[index % len(RUN_COLOURS)], marker=RUN_MARKERS[index % len(RUN_MARKERS)], markersize=5,
-            )  # fmt: skip
+                costs,
+                scores,
+                yerr=deviations,
+                label=content["entries"][name]["label"],
+                capsize=2,
+                linewidth=1.2,
+                color=RUN_COLOURS[index % len(RUN_COLOURS)],
+                marker=RUN_MARKERS[index % len(RUN_MARKERS)],
+                markersize=5,
+            )
     ax.grid(alpha=0.25, linewidth=0.6)
     tasks = content["setup"]["tasks"]
     ax.set_ylabel(f"{'average of ' if len(tasks) > 1 else ''}{', '.join(tasks)} (%)")
@@ -240,8 +247,15 @@ def flops_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], pa
     ours.set(title=f"Here: {content['setup']['size']} models, {content['setup']['budget']} each", xscale="log")
     for index, (name, points) in enumerate(paper["series"].items()):
         costs, scores = zip(*points, strict=True)
-        theirs.plot(costs, scores, label=name, color=RUN_COLOURS[index % len(RUN_COLOURS)],
-            marker=RUN_MARKERS[index % len(RUN_MARKERS)], markersize=5, linewidth=1.2)  # fmt: skip
+        theirs.plot(
+            costs,
+            scores,
+            label=name,
+            color=RUN_COLOURS[index % len(RUN_COLOURS)],
+            marker=RUN_MARKERS[index % len(RUN_MARKERS)],
+            markersize=5,
+            linewidth=1.2,
+        )
     theirs.set(title=f"The paper: {paper['source']}, as in Figure 5.1", xscale="log", ylabel="GLUE score, dev (%)")
     theirs.grid(alpha=0.25, linewidth=0.6)
     for ax in (ours, theirs):

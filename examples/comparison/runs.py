@@ -59,8 +59,15 @@ class Runner:
         """Exit code after a stop: 75 if the same command should be started again, 130 after Ctrl-C."""
         return INTERRUPTED if self._interrupted else REQUEUE
 
-    def run(self, label: str, command: list[str], directory: Path, variables: dict[str, str], total: int,
-            progress: Callable[[int], int]) -> None:  # fmt: skip
+    def run(
+        self,
+        label: str,
+        command: list[str],
+        directory: Path,
+        variables: dict[str, str],
+        total: int,
+        progress: Callable[[int], int],
+    ) -> None:
         """Run one process to its end with a progress bar; its output goes to ``directory/train.log``.
 
         Args:

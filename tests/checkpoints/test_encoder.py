@@ -34,9 +34,11 @@ def save_dir(tmp_path_factory):
     }
     encoder = {name.replace("discriminator.", "encoder."): tensor for name, tensor in weights.items()}
     head = {
-        "dense.weight": torch.randn(16, 16), "dense.bias": torch.randn(16),
-        "output.weight": torch.randn(3, 16), "output.bias": torch.randn(3),
-    }  # fmt: skip
+        "dense.weight": torch.randn(16, 16),
+        "dense.bias": torch.randn(16),
+        "output.weight": torch.randn(3, 16),
+        "output.bias": torch.randn(3),
+    }
     classifier = {f"classification_heads.sentence_classification_head.{name}": value for name, value in head.items()}
     write_checkpoint(directory, tokenizer, "fine_tuned.pt", model=encoder | classifier)
     settings = {"model": state["cfg"]["model"] | {"token_types": 2}, "task": {"_name": "sentence_prediction"}}

@@ -64,8 +64,12 @@ def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: 
     assert all(0 <= r["score"] <= 1 and r["targets"] == 9 for r in content["results"])
     assert content["format"] == 1
     assert sorted(path.name for path in out.glob("[!.]*")) == [
-        "probing.png", "probing.svg", "results.csv", "results.json", "table.md",
-    ]  # fmt: skip
+        "probing.png",
+        "probing.svg",
+        "results.csv",
+        "results.json",
+        "table.md",
+    ]
     table = (out / "table.md").read_text(encoding="utf-8")
     assert "| layer | pos | relations | relations (macro-F1 of SemEval) |" in table
     assert re.search(r"\| generator 1 \| \d+\.\d ± \d+\.\d \|", table)

@@ -14,11 +14,20 @@ from amos_fairseq.metrics_file import read_records
 
 FOLDER = ROOT / "examples" / "collapse"
 SMALLER = [
-    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_layers=2", "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=4", "dataset.num_workers=0", "common.bf16=false",
-    "common.log_interval=1", "dataset.validate_interval_updates=3", "dataset.max_valid_steps=2", "optimization.max_update=3",
+    "task.tokens_per_sample=32",
+    "model.max_positions=32",
+    "model.encoder_layers=2",
+    "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64",
+    "dataset.batch_size=4",
+    "dataset.num_workers=0",
+    "common.bf16=false",
+    "common.log_interval=1",
+    "dataset.validate_interval_updates=3",
+    "dataset.max_valid_steps=2",
+    "optimization.max_update=3",
     "lr_scheduler.warmup_updates=2",
-]  # fmt: skip
+]
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess:

@@ -48,8 +48,21 @@ def test_glue_of_another_tokenizer_is_refused_before_hours_of_pretraining(compar
     (other / "tokenizer" / "dict.txt").write_text("a 1\n", encoding="utf-8")
     (other / "MRPC").symlink_to(glue / "MRPC")
     with pytest.raises(SystemExit):
-        compare.main([str(data), str(other), str(tmp_path / "out"), "--budget-updates", "16", "--tasks", "MRPC",
-            "--set", "dataset.batch_size=6", "--objectives", "mlm"])  # fmt: skip
+        compare.main(
+            [
+                str(data),
+                str(other),
+                str(tmp_path / "out"),
+                "--budget-updates",
+                "16",
+                "--tasks",
+                "MRPC",
+                "--set",
+                "dataset.batch_size=6",
+                "--objectives",
+                "mlm",
+            ]
+        )
     assert "was not prepared with the tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -12,10 +12,18 @@ from amos_fairseq.finetuning.summary import paper_results
 
 def result(task: str, seed: int, value: float) -> RunResult:
     return RunResult(
-        task=task, trial="", seed=seed, directory=f"runs/{task}/seed{seed}", main_score="accuracy",
-        scores={"accuracy": value, "f1": 0.0}, checkpoint="checkpoint_best.pt", epoch=1.0, seconds=1.0, start_sha256=None,
+        task=task,
+        trial="",
+        seed=seed,
+        directory=f"runs/{task}/seed{seed}",
+        main_score="accuracy",
+        scores={"accuracy": value, "f1": 0.0},
+        checkpoint="checkpoint_best.pt",
+        epoch=1.0,
+        seconds=1.0,
+        start_sha256=None,
         identity={},
-    )  # fmt: skip
+    )
 
 
 def results(**scores: list[float]) -> list[RunResult]:
@@ -63,9 +71,15 @@ def entry(label: str, *averages: tuple[float, float | None]) -> dict:
         scores = {"tasks": {}, "average": {"value": value, "deviation": deviation, "count": 3}}
         points[f"{share:g}"] = {"flops_thesis": share * 1e12, "hours": share * 4, "scores": scores, "complete": True}
     return {
-        "label": label, "max_update": 16, "updates_so_far": 16, "tokens": 1000, "tokens_per_second": 12.5,
-        "flops_per_update_thesis": 1e12 / 16, "flops_per_update_matmuls": 5e11 / 16, "points": points,
-    }  # fmt: skip
+        "label": label,
+        "max_update": 16,
+        "updates_so_far": 16,
+        "tokens": 1000,
+        "tokens_per_second": 12.5,
+        "flops_per_update_thesis": 1e12 / 16,
+        "flops_per_update_matmuls": 5e11 / 16,
+        "points": points,
+    }
 
 
 @pytest.fixture
@@ -97,8 +111,12 @@ def test_difference_within_the_spread_and_without_one():
     assert compare_findings(findings, close)[0]["ours"] == "within the spread"
     single = {"a": entry("A", (60.0, None)), "b": entry("B", (60.1, None))}
     assert compare_findings(findings, single)[0] | {"our_points": 0} == {
-        "better": "a", "worse": "b", "our_points": 0, "our_spread": None, "ours": "disagrees",
-    }  # fmt: skip
+        "better": "a",
+        "worse": "b",
+        "our_points": 0,
+        "our_spread": None,
+        "ours": "disagrees",
+    }
     single["a"]["points"]["1"]["complete"] = False
     assert compare_findings(findings, single) == []
 

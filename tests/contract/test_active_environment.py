@@ -24,9 +24,13 @@ def machine(tmp_path: Path) -> dict[str, str]:
     (tools / "python3").chmod(0o755)
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     return {
-        **proxies, "AMOS_ENVIRONMENT": "active", "PATH": str(tools), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1",
+        **proxies,
+        "AMOS_ENVIRONMENT": "active",
+        "PATH": str(tools),
+        "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
         "MPLCONFIGDIR": str(tmp_path),
-    }  # fmt: skip
+    }
 
 
 def run_bash(folder: Path, command: str, variables: dict[str, str]) -> subprocess.CompletedProcess:

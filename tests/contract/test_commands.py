@@ -19,8 +19,13 @@ def amos(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     return subprocess.run(
         [sys.executable, "-m", "amos_start", *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_help_names_every_subcommand_and_nothing_else_is_printed():
@@ -108,9 +113,14 @@ def test_output_that_cannot_be_written(library, where, code, line, tmp_path):
     (tmp_path / "printing.py").write_text(PRINTING)
     shell = f'"{sys.executable}" printing.py recipes {library} {where}'
     result = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        ["bash", "-o", "pipefail", "-c", shell],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert result.returncode == code
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == bool(line)
@@ -121,8 +131,13 @@ def test_closed_pipe_ends_quietly(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
     shell = f'"{sys.executable}" -m amos_start plot metrics.jsonl | head -n 1'
     result = subprocess.run(
-        ["bash", "-c", shell], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        ["bash", "-c", shell],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert result.stderr == ""
     assert result.stdout.count("\n") == 1

@@ -206,9 +206,21 @@ def split_hydra(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 def test_amos_commands_are_accepted():
     given = [arguments for arguments in arguments_of("amos") if not {"...", "done"} & set(arguments)]  # parts, loops
     assert {arguments[0] for arguments in given} == {
-        "prepare", "recipes", "train", "plot", "report", "inspect", "glue", "squad", "tag", "probe", "export", "import",
-        "score", "bench",
-    }  # fmt: skip
+        "prepare",
+        "recipes",
+        "train",
+        "plot",
+        "report",
+        "inspect",
+        "glue",
+        "squad",
+        "tag",
+        "probe",
+        "export",
+        "import",
+        "score",
+        "bench",
+    }
     for arguments in given:
         build_parser().parse_args(arguments)  # exits for an unknown flag or a missing argument
 

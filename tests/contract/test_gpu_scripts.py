@@ -112,9 +112,11 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
     assert finished.returncode == 1
     page = (tmp_path / "out" / "example.md").read_text(encoding="utf-8")
     assert results(page) == {
-        "first": "FAILED (exit status 1)", "slow": "FAILED (stopped after 1 s)", "second": "passed",
+        "first": "FAILED (exit status 1)",
+        "slow": "FAILED (stopped after 1 s)",
+        "second": "passed",
         "third": "not run: no time left",
-    }  # fmt: skip
+    }
     assert "## second\n\nof the second" in page
 
 

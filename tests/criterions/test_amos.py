@@ -15,9 +15,17 @@ from amos_fairseq.models.amos import AmosOutput
 
 DEPTHS = ("1", "2", "4")
 KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth in DEPTHS} | {
-    "loss", "mixture_entropy", "replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision",
-    "rtd_loss_above_prior", "rtd_logit_std",
-}  # fmt: skip
+    "loss",
+    "mixture_entropy",
+    "replaced",
+    "rtd_loss",
+    "rtd_acc",
+    "rtd_auc",
+    "rtd_recall",
+    "rtd_precision",
+    "rtd_loss_above_prior",
+    "rtd_logit_std",
+}
 
 
 class GivenOutput(torch.nn.Module):

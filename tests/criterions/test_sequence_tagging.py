@@ -13,9 +13,13 @@ LABELS = ["B-X", "I-X", "O"]
 # Two sentences: two words; one word, and a second that is cut.
 LOGITS = tensor([[[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], [[0.0, 0.0, 1.0], [9.0, 9.0, 9.0]]])
 SAMPLE = {
-    "net_input": {}, "nsentences": 2, "ntokens": 9, "nwords": 3,
-    "target": tensor([[0, 1], [0, -100]]), "labels": [[0, 1], [0, 2]],
-}  # fmt: skip
+    "net_input": {},
+    "nsentences": 2,
+    "ntokens": 9,
+    "nwords": 3,
+    "target": tensor([[0, 1], [0, -100]]),
+    "labels": [[0, 1], [0, 2]],
+}
 
 
 def nll(logits: list[float], place: int) -> float:

@@ -73,9 +73,12 @@ def compiled_run(cuda: FakeCuda, recipe: str, *overrides: str, precision: str = 
 @pytest.mark.parametrize(
     ("recipe", "precision", "length"),
     [
-        ("electra_tiny", "fp16", 65), ("electric_tiny", "bf16", 64), ("teams_tiny", "bf16", 64), ("amos_tiny", "float32", 7),
+        ("electra_tiny", "fp16", 65),
+        ("electric_tiny", "bf16", 64),
+        ("teams_tiny", "bf16", 64),
+        ("amos_tiny", "float32", 7),
     ],
-)  # fmt: skip
+)
 def test_every_layer_is_part_of_a_graph(recipe: str, precision: str, length: int, calls: Calls) -> None:
     """At 65 and 7 tokens the mask has padded rows, which the graph has to keep."""
     with fake_cuda() as cuda:

@@ -147,9 +147,12 @@ def test_dropout_keeps_the_right_share_everywhere(kernels) -> None:
         check(shares, 0.7, kept.numel() / shares.numel())
     both = 0.7**2 + 0.3**2
     for one, other in (
-        (kept[..., 1:], kept[..., :-1]), (kept[:, :, 1:], kept[:, :, :-1]), (kept[:, 1:], kept[:, :-1]),
-        (kept[1:], kept[:-1]), (kept[..., 1:, 1:], kept[..., :-1, :-1]),
-    ):  # fmt: skip
+        (kept[..., 1:], kept[..., :-1]),
+        (kept[:, :, 1:], kept[:, :, :-1]),
+        (kept[:, 1:], kept[:, :-1]),
+        (kept[1:], kept[:-1]),
+        (kept[..., 1:, 1:], kept[..., :-1, :-1]),
+    ):
         check((one == other).double().mean(), both, one.numel())
 
 

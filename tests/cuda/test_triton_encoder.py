@@ -23,9 +23,19 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 SHAPE = TransformerConfig(
-    num_layers=2, width=32, ffn_width=48, num_heads=2, max_positions=40, dropout=0.0, attention_dropout=0.0,
-    activation_dropout=0.0, layer_norm_eps=1e-5, position_scheme="t5", position_buckets=8, position_max_distance=16,
-)  # fmt: skip
+    num_layers=2,
+    width=32,
+    ffn_width=48,
+    num_heads=2,
+    max_positions=40,
+    dropout=0.0,
+    attention_dropout=0.0,
+    activation_dropout=0.0,
+    layer_norm_eps=1e-5,
+    position_scheme="t5",
+    position_buckets=8,
+    position_max_distance=16,
+)
 
 
 @pytest.fixture

@@ -255,9 +255,13 @@ def points_and_picked(
     """Rows picked of the only block [1,V] at ``points`` [S], and the exact weights that they are picked from, [V] float64."""
     mixture, exact = mixture_of(kernels, logits[None], torch.ones(1, 1), unsampled)
     rows, _ = logits_module.pick_rows(
-        mixture.logits, mixture.depth_weights, mixture.never_sampled_mask, mixture.excluded,
-        torch.zeros(1, len(points), dtype=torch.int64), points.double()[None],
-    )  # fmt: skip
+        mixture.logits,
+        mixture.depth_weights,
+        mixture.never_sampled_mask,
+        mixture.excluded,
+        torch.zeros(1, len(points), dtype=torch.int64),
+        points.double()[None],
+    )
     return rows[0], exact[0]
 
 

@@ -95,8 +95,11 @@ def test_short_last_block_pads_its_slots() -> None:
     dataset = make_dataset([list(range(4, 44))], training=False)
     batch = dataset.collater([dataset[0], dataset[1]])
     assert {name: tuple(tensor.shape) for name, tensor in batch["net_input"].items()} == {
-        "tokens": (2, 32), "masked_tokens": (2, 32), "masked_positions": (2, 5), "masked_weights": (2, 5)
-    }  # fmt: skip
+        "tokens": (2, 32),
+        "masked_tokens": (2, 32),
+        "masked_positions": (2, 5),
+        "masked_weights": (2, 5),
+    }
     assert batch["net_input"]["masked_weights"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
     assert batch["net_input"]["masked_positions"][1, 2:].tolist() == [0, 0, 0]
     assert batch["net_input"]["masked_tokens"][:, 0].tolist() == [0, 0]

@@ -168,9 +168,21 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
 
 def test_a_manifest_names_no_folder_outside(tmp_path):
     good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
-    for change in ({}, {"column": "../x"}, {"column": ".."}, {"column": 3}, {"labels": ["A\nB"]}, {"labels": None},
-                   {"labels": []}, {"labels": {"A": 1}}, {"labels": ["A", "A"]}, {"labels": ["\ud800"]},
-                   {"labels": ["A\0"]}, {"column": "x" * 300}, {"labels": [["A"]]}):  # fmt: skip
+    for change in (
+        {},
+        {"column": "../x"},
+        {"column": ".."},
+        {"column": 3},
+        {"labels": ["A\nB"]},
+        {"labels": None},
+        {"labels": []},
+        {"labels": {"A": 1}},
+        {"labels": ["A", "A"]},
+        {"labels": ["\ud800"]},
+        {"labels": ["A\0"]},
+        {"column": "x" * 300},
+        {"labels": [["A"]]},
+    ):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         if change:
             with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):

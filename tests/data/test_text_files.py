@@ -87,9 +87,16 @@ def test_nul_characters_are_removed(tmp_path):
 
 
 OTHER_FORMATS = [
-    ("text.bz2", ".bz2"), ("TEXT.JSONL.BZ2", ".bz2"), ("text.zip", ".zip"), ("text.7z", ".7z"), ("text.tar", ".tar"),
-    ("text.tar.gz", ".tar"), ("text.tgz", ".tgz"), ("part-0.parquet", ".parquet"), ("part-0.parquet.zst", ".parquet"),
-]  # fmt: skip
+    ("text.bz2", ".bz2"),
+    ("TEXT.JSONL.BZ2", ".bz2"),
+    ("text.zip", ".zip"),
+    ("text.7z", ".7z"),
+    ("text.tar", ".tar"),
+    ("text.tar.gz", ".tar"),
+    ("text.tgz", ".tgz"),
+    ("part-0.parquet", ".parquet"),
+    ("part-0.parquet.zst", ".parquet"),
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), OTHER_FORMATS)

@@ -221,9 +221,14 @@ def test_cpu_does_not_copy_the_bias() -> None:
 def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool, length: int) -> None:
     """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
     config = encoder_config(
-        num_layers=1, width=24, num_heads=3, max_positions=512, position_scheme=scheme, position_buckets=64,
+        num_layers=1,
+        width=24,
+        num_heads=3,
+        max_positions=512,
+        position_scheme=scheme,
+        position_buckets=64,
         position_max_distance=128,
-    )  # fmt: skip
+    )
     with fake_cuda():
         encoder = TransformerEncoder(config).to("cuda", torch.bfloat16)
         embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)

@@ -28,9 +28,17 @@ def nothing_compiled() -> Iterator[None]:
 def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settings) -> TransformerEncoder:
     torch.manual_seed(0)
     defaults = {
-        "num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T, "dropout": 0.1,
-        "attention_dropout": 0.1, "activation_dropout": 0.1, "position_buckets": 32, "position_max_distance": 128,
-    }  # fmt: skip
+        "num_layers": num_layers,
+        "width": D,
+        "ffn_width": 4 * D,
+        "num_heads": HEADS,
+        "max_positions": T,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+        "position_buckets": 32,
+        "position_max_distance": 128,
+    }
     module = TransformerEncoder(encoder_config(**(defaults | settings))).to("cuda", dtype)
     module.is_compiled = is_compiled
     return module

@@ -93,11 +93,13 @@ def test_triton_entries_follow_the_mixture() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {}, {"gumbel_entries": 20}, {"mixture": "uniform"},
+        {},
+        {"gumbel_entries": 20},
+        {"mixture": "uniform"},
         *(pytest.param({"kernels": "triton", **more}, marks=NO_TRITON) for more in ({}, {"mixture": "uniform"})),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_step_never_synchronizes(settings: dict) -> None:
     """PyTorch raises an error where an operation synchronises."""
     model, criterion, batch = small_amos(**settings).cuda(), amos_criterion(), small_batch()

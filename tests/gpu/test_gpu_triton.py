@@ -24,9 +24,14 @@ TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
 WIDE = {
-    "num_layers": 2, "width": 256, "ffn_width": 512, "num_heads": 4, "position_buckets": 32, "position_max_distance": 128,
+    "num_layers": 2,
+    "width": 256,
+    "ffn_width": 512,
+    "num_heads": 4,
+    "position_buckets": 32,
+    "position_max_distance": 128,
     "kernels": "triton",
-}  # fmt: skip
+}
 
 
 def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

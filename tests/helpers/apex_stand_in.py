@@ -16,9 +16,19 @@ class FusedAdam(torch.optim.Optimizer):
     """AdamW, or Adam with L2 regularization if ``adam_w_mode`` is False."""
 
     def __init__(
-        self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True, weight_decay=0.0,
-        amsgrad=False, set_grad_none=True, capturable=False, master_weights=False,
-    ):  # fmt: skip
+        self,
+        params,
+        lr=1e-3,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        adam_w_mode=True,
+        weight_decay=0.0,
+        amsgrad=False,
+        set_grad_none=True,
+        capturable=False,
+        master_weights=False,
+    ):
         assert not amsgrad
         assert not capturable
         assert not master_weights

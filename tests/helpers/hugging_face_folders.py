@@ -21,9 +21,13 @@ LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't 
 _BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 SPECIAL_TOKENS = {
-    "bert": _BRACKETS, "distilbert": _BRACKETS, "electra": _BRACKETS,
-    "mpnet": _ANGLES, "roberta": _ANGLES, "xlm-roberta": _ANGLES,
-}  # fmt: skip
+    "bert": _BRACKETS,
+    "distilbert": _BRACKETS,
+    "electra": _BRACKETS,
+    "mpnet": _ANGLES,
+    "roberta": _ANGLES,
+    "xlm-roberta": _ANGLES,
+}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 POSITIONS = 40
 TOLERANCE = 1e-5
@@ -92,9 +96,13 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
         vocab_size=tokenizer.get_vocab_size() + padded_rows,
         max_position_embeddings=POSITIONS + offset,
         pad_token_id=tokenizer.token_to_id(SPECIAL_TOKENS[family]["pad"]),
-        **({"hidden_dim" if (family, name) == ("distilbert", "intermediate_size") else name: size
-            for name, size in (SIZES | settings).items()}),
-    )  # fmt: skip
+        **(
+            {
+                "hidden_dim" if (family, name) == ("distilbert", "intermediate_size") else name: size
+                for name, size in (SIZES | settings).items()
+            }
+        ),
+    )
     model = randomized(getattr(transformers, class_name)(config))
     model.save_pretrained(folder)
     return model

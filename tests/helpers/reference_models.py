@@ -141,9 +141,7 @@ class ReferenceAmos:
         gamma = self.gamma(features, i, constant)
         states = [hidden[i, k] for k in range(len(features))]
         embedding = self.p["embed_tokens.weight"].detach()
-        of_depth = [
-            embedding @ h.detach() + self.p[f"{self.head(k)}.bias"].detach() for k, h in enumerate(states)
-        ]  # fmt: skip
+        of_depth = [embedding @ h.detach() + self.p[f"{self.head(k)}.bias"].detach() for k, h in enumerate(states)]
         logits = sum(weight * depth for weight, depth in zip(gamma.detach(), of_depth, strict=True))
         for forbidden in (*SPECIAL, *range(self.num_tokens, len(logits))):
             logits[forbidden] = -math.inf

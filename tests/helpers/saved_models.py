@@ -54,9 +54,16 @@ def small_tokenizer() -> FastTokenizer:
     """57 pieces learned from three lines: with special symbols, two rows fewer than the embedding's 64."""
     model, normalizer = io.BytesIO(), sentencepiece_rules(cased=True)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=map(normalizer.normalize_str, CORPUS), model_writer=model, model_type="bpe", vocab_size=58,
-        normalization_rule_name="identity", bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=map(normalizer.normalize_str, CORPUS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=58,
+        normalization_rule_name="identity",
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        minloglevel=2,
+    )
     return from_sentencepiece(model.getvalue(), normalizer)
 
 

@@ -104,10 +104,19 @@ def fine_tuning_task() -> SimpleNamespace:
 def encoder_config(**settings: Any) -> TransformerConfig:
     """The configuration of an encoder with three layers of width 8, without dropout."""
     defaults = {
-        "num_layers": 3, "width": 8, "ffn_width": 12, "num_heads": 2, "max_positions": 10, "dropout": 0.0,
-        "attention_dropout": 0.0, "activation_dropout": 0.0, "layer_norm_eps": 1e-5, "position_scheme": "t5",
-        "position_buckets": 8, "position_max_distance": 9,
-    }  # fmt: skip
+        "num_layers": 3,
+        "width": 8,
+        "ffn_width": 12,
+        "num_heads": 2,
+        "max_positions": 10,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "layer_norm_eps": 1e-5,
+        "position_scheme": "t5",
+        "position_buckets": 8,
+        "position_max_distance": 9,
+    }
     return TransformerConfig(**(defaults | settings))
 
 

@@ -58,8 +58,13 @@ def test_after_conversion_and_loading(settings, convert, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "dtype"),
-    [({}, torch.float32), ({"fp16": True}, torch.float16), ({"bf16": True}, torch.bfloat16), ({"amp": True}, torch.float32)],
-)  # fmt: skip
+    [
+        ({}, torch.float32),
+        ({"fp16": True}, torch.float16),
+        ({"bf16": True}, torch.bfloat16),
+        ({"amp": True}, torch.float32),
+    ],
+)
 def test_in_the_trainer_of_fairseq(flags, dtype, tmp_path):
     """fairseq's trainer converts the model and puts shared parameters back in its own way; then a checkpoint is loaded."""
     config = OmegaConf.structured(FairseqConfig)

@@ -85,9 +85,15 @@ B, T, D, HEADS = 4, 32, 32, 2
 def encoder(num_layers: int, recomputes: bool) -> TransformerEncoder:
     torch.manual_seed(0)
     config = encoder_config(
-        num_layers=num_layers, width=D, ffn_width=4 * D, num_heads=HEADS, max_positions=T, dropout=0.1,
-        attention_dropout=0.1, activation_checkpointing=recomputes,
-    )  # fmt: skip
+        num_layers=num_layers,
+        width=D,
+        ffn_width=4 * D,
+        num_heads=HEADS,
+        max_positions=T,
+        dropout=0.1,
+        attention_dropout=0.1,
+        activation_checkpointing=recomputes,
+    )
     return TransformerEncoder(config).train()
 
 

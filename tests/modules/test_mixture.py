@@ -98,8 +98,11 @@ def test_v_exists_only_where_it_is_learned():
     assert list(named) == ["v"]
     assert named["v"].std().item() == pytest.approx(0.02, rel=0.05)
     for strategy, extra in (
-        ("uniform", {}), ("random_layer", {}), ("layer_switch", {"max_update": 9}), ("fixed", {"fixed_weights": [1, 0, 0]})
-    ):  # fmt: skip
+        ("uniform", {}),
+        ("random_layer", {}),
+        ("layer_switch", {"max_update": 9}),
+        ("fixed", {"fixed_weights": [1, 0, 0]}),
+    ):
         assert not list(MixtureWeights(strategy, K, D, **extra).parameters())
     alone = MixtureWeights("learned", 1, D)
     assert not list(alone.parameters())

@@ -22,9 +22,15 @@ def fine_tuned_model(num_layers: int) -> FineTunedModel:
     """With everything that can be below the layers: token types, a projection, a relative position table."""
     torch.manual_seed(0)
     cfg = EncoderConfig(
-        encoder_layers=num_layers, encoder_embed_dim=8, encoder_ffn_embed_dim=12, encoder_attention_heads=2,
-        max_positions=10, relative_position_scheme="t5", embedding_dim=4, token_types=2,
-    )  # fmt: skip
+        encoder_layers=num_layers,
+        encoder_embed_dim=8,
+        encoder_ffn_embed_dim=12,
+        encoder_attention_heads=2,
+        max_positions=10,
+        relative_position_scheme="t5",
+        embedding_dim=4,
+        token_types=2,
+    )
     model = FineTunedModel(cfg, PaddedVocabulary.of(small_dictionary()))
     model.register_classification_head("sentence", num_classes=3)
     return model

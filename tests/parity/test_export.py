@@ -94,25 +94,35 @@ MASKED_LMS = {
     "amos, depth 2": ({}, ["--part", "generator", "--depth", "2"], 2, "MPNetForMaskedLM"),
     "amos, separate generators": (
         {"separate_generators": True, "generator_depths": "1,2,2"},
-        ["--part", "generator", "--depth", "2_3"], 2, "MPNetForMaskedLM",
+        ["--part", "generator", "--depth", "2_3"],
+        2,
+        "MPNetForMaskedLM",
     ),
     "amos, absolute": (ABSOLUTE, ["--part", "generator", "--depth", "2"], 2, "BertForMaskedLM"),
     "electra": ({"objective": "electra"}, ["--part", "generator"], 2, "ElectraForMaskedLM"),
     "electra, shallow": (
-        {"objective": "electra", "generator_layers": 1}, ["--part", "generator"], 1, "ElectraForMaskedLM"
+        {"objective": "electra", "generator_layers": 1},
+        ["--part", "generator"],
+        1,
+        "ElectraForMaskedLM",
     ),
     "electra that shares nothing": (
-        {"objective": "electra", "share_weights": "none"}, ["--part", "generator"], 2, "ElectraForMaskedLM"
+        {"objective": "electra", "share_weights": "none"},
+        ["--part", "generator"],
+        2,
+        "ElectraForMaskedLM",
     ),
     "electra that shares all": (
         {"objective": "electra", "share_weights": "all", "generator_size": 1},
-        ["--part", "generator"], 2, "ElectraForMaskedLM",
+        ["--part", "generator"],
+        2,
+        "ElectraForMaskedLM",
     ),
     "teams": ({"objective": "teams"}, ["--part", "generator"], 2, "BertForMaskedLM"),
     "mlm": ({"objective": "mlm"}, [], 2, "BertForMaskedLM"),
     "mlm, t5": ({"objective": "mlm", "relative_position_scheme": "t5"}, [], 2, "MPNetForMaskedLM"),
     "mlm, narrow embeddings": ({"objective": "mlm", "embedding_dim": 8}, [], 2, "ElectraForMaskedLM"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -319,18 +329,28 @@ REFUSED = {
     "counts": ("electra", {"generator": "uniform"}, "generator", "no generator that a masked language model"),
     "predicts originals": ("electra", {"main_objective": "replace_mlm"}, "discriminator", "has no detection head"),
     "selection only": ("teams", {"rtd_loss_weight": 0.0}, "discriminator", "has no detection head"),
-    "a network per token": ("teams", {"task_heads": "ffn"}, "discriminator", "on top of its encoder (--task-heads ffn)"),
+    "a network per token": (
+        "teams",
+        {"task_heads": "ffn"},
+        "discriminator",
+        "on top of its encoder (--task-heads ffn)",
+    ),
     "cloze model": (
-        "electric", {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}, "encoder",
+        "electric",
+        {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"},
+        "encoder",
         "has no encoder to fine-tune or to load",
     ),
     "energies on relative positions": (
-        "electric", {"relative_position_scheme": "t5"}, "discriminator", "two layers on relative positions"
+        "electric",
+        {"relative_position_scheme": "t5"},
+        "discriminator",
+        "two layers on relative positions",
     ),
     "mlm's generator": ("mlm", {}, "generator", "has no generator: give --part mlm or encoder"),
     "mlm's discriminator": ("mlm", {}, "discriminator", "has no discriminator: give --part mlm or encoder"),
     "amos as an mlm": ("amos", {}, "mlm", "is not an mlm: its masked language model is --part generator"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

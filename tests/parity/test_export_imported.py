@@ -98,9 +98,15 @@ def released(tmp_path_factory) -> Path:
     """A run with the released positions and tokenizer, and its three folders."""
     root = tmp_path_factory.mktemp("released")
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_prefix=str(root / "sp"), model_type="bpe", vocab_size=90, minloglevel=2,
-        bos_id=-1, eos_id=-1, pad_id=-1,
-    )  # fmt: skip
+        sentence_iterator=iter(LINES),
+        model_prefix=str(root / "sp"),
+        model_type="bpe",
+        vocab_size=90,
+        minloglevel=2,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+    )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(root / "sp.model"))
     pieces = [processor.id_to_piece(i) for i in range(len(processor) - 1, 0, -1)]  # not in the order of the model
     tokenizer = MicrosoftAmosTokenizer((root / "sp.model").read_bytes(), pieces)
@@ -134,8 +140,12 @@ def test_code_in_the_folder_does_not_import_this_package(released):
     for path in released.glob("*/*.py"):
         assert "amos_fairseq" not in path.read_text(encoding="utf-8"), path.name
     assert {path.name for path in (released / "encoder").glob("*.py")} == {
-        "modeling_amos.py", "relative_position.py", "tokenization_amos.py", "microsoft_text.py", "truncation.py"
-    }  # fmt: skip
+        "modeling_amos.py",
+        "relative_position.py",
+        "tokenization_amos.py",
+        "microsoft_text.py",
+        "truncation.py",
+    }
     assert "trust_remote_code=True" in (released / "encoder" / "README.md").read_text(encoding="utf-8")
 
 

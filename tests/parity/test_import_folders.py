@@ -133,9 +133,13 @@ def test_loaded_features_of_pairs_equal_those_of_transformers(family, folders, c
     """From text to pooled vectors, in batches; the longest pair is truncated to 40 positions on both sides."""
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
     batch = paired_tokenizer(folders / family, family)(
-        PAIRS, return_tensors="pt", padding=True, truncation=True, max_length=POSITIONS,
+        PAIRS,
+        return_tensors="pt",
+        padding=True,
+        truncation=True,
+        max_length=POSITIONS,
         return_token_type_ids=family == "bert",
-    )  # fmt: skip
+    )
     assert batch["input_ids"].size(1) == POSITIONS
     expected = theirs(**batch).last_hidden_state
     features = amos_fairseq.load(checkpoints[family], batch_size=2)(PAIRS, truncate=True)

@@ -31,9 +31,15 @@ def vocabulary(tmp_path_factory) -> Path:
     """sp.model and dict.txt of the release."""
     directory = tmp_path_factory.mktemp("vocabulary")
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_prefix=str(directory / "sp"), model_type="bpe", vocab_size=90, minloglevel=2,
-        bos_id=-1, eos_id=-1, pad_id=-1,
-    )  # fmt: skip
+        sentence_iterator=iter(LINES),
+        model_prefix=str(directory / "sp"),
+        model_type="bpe",
+        vocab_size=90,
+        minloglevel=2,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+    )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(directory / "sp.model"))
     (directory / "sp.vocab").unlink()
     pieces = [processor.id_to_piece(i) for i in range(1, len(processor))]
@@ -66,9 +72,14 @@ def released_weights(num_tokens: int) -> dict[str, Tensor]:
     head = {"out_proj.weight": random(1, WIDTH), "out_proj.bias": random(1)}
     weights |= {f"encoder.binary_head.{name}": tensor for name, tensor in head.items()}
     mlm = {
-        "weight": embedding, "bias": random(num_tokens), "dense.weight": random(WIDTH, WIDTH), "dense.bias": random(WIDTH),
-        "layer_norm.weight": 1 + random(WIDTH), "layer_norm.bias": random(WIDTH), "layer_mixture.weight": random(1, WIDTH),
-    }  # fmt: skip
+        "weight": embedding,
+        "bias": random(num_tokens),
+        "dense.weight": random(WIDTH, WIDTH),
+        "dense.bias": random(WIDTH),
+        "layer_norm.weight": 1 + random(WIDTH),
+        "layer_norm.bias": random(WIDTH),
+        "layer_mixture.weight": random(1, WIDTH),
+    }
     return weights | {f"auxiliary.lm_head.{name}": tensor for name, tensor in mlm.items()}
 
 
@@ -188,10 +199,18 @@ def test_a_model_with_few_positions_finds_its_buckets(num_positions, released, v
 def test_settings_come_from_shapes_and_from_the_file(imported):
     model = read_state(imported)["cfg"]["model"]
     expected = {
-        "encoder_layers": LAYERS, "encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": FFN, "max_positions": POSITIONS,
-        "encoder_attention_heads": HEADS, "relative_position_scheme": "amos", "relative_position_buckets": 64,
-        "relative_position_max_distance": 128, "generator_depths": "1,4", "layer_norm_eps": 1e-5, "token_types": 0,
-    }  # fmt: skip
+        "encoder_layers": LAYERS,
+        "encoder_embed_dim": WIDTH,
+        "encoder_ffn_embed_dim": FFN,
+        "max_positions": POSITIONS,
+        "encoder_attention_heads": HEADS,
+        "relative_position_scheme": "amos",
+        "relative_position_buckets": 64,
+        "relative_position_max_distance": 128,
+        "generator_depths": "1,4",
+        "layer_norm_eps": 1e-5,
+        "token_types": 0,
+    }
     assert {name: model[name] for name in expected} == expected
 
 

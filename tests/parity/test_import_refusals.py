@@ -91,19 +91,31 @@ LARGE = 10**9  # building it would take terabytes, or days
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        *(("bert", {name: size}) for size in (LARGE, 10**30) for name in (
-            "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size",
-        )),
-        ("bert", {"num_attention_heads": LARGE}), ("electra", {"embedding_size": LARGE}),
-        ("mpnet", {"relative_attention_num_buckets": LARGE}), ("bert", {"num_labels": LARGE}),
+        *(
+            ("bert", {name: size})
+            for size in (LARGE, 10**30)
+            for name in (
+                "hidden_size",
+                "num_hidden_layers",
+                "intermediate_size",
+                "max_position_embeddings",
+                "type_vocab_size",
+            )
+        ),
+        ("bert", {"num_attention_heads": LARGE}),
+        ("electra", {"embedding_size": LARGE}),
+        ("mpnet", {"relative_attention_num_buckets": LARGE}),
+        ("bert", {"num_labels": LARGE}),
         ("bert", {"attribute_map": {"hidden_size": "width"}, "width": LARGE, "hidden_size": 32}),
         *(("bert", {"architectures": value}) for value in (5, [5], [None], [["a"]], ["x" * 5000], ["a\0"], ["\ud800"])),
         *(("bert", {"hidden_dropout_prob": value}) for value in (-1, 1e300, math.nan, math.inf, int("9" * 400), True)),
-        ("bert", {"model_type": "x" * 5000}), ("bert", {"hidden_act": "x" * 5000}), ("bert", {"model_type": ["bert"]}),
+        ("bert", {"model_type": "x" * 5000}),
+        ("bert", {"hidden_act": "x" * 5000}),
+        ("bert", {"model_type": ["bert"]}),
         ("bert", {"dtype": "__class__"}),
     ],
     ids=lambda value: repr(value)[:40],
-)  # fmt: skip
+)
 def test_sizes_and_names_of_a_stranger_are_refused(family, settings, folders, tmp_path, capsys):
     """At once, and in a line that does not repeat 5,000 characters; larger sizes than the weights' are never built."""
     folder = changed(folders / family, tmp_path / "in", **settings)
@@ -117,9 +129,17 @@ def test_sizes_and_names_of_a_stranger_are_refused(family, settings, folders, tm
 JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 DEEP = "[" * 100_000 + "]" * 100_000
 TEXTS = {
-    "null": "null", "a number": "5", "a list": "[]", "text": '"x"', "cut": "{", "not UTF-8": b"\xff", "deep": DEEP,
-    "500 levels": '{"a":' * 500 + "1" + "}" * 500, "5,000 digits": '{"a": %s}' % ("9" * 5000), "infinite": '{"a": 1e999}',
-}  # fmt: skip
+    "null": "null",
+    "a number": "5",
+    "a list": "[]",
+    "text": '"x"',
+    "cut": "{",
+    "not UTF-8": b"\xff",
+    "deep": DEEP,
+    "500 levels": '{"a":' * 500 + "1" + "}" * 500,
+    "5,000 digits": '{"a": %s}' % ("9" * 5000),
+    "infinite": '{"a": 1e999}',
+}
 
 
 @pytest.mark.parametrize("name", JSON_FILES)

@@ -19,10 +19,19 @@ PARTS = [(family, part) for family, table in FAMILIES.items() if family != CUSTO
 
 def config_of(**changes) -> TransformerConfig:
     settings = {
-        "num_layers": 2, "width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": LONGEST, "layer_norm_eps": 1e-5,
-        "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.0,
-        "position_scheme": "none", "position_buckets": 32, "position_max_distance": 128,
-    }  # fmt: skip
+        "num_layers": 2,
+        "width": 12,
+        "ffn_width": 20,
+        "num_heads": 3,
+        "max_positions": LONGEST,
+        "layer_norm_eps": 1e-5,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.0,
+        "position_scheme": "none",
+        "position_buckets": 32,
+        "position_max_distance": 128,
+    }
     return TransformerConfig(**(settings | changes))
 
 
@@ -95,8 +104,11 @@ def test_unexpected_keys_are_reported():
     config = hugging_face_config("bert", config_of(), ROWS)
     theirs = transformers.BertForPreTraining(config).state_dict()
     assert from_hugging_face("bert", theirs, [MASKED_LM]).unexpected_keys == [
-        "bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.seq_relationship.weight",
-    ]  # fmt: skip
+        "bert.pooler.dense.bias",
+        "bert.pooler.dense.weight",
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+    ]
     assert "cls.predictions.transform.dense.weight" in from_hugging_face("bert", theirs).unexpected_keys
     # The decoder equals the embeddings.
     assert "cls.predictions.decoder.weight" not in from_hugging_face("bert", theirs).unexpected_keys

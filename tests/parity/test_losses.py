@@ -51,11 +51,18 @@ def renamed(tensors: dict[str, Tensor], encoder: str, head: str) -> dict[str, Te
 
 def reference(model_class: type, width: int, ffn: int, heads: int, weights: dict[str, Tensor]) -> torch.nn.Module:
     config = HuggingFaceConfig(
-        vocab_size=len(weights["electra.embeddings.word_embeddings.weight"]), embedding_size=EMBEDDING, hidden_size=width,
-        intermediate_size=ffn, num_attention_heads=heads, num_hidden_layers=ENCODER_SETTINGS["encoder_layers"], pad_token_id=1,
-        max_position_embeddings=ENCODER_SETTINGS["max_positions"], layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
+        vocab_size=len(weights["electra.embeddings.word_embeddings.weight"]),
+        embedding_size=EMBEDDING,
+        hidden_size=width,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_hidden_layers=ENCODER_SETTINGS["encoder_layers"],
+        pad_token_id=1,
+        max_position_embeddings=ENCODER_SETTINGS["max_positions"],
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    )
     model = model_class(config)
     model.load_state_dict(weights, strict=True)
     return model

@@ -48,9 +48,13 @@ def joint_head_of(xlnet) -> JointSpanHead:
     start, end, answer_class = xlnet
     head = JointSpanHead(D, dropout=0.1, layer_norm_eps=1e-5).eval()
     for ours, theirs in (
-        (head.start, start.dense), (head.end_dense, end.dense_0), (head.end_norm, end.LayerNorm),
-        (head.end, end.dense_1), (head.answerable_dense, answer_class.dense_0), (head.answerable, answer_class.dense_1),
-    ):  # fmt: skip
+        (head.start, start.dense),
+        (head.end_dense, end.dense_0),
+        (head.end_norm, end.LayerNorm),
+        (head.end, end.dense_1),
+        (head.answerable_dense, answer_class.dense_0),
+        (head.answerable, answer_class.dense_1),
+    ):
         ours.load_state_dict(theirs.state_dict())
     return head
 

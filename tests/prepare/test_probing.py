@@ -62,8 +62,12 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     held_out, kept, test = (records(out / "chunks" / f"{split}.jsonl") for split in ("valid", "train", "test"))
     assert (len(held_out), len(kept), len(test)) == (2, 18, 20)
     assert [(target["span1"], target["label"]) for target in test[0]["targets"]] == [
-        ([0, 1], "NP"), ([1, 2], "VP"), ([2, 5], "NP"), ([5, 6], "NP"), ([7, 8], "ADVP"),
-    ]  # fmt: skip
+        ([0, 1], "NP"),
+        ([1, 2], "VP"),
+        ([2, 5], "NP"),
+        ([5, 6], "NP"),
+        ([7, 8], "ADVP"),
+    ]
     first, second = records(out / "relations" / "valid.jsonl")
     assert first["text"] == "A fire , which oil tanks -makers fear."
     assert first["targets"] == [{"span1": [1, 2], "span2": [4, 6], "label": "Cause-Effect(e1,e2)"}]

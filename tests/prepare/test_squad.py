@@ -110,8 +110,12 @@ def test_answers_outside_of_their_context_are_refused(data, tmp_path, field, val
 
 def test_file_names_and_dtype(data):
     names = {path.name for path in data.iterdir()}
-    arrays = {f"{s}.{n}.{e}" for s in ("train", "valid") for n in ("question", "context", "context_start", "context_end")
-              for e in ("bin", "idx")}  # fmt: skip
+    arrays = {
+        f"{s}.{n}.{e}"
+        for s in ("train", "valid")
+        for n in ("question", "context", "context_start", "context_end")
+        for e in ("bin", "idx")
+    }
     lines = {f"{s}.{n}.jsonl" for s in ("train", "valid") for n in ("examples", "contexts")}
     assert names == arrays | lines | {"dict.txt", "tokenizer", "squad.json"}
     assert (data / "train.question.bin").stat().st_size == 2 * int(SquadSplit(data, "train").questions.sizes.sum())
@@ -239,12 +243,15 @@ FIRST = ["data", 0, "paragraphs", 0]
         (change([*FIRST, "qas", 1, "id"], 7), "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
         (change([*FIRST, "qas", 1, "question"], None), "qas[1].question must be a string, it is missing"),
         (change([*FIRST, "qas", 0, "answers"], None), "qas[0].answers must be a list, it is missing"),
-        (change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"), "answers[1].answer_start must be an integer, it is"),
+        (
+            change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"),
+            "answers[1].answer_start must be an integer, it is",
+        ),
         (change([*FIRST, "qas", 0, "is_impossible"], "no"), "qas[0].is_impossible must be true or false"),
         (change([*FIRST, "qas", 0, "id"], "p0q1"), "the id p0q1 occurs twice"),
         (change(["data"], []), "holds no questions"),
     ],
-)  # fmt: skip
+)
 def test_wrong_layouts_are_refused_by_their_path(data, tmp_path, capsys, content, message):
     wrong = write_json(tmp_path / "wrong.json", content)
     tokenizer = data.parent / "tokenizer"

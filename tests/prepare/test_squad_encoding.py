@@ -15,8 +15,17 @@ from amos_fairseq.tokenization import load_tokenizer
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
 # Answers between word boundaries, which are boundaries of pieces for every tokenizer.
 EXACT = [
-    "1910s", "Zoë", "ate ½", "ﬁsh", "ﬁsh\u00a0(cafe\u0301-style)", "cafe\u0301", "24\u201310", "End", "In  the 1910s", "中国",
-]  # fmt: skip
+    "1910s",
+    "Zoë",
+    "ate ½",
+    "ﬁsh",
+    "ﬁsh\u00a0(cafe\u0301-style)",
+    "cafe\u0301",
+    "24\u201310",
+    "End",
+    "In  the 1910s",
+    "中国",
+]
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe", "wordpiece"])

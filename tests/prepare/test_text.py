@@ -121,9 +121,17 @@ def test_sentencepiece_model_of_a_user(inputs, tmp_path):
     """Converted once: the corpus has SentencePiece's own ids, after fairseq's four symbols."""
     lines = [paragraph for document in DOCUMENTS for paragraph in document]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "given"), model_type="bpe", vocab_size=150,
-        normalization_rule_name="identity", bos_id=-1, eos_id=-1, pad_id=-1, unk_id=0, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(lines),
+        model_prefix=str(tmp_path / "given"),
+        model_type="bpe",
+        vocab_size=150,
+        normalization_rule_name="identity",
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        unk_id=0,
+        minloglevel=2,
+    )
     out = tmp_path / "corpus"
     main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given.model"), "--workers", "1"])
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))

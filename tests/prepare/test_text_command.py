@@ -156,9 +156,12 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     run = subprocess.Popen(
         ["bash", str(ROOT / "preprocess" / "pretraining" / "prepare.sh"), *flags, "--out", str(out)],
-        stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=tmp_path,
         env={**os.environ, "VIRTUAL_ENV": sys.prefix, "PATH": path},
-    )  # fmt: skip
+    )
     wait_for(out / ".prepare" / "shard0", run)
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=60)

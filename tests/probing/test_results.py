@@ -14,8 +14,11 @@ def result(
 def test_columns_are_in_the_order_of_layers_whatever_was_probed_first():
     columns = columns_of([result(4, 0.4), result("mix", 0.5), result(1, 0.1), result("pieces", 0.3, "pieces")])
     assert [column_name(column) for column in columns] == [
-        "discriminator 1", "discriminator 4", "discriminator mix", "pieces alone",
-    ]  # fmt: skip
+        "discriminator 1",
+        "discriminator 4",
+        "discriminator mix",
+        "pieces alone",
+    ]
 
 
 def test_a_few_layers_are_columns_and_many_are_rows():

@@ -15,10 +15,16 @@ from amos_fairseq.checkpoints.read import read_state
 COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
 # 64 blocks of 32 tokens make three updates an epoch, so that update 4 is in the second.
 SMALLER = [
-    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=64", "lr_scheduler.warmup_updates=2",
-    "lr_scheduler.total_num_update=20", "common.log_interval=1", "checkpoint.save_interval_updates=4",
-]  # fmt: skip
+    "task.tokens_per_sample=32",
+    "model.max_positions=32",
+    "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64",
+    "dataset.batch_size=64",
+    "lr_scheduler.warmup_updates=2",
+    "lr_scheduler.total_num_update=20",
+    "common.log_interval=1",
+    "checkpoint.save_interval_updates=4",
+]
 
 
 @pytest.fixture

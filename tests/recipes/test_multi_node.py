@@ -111,8 +111,15 @@ def fake_cluster(tmp_path: Path) -> dict[str, str]:
         path.write_text(f"#!/bin/sh\n{text}exit ${{{program.upper()}_EXIT:-0}}\n")
         path.chmod(0o755)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "42", "SLURM_NNODES": "8",
-            "SLURM_NTASKS_PER_NODE": "8", "SLURM_CPUS_PER_TASK": "14"}  # fmt: skip
+    return {
+        **os.environ,
+        "PATH": path,
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_ID": "42",
+        "SLURM_NNODES": "8",
+        "SLURM_NTASKS_PER_NODE": "8",
+        "SLURM_CPUS_PER_TASK": "14",
+    }
 
 
 def submitit_script(folder: Path) -> Path:

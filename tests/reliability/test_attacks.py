@@ -11,10 +11,20 @@ pytestmark = pytest.mark.slow
 def test_no_attack_succeeds(tmp_path: Path) -> None:
     results = attacks.attack(tries=1, seed=7, folder=tmp_path)
     kinds = {
-        "kill, float32", "setting", "damaged file", "damaged labels or features", "link in SAVE_DIR", "hostile file",
-        "planted module", "compression bomb", "imported folder", "damaged results", "console and disk", "killed command",
+        "kill, float32",
+        "setting",
+        "damaged file",
+        "damaged labels or features",
+        "link in SAVE_DIR",
+        "hostile file",
+        "planted module",
+        "compression bomb",
+        "imported folder",
+        "damaged results",
+        "console and disk",
+        "killed command",
         "setting of a command",
-    }  # fmt: skip
+    }
     assert {result.kind for result in results} == kinds
     assert [result for result in results if result.harm] == []
 

@@ -229,9 +229,20 @@ def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys
 
 @pytest.mark.parametrize(
     ("probability", "shown"),
-    [(0, "<0.01 %"), (0.00009, "<0.01 %"), (0.0001, "0.010 %"), (0.00123, "0.12 %"), (0.0345, "3.5 %"), (0.0999, "10 %"),
-     (0.456, "46 %"), (0.9949, "99 %"), (0.9964, "99.6 %"), (0.9999, ">99.9 %"), (1.0, ">99.9 %")],
-)  # fmt: skip
+    [
+        (0, "<0.01 %"),
+        (0.00009, "<0.01 %"),
+        (0.0001, "0.010 %"),
+        (0.00123, "0.12 %"),
+        (0.0345, "3.5 %"),
+        (0.0999, "10 %"),
+        (0.456, "46 %"),
+        (0.9949, "99 %"),
+        (0.9964, "99.6 %"),
+        (0.9999, ">99.9 %"),
+        (1.0, ">99.9 %"),
+    ],
+)
 def test_probabilities_have_two_significant_digits(probability, shown):
     assert percent(probability) == shown
 

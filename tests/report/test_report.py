@@ -116,12 +116,19 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     arguments = [*results, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
     page = report(tmp_path, run, *arguments)
     assert page.titles == [
-        "Runs and their cost", "Fine-tuning results", "Score over the cost of pretraining", "Tagging results",
-        "Loss on replaced tokens by depth", "Generator loss by depth", "Mixture weights",
-        "Discriminator accuracy on replaced tokens", "State of the discriminator", "Replaced tokens by depth",
+        "Runs and their cost",
+        "Fine-tuning results",
+        "Score over the cost of pretraining",
+        "Tagging results",
+        "Loss on replaced tokens by depth",
+        "Generator loss by depth",
+        "Mixture weights",
+        "Discriminator accuracy on replaced tokens",
+        "State of the discriminator",
+        "Replaced tokens by depth",
         "Edge probing by layer",
         "Recipe and departures from the paper",
-    ]  # fmt: skip
+    ]
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.links) <= set(page.ids)
     for name in (
@@ -171,8 +178,10 @@ def test_parts_that_an_objective_lacks_are_left_out(tmp_path, text, objective, a
 
 
 def test_runs_with_one_depth_share_a_panel_and_the_corpus_is_not_needed(tmp_path, text, capsys):
-    runs = [write_run(tmp_path / name, generator_depths=depth, task={"tokens_per_sample": 20}) for name, depth in
-            (("shallow", "1"), ("deep", "2"))]  # fmt: skip
+    runs = [
+        write_run(tmp_path / name, generator_depths=depth, task={"tokens_per_sample": 20})
+        for name, depth in (("shallow", "1"), ("deep", "2"))
+    ]
     page = report(tmp_path, *runs, "--text", text)
     assert "shallow, depth 1" in page.text
     assert "deep, depth 2" in page.text
@@ -189,8 +198,11 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
     write_metrics(run)
     page = report(tmp_path, run)
     assert page.titles == [
-        "Runs and their cost", "Generator loss by depth", "Discriminator accuracy on replaced tokens", "Left out"
-    ]  # fmt: skip
+        "Runs and their cost",
+        "Generator loss by depth",
+        "Discriminator accuracy on replaced tokens",
+        "Left out",
+    ]
     assert f"{run} has no checkpoint_last.pt" in capsys.readouterr().out
     assert "Pretraining of runUpdates: 20." in page.text, "the heading, then the line below it"
     assert "curriculum" not in page.text

@@ -107,13 +107,25 @@ def test_the_summary_of_the_next_test_is_accepted(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        None, "{", '{"benchmark": "glue", "tasks": []}', "[" * 100_000, summary(num_updates="Infinity"),
-        summary(num_updates="9" * 400), summary(num_updates="-1"), summary(num_updates="2.5"), summary(median="1e308"),
-        summary(median="NaN"), summary(median="9" * 400), summary(deviation="1e308"), summary(file="a\\u0000b"),
-        summary(task="\\ud800"), summary(task="x" * 5000), summary(note="\\udcff"),
+        None,
+        "{",
+        '{"benchmark": "glue", "tasks": []}',
+        "[" * 100_000,
+        summary(num_updates="Infinity"),
+        summary(num_updates="9" * 400),
+        summary(num_updates="-1"),
+        summary(num_updates="2.5"),
+        summary(median="1e308"),
+        summary(median="NaN"),
+        summary(median="9" * 400),
+        summary(deviation="1e308"),
+        summary(file="a\\u0000b"),
+        summary(task="\\ud800"),
+        summary(task="x" * 5000),
+        summary(note="\\udcff"),
     ],
     ids=lambda content: str(content)[-60:],
-)  # fmt: skip
+)
 def test_a_folder_without_results_is_one_line(tmp_path, content):
     if content is not None:
         (tmp_path / "glue.json").write_text(content)

@@ -65,7 +65,7 @@ def settings(**changes: Any) -> Any:
         ),
         ({"optimization.max_update": 0}, None),  # fairseq-validate
     ],
-)  # fmt: skip
+)
 def test_first_line(changes: dict, line: str | None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         progress.announce(settings(**changes))

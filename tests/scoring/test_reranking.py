@@ -52,8 +52,12 @@ def test_winners_change_at_the_crossings(utterances):
     assert texts(0.55) == ["a b", "c c c"]
     assert texts(0.65) == ["a b", "d"]
     assert winners(utterances, SCORES, 0.3)["first"] == {
-        "text": "a b", "place": 2, "score": -2.0, "pll": -4.0, "word_errors": 0,
-    }  # fmt: skip
+        "text": "a b",
+        "place": 2,
+        "score": -2.0,
+        "pll": -4.0,
+        "word_errors": 0,
+    }
 
 
 def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
@@ -71,7 +75,7 @@ def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
         ({"long": -1.0, "": -2.0}, "long"),  # no PLL at all: the recognizer's choice
         ({"": -1.0}, ""),
     ],
-)  # fmt: skip
+)
 def test_empty_and_too_long_hypotheses(tmp_path, hypotheses, winner):
     entries = [{"text": text, "score": score} for text, score in hypotheses.items()]
     (utterance,) = read(tmp_path, {"u": {"reference": "a b", "hypotheses": entries}})

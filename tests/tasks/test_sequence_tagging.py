@@ -13,9 +13,14 @@ from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.tasks.sequence_tagging import SequenceTaggingConfig, SequenceTaggingTask
 
 MODEL = {
-    "encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2,
-    "max_positions": 40, "generator_depths": "1,2", "pooler_dropout": 0.3,
-}  # fmt: skip
+    "encoder_layers": 2,
+    "encoder_embed_dim": 64,
+    "encoder_ffn_embed_dim": 128,
+    "encoder_attention_heads": 2,
+    "max_positions": 40,
+    "generator_depths": "1,2",
+    "pooler_dropout": 0.3,
+}
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,13 @@ from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 
 MODEL = {
-    "encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2,
-    "max_positions": 64, "generator_depths": "1,2",
-}  # fmt: skip
+    "encoder_layers": 2,
+    "encoder_embed_dim": 64,
+    "encoder_ffn_embed_dim": 128,
+    "encoder_attention_heads": 2,
+    "max_positions": 64,
+    "generator_depths": "1,2",
+}
 
 
 @pytest.fixture(scope="module")

@@ -193,9 +193,13 @@ def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> Learned:
     model = io.BytesIO()
     defaults = {"model_type": "bpe", "bos_id": -1, "eos_id": -1, "pad_id": -1, "normalization_rule_name": "identity"}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, unk_id=0, minloglevel=2,
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=vocab_size,
+        unk_id=0,
+        minloglevel=2,
         **(defaults | settings),
-    )  # fmt: skip
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return Learned(from_sentencepiece(model.getvalue()), lambda text: [index + 3 for index in processor.encode(text)])
 
@@ -236,9 +240,14 @@ def test_the_step_of_the_library_for_the_table_of_a_model_is_inexact():
     """Why such models are refused. If this fails, the library has changed, and they may be accepted with this step."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b c"] * 10), model_writer=model, vocab_size=5, model_type="bpe", minloglevel=2,
-        bos_id=-1, eos_id=-1,
-    )  # fmt: skip
+        sentence_iterator=iter(["a b c"] * 10),
+        model_writer=model,
+        vocab_size=5,
+        model_type="bpe",
+        minloglevel=2,
+        bos_id=-1,
+        eos_id=-1,
+    )
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model.getvalue())
     step = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)

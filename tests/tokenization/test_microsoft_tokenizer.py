@@ -42,9 +42,16 @@ def model() -> bytes:
     written = io.BytesIO()
     lines = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=written, model_type="bpe", vocab_size=90, minloglevel=2,
-        bos_id=-1, eos_id=-1, pad_id=-1, normalization_rule_name="nmt_nfkc",
-    )  # fmt: skip
+        sentence_iterator=iter(lines),
+        model_writer=written,
+        model_type="bpe",
+        vocab_size=90,
+        minloglevel=2,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        normalization_rule_name="nmt_nfkc",
+    )
     return written.getvalue()
 
 

@@ -47,10 +47,29 @@ def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tenso
 def train(data: Path, save_dir: Path, *flags: str) -> str:
     """One update; what was logged."""
     arguments = [
-        str(data), "--user-dir", "amos_fairseq", "--lr", "0.001",
-        "--lr-scheduler", "fixed", "--batch-size", "8", "--max-update", "1", "--num-workers", "0", "--cpu",
-        "--save-dir", str(save_dir), "--log-format", "simple", "--log-interval", "1", "--no-epoch-checkpoints", *flags,
-    ]  # fmt: skip
+        str(data),
+        "--user-dir",
+        "amos_fairseq",
+        "--lr",
+        "0.001",
+        "--lr-scheduler",
+        "fixed",
+        "--batch-size",
+        "8",
+        "--max-update",
+        "1",
+        "--num-workers",
+        "0",
+        "--cpu",
+        "--save-dir",
+        str(save_dir),
+        "--log-format",
+        "simple",
+        "--log-interval",
+        "1",
+        "--no-epoch-checkpoints",
+        *flags,
+    ]
     return run_command("fairseq_cli.train", arguments)
 
 

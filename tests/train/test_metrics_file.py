@@ -7,9 +7,21 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 CONTRACT = {
-    "loss", "mlm_loss_1", "mlm_loss_2", "mlm_acc_1", "mlm_acc_2", "mixture_1", "mixture_2", "mixture_entropy",
-    "replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision",
-}  # fmt: skip
+    "loss",
+    "mlm_loss_1",
+    "mlm_loss_2",
+    "mlm_acc_1",
+    "mlm_acc_2",
+    "mixture_1",
+    "mixture_2",
+    "mixture_entropy",
+    "replaced",
+    "rtd_loss",
+    "rtd_acc",
+    "rtd_auc",
+    "rtd_recall",
+    "rtd_precision",
+}
 # What depends on the clock and not on the trajectory.
 CLOCK = {"wps", "ups", "train_wall", "wall", "gb_free"}
 

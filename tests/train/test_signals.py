@@ -216,11 +216,13 @@ def to_torchrun(run: BackgroundRun, number: int) -> None:
     [
         (False, signal.SIGTERM, to_the_second_rank),
         pytest.param(
-            True, signal.SIGUSR2, to_torchrun,
+            True,
+            signal.SIGUSR2,
+            to_torchrun,
             marks=pytest.mark.skipif(not passes_signals_on(), reason="this torchrun dies at SIGUSR2"),
         ),
     ],
-)  # fmt: skip
+)
 def test_a_signal_to_two_ranks(
     through_hydra: bool,
     number: int,

@@ -14,9 +14,21 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 FLAGS = [
-    "--arch", "teams_tiny", "--criterion", "teams", "--max-update", "60", "--validate-interval-updates", "60",
-    "--total-num-update", "400", "--lr", "0.004", "--warmup-updates", "10",
-]  # fmt: skip
+    "--arch",
+    "teams_tiny",
+    "--criterion",
+    "teams",
+    "--max-update",
+    "60",
+    "--validate-interval-updates",
+    "60",
+    "--total-num-update",
+    "400",
+    "--lr",
+    "0.004",
+    "--warmup-updates",
+    "10",
+]
 SMALLER = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "max_positions": 32}  # tiny_runs.TINY_RUN
 
 

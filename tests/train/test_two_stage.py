@@ -15,11 +15,19 @@ from amos_fairseq.checkpoints.read import read_state
 
 # Updates 2 and 4 of each stage leave a checkpoint.
 SMALLER = [
-    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32", "model.dropout=0.1",
-    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=16", "dataset.num_workers=0", "lr_scheduler.warmup_updates=2",
-    "common.log_interval=1", "checkpoint.save_interval_updates=2", "dataset.validate_interval_updates=4",
+    "task.tokens_per_sample=32",
+    "model.max_positions=32",
+    "model.encoder_embed_dim=32",
+    "model.dropout=0.1",
+    "model.encoder_ffn_embed_dim=64",
+    "dataset.batch_size=16",
+    "dataset.num_workers=0",
+    "lr_scheduler.warmup_updates=2",
+    "common.log_interval=1",
+    "checkpoint.save_interval_updates=2",
+    "dataset.validate_interval_updates=4",
     "distributed_training.distributed_world_size=1",
-]  # fmt: skip
+]
 
 
 def two_stage(*arguments: str | Path) -> subprocess.CompletedProcess:

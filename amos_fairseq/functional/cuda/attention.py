@@ -66,9 +66,20 @@ def attention_op(
     check_layout(heads, bias, padding, positions)
     with torch.cuda.device_of(heads):
         forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]) * B * H,)](
-            heads, *pointers(heads, bias, padding), seed, *pointers(heads, positions), out, lse, *scalars(D, dropout),
-            T, M, H, D, **flags(bias, padding, positions, side, dropout, T, launch["BLOCK_M"]), **launch,
-        )  # fmt: skip
+            heads,
+            *pointers(heads, bias, padding),
+            seed,
+            *pointers(heads, positions),
+            out,
+            lse,
+            *scalars(D, dropout),
+            T,
+            M,
+            H,
+            D,
+            **flags(bias, padding, positions, side, dropout, T, launch["BLOCK_M"]),
+            **launch,
+        )
     return out, lse
 
 
@@ -81,9 +92,17 @@ def _(heads, bias, padding, seed, positions, side, dropout):
 
 @library.custom_op("amos_fairseq::attention_backward", mutates_args=())
 def attention_backward_op(
-    grad: Tensor, heads: Tensor, bias: Tensor | None, padding: Tensor | None, seed: Tensor, positions: Tensor | None,
-    out: Tensor, lse: Tensor, side: int, dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    heads: Tensor,
+    bias: Tensor | None,
+    padding: Tensor | None,
+    seed: Tensor,
+    positions: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    side: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
     B, T, _, H, D = heads.shape
     M = out.size(1)
     has_bias, has_positions = bias is not None, positions is not None
@@ -100,10 +119,27 @@ def attention_backward_op(
             out, grad, delta, M, H, D, BLOCK_M=block, BLOCK_D=launch["BLOCK_D"]
         )
         backward_kernel[(B * H,)](
-            heads, *pointers(heads, bias, padding), seed, *pointers(heads, positions), grad, lse, delta, query_sums,
-            grad_query, grad_heads, distance_sums, grad_scores, *scalars(D, dropout), T, M, H, D,
-            (1 if has_positions else 3) * H * D, **flags(bias, padding, positions, side, dropout, T, block), **launch,
-        )  # fmt: skip
+            heads,
+            *pointers(heads, bias, padding),
+            seed,
+            *pointers(heads, positions),
+            grad,
+            lse,
+            delta,
+            query_sums,
+            grad_query,
+            grad_heads,
+            distance_sums,
+            grad_scores,
+            *scalars(D, dropout),
+            T,
+            M,
+            H,
+            D,
+            (1 if has_positions else 3) * H * D,
+            **flags(bias, padding, positions, side, dropout, T, block),
+            **launch,
+        )
     if has_positions:
         # A position may occur several times. A product adds its gradients in a fixed order and in float32.
         is_position = positions.unsqueeze(1) == torch.arange(T, device=heads.device).unsqueeze(1)  # [B,T,M]
@@ -176,9 +212,14 @@ def flags(
 ) -> dict[str, object]:
     """Return the compile-time constants of a kernel; ``block`` is the longest side of its tiles."""
     return {
-        "HAS_BIAS": bias is not None, "HAS_PADDING": padding is not None, "HAS_POSITIONS": positions is not None, "SIDE": side,
-        "DROPS": dropout > 0, "MASKS": side != ALL or padding is not None or length % block != 0, "UPCAST": IS_INTERPRETED,
-    }  # fmt: skip
+        "HAS_BIAS": bias is not None,
+        "HAS_PADDING": padding is not None,
+        "HAS_POSITIONS": positions is not None,
+        "SIDE": side,
+        "DROPS": dropout > 0,
+        "MASKS": side != ALL or padding is not None or length % block != 0,
+        "UPCAST": IS_INTERPRETED,
+    }
 
 
 def _save_for_backward(ctx, inputs, output) -> None:

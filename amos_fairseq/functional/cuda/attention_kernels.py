@@ -81,9 +81,20 @@ def attended_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: t
 
 @triton.jit
 def scores_of(
-    query, key, queries, keys, bias, padding, scale, T,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, MASKS: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    queries,
+    keys,
+    bias,
+    padding,
+    scale,
+    T,
+    HAS_BIAS: tl.constexpr,
+    HAS_PADDING: tl.constexpr,
+    SIDE: tl.constexpr,
+    MASKS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     """Compute scores times log2(e), [BLOCK_M,BLOCK_N] float32. Without MASKS no pair of the tile is masked or out of range."""
     scores = product(query, tl.trans(key), UPCAST) * (scale * LOG2_E)
     if HAS_BIAS:
@@ -114,11 +125,31 @@ def key_range(
 
 @triton.jit
 def forward_kernel(
-    heads, bias, padding, seed, positions, out, lse, scale, keep_scale, drop_below, T, M, H: tl.constexpr, D: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
-    DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    heads,
+    bias,
+    padding,
+    seed,
+    positions,
+    out,
+    lse,
+    scale,
+    keep_scale,
+    drop_below,
+    T,
+    M,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_PADDING: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    SIDE: tl.constexpr,
+    DROPS: tl.constexpr,
+    MASKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     UPCAST: tl.constexpr,
-):  # fmt: skip
+):
     """Attention of a block of queries of one head: programs (B H times blocks of M), all blocks of a head in sequence."""
     blocks = tl.cdiv(M, BLOCK_M)
     first_query, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M, tl.program_id(0) // blocks
@@ -142,9 +173,20 @@ def forward_kernel(
         key = load_rows(base + H * D, keys, T, row_stride, columns, D)
         value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
         scores = scores_of(
-            query, key, queries, keys, bias + h * (2 * T - 1), padding + b.to(tl.int64) * T, scale, T,
-            HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST,
-        )  # fmt: skip
+            query,
+            key,
+            queries,
+            keys,
+            bias + h * (2 * T - 1),
+            padding + b.to(tl.int64) * T,
+            scale,
+            T,
+            HAS_BIAS,
+            HAS_PADDING,
+            SIDE,
+            MASKS,
+            UPCAST,
+        )
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_largest[:, None])
         shrink = tl.exp2(largest - new_largest)
@@ -162,14 +204,31 @@ def forward_kernel(
 
 @triton.jit
 def gradient_of_scores(
-    query, key, value, grad, queries, keys, lse, delta, bias, padding, seed, head_of_batch, scale, keep_scale, drop_below, T,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr, DROPS: tl.constexpr, MASKS: tl.constexpr,
+    query,
+    key,
+    value,
+    grad,
+    queries,
+    keys,
+    lse,
+    delta,
+    bias,
+    padding,
+    seed,
+    head_of_batch,
+    scale,
+    keep_scale,
+    drop_below,
+    T,
+    HAS_BIAS: tl.constexpr,
+    HAS_PADDING: tl.constexpr,
+    SIDE: tl.constexpr,
+    DROPS: tl.constexpr,
+    MASKS: tl.constexpr,
     UPCAST: tl.constexpr,
-):  # fmt: skip
+):
     """Compute dS [BLOCK_M,BLOCK_N] float32, and the weights after dropout, D P."""
-    scores = scores_of(
-        query, key, queries, keys, bias, padding, scale, T, HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST
-    )  # fmt: skip
+    scores = scores_of(query, key, queries, keys, bias, padding, scale, T, HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST)
     weights = tl.exp2(scores - lse[:, None])
     grad_weights, dropped = product(grad, tl.trans(value), UPCAST), weights
     if DROPS:
@@ -184,11 +243,37 @@ def gradient_of_scores(
 
 @triton.jit
 def backward_kernel(
-    heads, bias, padding, seed, positions, grad, lse, delta, query_sums, grad_query, grad_heads, distance_sums, scores_out,
-    scale, keep_scale, drop_below, T, M, H: tl.constexpr, D: tl.constexpr, query_stride,
-    HAS_BIAS: tl.constexpr, HAS_PADDING: tl.constexpr, HAS_POSITIONS: tl.constexpr, SIDE: tl.constexpr,
-    DROPS: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
+    heads,
+    bias,
+    padding,
+    seed,
+    positions,
+    grad,
+    lse,
+    delta,
+    query_sums,
+    grad_query,
+    grad_heads,
+    distance_sums,
+    scores_out,
+    scale,
+    keep_scale,
+    drop_below,
+    T,
+    M,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    query_stride,
+    HAS_BIAS: tl.constexpr,
+    HAS_PADDING: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    SIDE: tl.constexpr,
+    DROPS: tl.constexpr,
+    MASKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
     """Compute dq, dk, dv and dc of one head of one sequence, tile by tile: programs (B H).
 
     One program computes all tiles of a head, so that dq and dc are sums in a fixed order without atomic additions. During the
@@ -229,10 +314,29 @@ def backward_kernel(
             lse_of = tl.load(lse + first_row + row, mask=row < M, other=float("inf"))
             delta_of = tl.load(delta + first_row + row, mask=row < M, other=0.0)
             grad_scores, dropped = gradient_of_scores(
-                query, key, value, out_grad, queries, keys, lse_of, delta_of, bias + h * (2 * T - 1), padding + b * T,
-                seed_of_call, head_of_batch, scale, keep_scale, drop_below, T,
-                HAS_BIAS, HAS_PADDING, SIDE, DROPS, MASKS, UPCAST,
-            )  # fmt: skip
+                query,
+                key,
+                value,
+                out_grad,
+                queries,
+                keys,
+                lse_of,
+                delta_of,
+                bias + h * (2 * T - 1),
+                padding + b * T,
+                seed_of_call,
+                head_of_batch,
+                scale,
+                keep_scale,
+                drop_below,
+                T,
+                HAS_BIAS,
+                HAS_PADDING,
+                SIDE,
+                DROPS,
+                MASKS,
+                UPCAST,
+            )
             value_grad += product(tl.trans(dropped.to(out_grad.dtype)), out_grad, UPCAST)
             rounded = grad_scores.to(query.dtype)
             key_grad += product(tl.trans(rounded), query, UPCAST)

@@ -62,9 +62,18 @@ def max_and_weights(logits):
 
 @triton.jit
 def mixed_logits(
-    logits, mixture_weights, never_sampled_mask, excluded, position, blocks, n, V,
-    K: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    mixture_weights,
+    never_sampled_mask,
+    excluded,
+    position,
+    blocks,
+    n,
+    V,
+    K: tl.constexpr,
+    X: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """The mixture's logits [len(blocks),ROWS] float32, -inf at rows that cannot be sampled, and the rows [len(blocks),ROWS]."""
     rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     mixed = tl.zeros(rows.shape, tl.float32)
@@ -79,9 +88,22 @@ def mixed_logits(
 
 @triton.jit
 def summary_kernel(
-    logits, mixture_weights, never_sampled_mask, part_max, part_sum, block_max, block_sum, n, V, G, P,
-    K: tl.constexpr, SAMPLES: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    mixture_weights,
+    never_sampled_mask,
+    part_max,
+    part_sum,
+    block_max,
+    block_sum,
+    n,
+    V,
+    G,
+    P,
+    K: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Maxima and sums of exp(logits - maximum): of each depth for each part of the rows, of the mixture for each block.
 
     Programs (n, P). A block's sum is relative to the block's own maximum, so that it does not underflow.
@@ -110,9 +132,21 @@ def summary_kernel(
 
 @triton.jit
 def block_summary_kernel(
-    logits, mixture_weights, never_sampled_mask, excluded, blocks, largest, total, n, V, S,
-    K: tl.constexpr, X: tl.constexpr, SAMPLES_PER_PROGRAM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    mixture_weights,
+    never_sampled_mask,
+    excluded,
+    blocks,
+    largest,
+    total,
+    n,
+    V,
+    S,
+    K: tl.constexpr,
+    X: tl.constexpr,
+    SAMPLES_PER_PROGRAM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """As :func:`summary_kernel`, for given blocks of each position and without the excluded rows: programs (n, groups of S)."""
     position, samples = tl.program_id(0), tl.program_id(1) * SAMPLES_PER_PROGRAM + tl.arange(0, SAMPLES_PER_PROGRAM)
     at = position.to(tl.int64) * S + samples
@@ -125,9 +159,22 @@ def block_summary_kernel(
 
 @triton.jit
 def pick_kernel(
-    logits, mixture_weights, never_sampled_mask, excluded, blocks, points, picked, picked_logits, n, V, S,
-    K: tl.constexpr, X: tl.constexpr, SAMPLES_PER_PROGRAM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    mixture_weights,
+    never_sampled_mask,
+    excluded,
+    blocks,
+    points,
+    picked,
+    picked_logits,
+    n,
+    V,
+    S,
+    K: tl.constexpr,
+    X: tl.constexpr,
+    SAMPLES_PER_PROGRAM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """The row of each given block that its point selects, and the logits of that row: programs (n, groups of S)."""
     position, samples = tl.program_id(0), tl.program_id(1) * SAMPLES_PER_PROGRAM + tl.arange(0, SAMPLES_PER_PROGRAM)
     at = position.to(tl.int64) * S + samples
@@ -150,9 +197,18 @@ def pick_kernel(
 
 @triton.jit
 def gradient_kernel(
-    logits, log_sum, targets, grad_nll, sums, n, V, K,
-    POSITIONS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    log_sum,
+    targets,
+    grad_nll,
+    sums,
+    n,
+    V,
+    K,
+    POSITIONS: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """(softmax - onehot(target)) times the gradient of the loss, in place of the logits, and its sum over some positions.
 
     Programs (groups of POSITIONS of n, blocks of ROWS of V, K).
@@ -197,10 +253,18 @@ def summarize_logits(
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         summary_kernel[(n, outputs[0].size(-1))](
-            logits, logits if mixture_weights is None else mixture_weights,
-            logits if never_sampled_mask is None else never_sampled_mask, *outputs, n, V, outputs[2].size(-1),
-            outputs[0].size(-1), K=K, SAMPLES=mixture_weights is not None, **summary_sizes(),
-        )  # fmt: skip
+            logits,
+            logits if mixture_weights is None else mixture_weights,
+            logits if never_sampled_mask is None else never_sampled_mask,
+            *outputs,
+            n,
+            V,
+            outputs[2].size(-1),
+            outputs[0].size(-1),
+            K=K,
+            SAMPLES=mixture_weights is not None,
+            **summary_sizes(),
+        )
     return outputs
 
 
@@ -243,9 +307,20 @@ def summarize_blocks(
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
-            logits, mixture_weights, never_sampled_mask, excluded, blocks, largest, total, n, V, blocks.size(1),
-            K=K, X=excluded.size(1), **sizes,
-        )  # fmt: skip
+            logits,
+            mixture_weights,
+            never_sampled_mask,
+            excluded,
+            blocks,
+            largest,
+            total,
+            n,
+            V,
+            blocks.size(1),
+            K=K,
+            X=excluded.size(1),
+            **sizes,
+        )
     return largest, total
 
 
@@ -283,9 +358,21 @@ def pick_rows(
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
-            logits, mixture_weights, never_sampled_mask, excluded, blocks, points, rows, depth_logits, n, V, blocks.size(1),
-            K=K, X=excluded.size(1), **sizes,
-        )  # fmt: skip
+            logits,
+            mixture_weights,
+            never_sampled_mask,
+            excluded,
+            blocks,
+            points,
+            rows,
+            depth_logits,
+            n,
+            V,
+            blocks.size(1),
+            K=K,
+            X=excluded.size(1),
+            **sizes,
+        )
     return rows, depth_logits
 
 

@@ -121,23 +121,51 @@ def synthetic_corpus(work: Path) -> Path:
     lines = [" ".join(generator.choices(words, k=40)) + "\n" for _ in range(400)]
     (work / "train").write_text("".join(lines), encoding="utf-8")
     (work / "valid").write_text("".join(lines[:20]), encoding="utf-8")
-    run([*python_command("fairseq_cli.preprocess"), "--only-source", "--destdir", str(work / "data"), "--trainpref",
-         str(work / "train"), "--validpref", str(work / "valid")])  # fmt: skip
+    run(
+        [
+            *python_command("fairseq_cli.preprocess"),
+            "--only-source",
+            "--destdir",
+            str(work / "data"),
+            "--trainpref",
+            str(work / "train"),
+            "--validpref",
+            str(work / "valid"),
+        ]
+    )
     return work / "data"
 
 
 def train(save_dir: Path, data: Path, device: torch.device, precision: str) -> None:
     settings = {
-        "task.data": data, "task.tokens_per_sample": 64, "model.max_positions": 64, "dataset.batch_size": 8,
-        "optimization.update_freq": "[1]", "optimization.max_update": UPDATES, "checkpoint.save_dir": save_dir,
-        "checkpoint.save_interval_updates": SAVED_AT, "checkpoint.keep_interval_updates": 10,
-        "lr_scheduler.warmup_updates": 2, "dataset.num_workers": 0, "common.bf16": str(precision == "bf16").lower(),
-        "common.fp16": str(precision == "fp16").lower(), "common.cpu": str(device.type == "cpu").lower(),
-        "common.user_dir": Path(amos_fairseq.__file__).parent, "dataset.disable_validation": "true",
+        "task.data": data,
+        "task.tokens_per_sample": 64,
+        "model.max_positions": 64,
+        "dataset.batch_size": 8,
+        "optimization.update_freq": "[1]",
+        "optimization.max_update": UPDATES,
+        "checkpoint.save_dir": save_dir,
+        "checkpoint.save_interval_updates": SAVED_AT,
+        "checkpoint.keep_interval_updates": 10,
+        "lr_scheduler.warmup_updates": 2,
+        "dataset.num_workers": 0,
+        "common.bf16": str(precision == "bf16").lower(),
+        "common.fp16": str(precision == "fp16").lower(),
+        "common.cpu": str(device.type == "cpu").lower(),
+        "common.user_dir": Path(amos_fairseq.__file__).parent,
+        "dataset.disable_validation": "true",
         "distributed_training.distributed_world_size": 1,
-    }  # fmt: skip
-    run([*python_command("fairseq_cli.hydra_train"), "--config-dir", str(RECIPES), "--config-name", "amos_tiny",
-         *(f"{key}={value}" for key, value in settings.items())])  # fmt: skip
+    }
+    run(
+        [
+            *python_command("fairseq_cli.hydra_train"),
+            "--config-dir",
+            str(RECIPES),
+            "--config-name",
+            "amos_tiny",
+            *(f"{key}={value}" for key, value in settings.items()),
+        ]
+    )
 
 
 def run(command: list[str]) -> None:

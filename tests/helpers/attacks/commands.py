@@ -157,7 +157,13 @@ def run_interpreter(command: Sequence[object], cwd: Path, variables: Mapping[str
     """Run a command in a new process, where an attack needs all that happens when Python starts."""
     env = environment({"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **variables})
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, check=False, timeout=900,
-    )  # fmt: skip
+        [str(part) for part in command],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=900,
+    )
     return done.returncode, done.stdout.decode(errors="replace")

@@ -36,10 +36,14 @@ class Bomb:
 
 def bombs_of_pickle(canary: Path) -> list[Bomb]:
     return [
-        Bomb(canary, Path.touch, Path(canary)), Bomb(canary, os.system, f"touch {canary}"), Bomb(canary, os.mkdir),
-        Bomb(canary, eval, f"__import__('os').mkdir({str(canary)!r})"), Bomb(canary, exec, f"open({str(canary)!r}, 'w')"),
-        Bomb(canary, subprocess.call, ["touch", str(canary)]), Bomb(canary, open, str(canary), "w"),
-    ]  # fmt: skip
+        Bomb(canary, Path.touch, Path(canary)),
+        Bomb(canary, os.system, f"touch {canary}"),
+        Bomb(canary, os.mkdir),
+        Bomb(canary, eval, f"__import__('os').mkdir({str(canary)!r})"),
+        Bomb(canary, exec, f"open({str(canary)!r}, 'w')"),
+        Bomb(canary, subprocess.call, ["touch", str(canary)]),
+        Bomb(canary, open, str(canary), "w"),
+    ]
 
 
 def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> Any:
@@ -48,9 +52,17 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
     (canary.parent / "src" / "__init__.py").write_text(f"open({str(canary)!r}, 'w')\n")
     source = str(canary.parent / "src")
     texts = [
-        f"--user-dir={source}", f"--user-dir {source}", source, "${oc.env:HOME}", "__import__('os').abort()", "../../x",
-        f"$(touch {canary})", f"tanh; touch {canary}", "{_target_: os.abort}", "!!python/object/apply:os.abort []",
-    ]  # fmt: skip
+        f"--user-dir={source}",
+        f"--user-dir {source}",
+        source,
+        "${oc.env:HOME}",
+        "__import__('os').abort()",
+        "../../x",
+        f"$(touch {canary})",
+        f"tanh; touch {canary}",
+        "{_target_: os.abort}",
+        "!!python/object/apply:os.abort []",
+    ]
     circle: list[Any] = []
     circle += [circle, circle]
     values = [*HOSTILE_VALUES, circle, argparse.Namespace(a=circle)]
@@ -91,13 +103,15 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         canary = folder / "executed"
         state = hostile_states(canary, draw, checkpoint(original))
         torch.save(state, folder / "run" / "checkpoint_last.pt", _use_new_zipfile_serialization=draw.random() < 0.8)
-        name, *arguments = draw.choice([
-            ["export", "run", "out", "--no-check"],
-            ["inspect", "run", "--text", "a text"],
-            ["flops", "run"],
-            ["glue", "--checkpoint", "run", "--data", "run", "--out", "out"],
-            ["train", str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")],
-        ])  # fmt: skip
+        name, *arguments = draw.choice(
+            [
+                ["export", "run", "out", "--no-check"],
+                ["inspect", "run", "--text", "a text"],
+                ["flops", "run"],
+                ["glue", "--checkpoint", "run", "--data", "run", "--out", "out"],
+                ["train", str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")],
+            ]
+        )
         if name == "train":
             harm = command_harm(*run_command("fairseq_cli.train", arguments), folder)
         else:
@@ -193,11 +207,16 @@ def plant_code(folder: Path, canary: Path, draw: random.Random) -> str:
         (folder / f"{name}.py").write_text(f"open({str(canary)!r}, 'w')\n")
     entries = {
         "auto_map": {
-            "AutoConfig": "configuration_evil.C", "AutoModel": "evil.M", "AutoTokenizer": ["tokenization_evil.T", "evil.F"],
+            "AutoConfig": "configuration_evil.C",
+            "AutoModel": "evil.M",
+            "AutoTokenizer": ["tokenization_evil.T", "evil.F"],
         },
-        "trust_remote_code": True, "custom_pipelines": {"x": {"impl": "evil.P", "pt": ["AutoModel"]}},
-        "_attn_implementation": "evil", "tokenizer_class": draw.choice(CLASSES), "_commit_hash": "x",
-    }  # fmt: skip
+        "trust_remote_code": True,
+        "custom_pipelines": {"x": {"impl": "evil.P", "pt": ["AutoModel"]}},
+        "_attn_implementation": "evil",
+        "tokenizer_class": draw.choice(CLASSES),
+        "_commit_hash": "x",
+    }
     changes = {"config.json": {"model_type": "evil", "architectures": ["Evil"]}, "tokenizer_config.json": {}}
     for name, more in changes.items():
         content = json.loads((folder / name).read_text()) | {

@@ -17,9 +17,25 @@ from attacks.workplace import COMMANDS, SMALL_RUN
 
 # Of the standard library, of what the package needs, and the package itself.
 PLANTED = (
-    "json", "queue", "pickle", "multiprocessing", "yaml", "numpy", "torch", "fairseq", "hydra", "amos_fairseq", "typing",
-    "sitecustomize", "transformers", "matplotlib", "tokenizers", "fairseq_cli", "amos_start", "sentencepiece",
-)  # fmt: skip
+    "json",
+    "queue",
+    "pickle",
+    "multiprocessing",
+    "yaml",
+    "numpy",
+    "torch",
+    "fairseq",
+    "hydra",
+    "amos_fairseq",
+    "typing",
+    "sitecustomize",
+    "transformers",
+    "matplotlib",
+    "tokenizers",
+    "fairseq_cli",
+    "amos_start",
+    "sentencepiece",
+)
 
 
 def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
@@ -28,11 +44,26 @@ def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     folder = place.folder / "modules"
     canary = place.folder / "executed"
     of_trainings = {
-        "amos train": [*place.amos, "train", "amos_tiny", *SMALL_RUN, f"task.data={place.corpus}",
-                       "checkpoint.save_dir=out/run"],
-        "fairseq-train": [*python_command("fairseq_cli.train"), place.corpus, *TINY_RUN, "--save-dir", "out/run",
-                          "--max-update", "2", "--num-workers", "1"],
-    }  # fmt: skip
+        "amos train": [
+            *place.amos,
+            "train",
+            "amos_tiny",
+            *SMALL_RUN,
+            f"task.data={place.corpus}",
+            "checkpoint.save_dir=out/run",
+        ],
+        "fairseq-train": [
+            *python_command("fairseq_cli.train"),
+            place.corpus,
+            *TINY_RUN,
+            "--save-dir",
+            "out/run",
+            "--max-update",
+            "2",
+            "--num-workers",
+            "1",
+        ],
+    }
     commands = {f"amos {name}": [*place.amos, name, *arguments] for name, arguments in COMMANDS.items()} | of_trainings
     refused = ["--checkpoint", "run", "--data", "nothing", "--out", "out/x", "--cpu"]
     commands |= {f"amos {name}": [*place.amos, name, *refused] for name in ("glue", "squad")}
@@ -54,8 +85,10 @@ def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
 
 # Python reads these when it starts: such a command needs a new process.
 LOCALES = (
-    {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"},
-)  # fmt: skip
+    {"LC_ALL": "C", "PYTHONUTF8": "0"},
+    {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"},
+)
 FILE_SIZES = (0, 100, 1000, 10_000, 100_000)
 
 
@@ -101,8 +134,9 @@ def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         **{str(variables): variables for variables in LOCALES},
         **{f"at most {size} bytes in a file": limit_files(size) for size in FILE_SIZES},
         **{f"no new names ({os.strerror(number)})": fail_to_rename(number) for number in (errno.ESTALE, errno.EXDEV)},
-        "stdout closed": close_stdout, "stdout on /dev/full": fill_stdout,
-    }  # fmt: skip
+        "stdout closed": close_stdout,
+        "stdout on /dev/full": fill_stdout,
+    }
     names = [name for name in COMMANDS if name != "tag"]  # it trains as the command train does
     expected: dict[str, set[str]] = {}
     for number in range(tries):

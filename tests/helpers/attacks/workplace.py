@@ -13,9 +13,14 @@ from synthetic_tagging import prepare_tagging
 from amos_fairseq.probing.results import ProbeResult, write_results
 
 SMALL_RUN = (
-    "task.tokens_per_sample=32", "model.max_positions=32", "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64", "dataset.batch_size=16", "dataset.num_workers=0", "optimization.max_update=2",
-)  # fmt: skip
+    "task.tokens_per_sample=32",
+    "model.max_positions=32",
+    "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64",
+    "dataset.batch_size=16",
+    "dataset.num_workers=0",
+    "optimization.max_update=2",
+)
 RECIPE = """\
 defaults: {lr: 3.0e-3, epochs: 4, batch_size: 8, warmup: 0.1, dropout: 0.1, attention_dropout: 0.1, num_separators: 2}
 tasks: {tagging: {}}
@@ -27,16 +32,58 @@ COMMANDS = {
     "inspect": ["run", "--text", "the quick ± fox", "--html", "out/page.html"],
     "score": ["mlm", "text.txt", "--out", "out/scores.tsv"],
     "plot": ["run", "--out", "out/plots"],
-    "report": ["run", "--glue", "glue", "--tag", "tag", "--probe", "probe", "--text", "text.txt", "--sentence", "the fox",
-               "--masked-tokens", "50", "--out", "out/page.html"],
+    "report": [
+        "run",
+        "--glue",
+        "glue",
+        "--tag",
+        "tag",
+        "--probe",
+        "probe",
+        "--text",
+        "text.txt",
+        "--sentence",
+        "the fox",
+        "--masked-tokens",
+        "50",
+        "--out",
+        "out/page.html",
+    ],
     "import": ["bert", "out/model.pt", "--arch", "amos_tiny"],
     "export": ["run", "out/folder", "--no-check"],
     "prepare": ["text.txt", "--out", "out/corpus", "--vocab-size", "60", "--workers", "1"],
-    "probe": ["--checkpoint", "run", "--data", "probing", "--out", "out/probe", "--part", "generator", "--layers", "1",
-              "--updates", "4", "--batch-size", "16", "--seeds", "2"],
-    "tag": ["--checkpoint", "start/checkpoint_last.pt", "--data", "labels/data", "--out", "out/tag", "--recipe", "recipe.yaml",
-            "--seeds", "1", "--cpu"],
-}  # fmt: skip
+    "probe": [
+        "--checkpoint",
+        "run",
+        "--data",
+        "probing",
+        "--out",
+        "out/probe",
+        "--part",
+        "generator",
+        "--layers",
+        "1",
+        "--updates",
+        "4",
+        "--batch-size",
+        "16",
+        "--seeds",
+        "2",
+    ],
+    "tag": [
+        "--checkpoint",
+        "start/checkpoint_last.pt",
+        "--data",
+        "labels/data",
+        "--out",
+        "out/tag",
+        "--recipe",
+        "recipe.yaml",
+        "--seeds",
+        "1",
+        "--cpu",
+    ],
+}
 
 
 def write_workplace(folder: Path) -> Path:
