@@ -157,8 +157,10 @@ def test_one_function_starts_python() -> None:
         str(path.relative_to(ROOT))
         for path in sources
         if any(
-            isinstance(node, ast.Constant) and node.value in ("-m", "-c")
+            isinstance(argument, ast.Constant) and argument.value in ("-m", "-c")
             for node in ast.walk(ast.parse(path.read_bytes()))
+            for argument in getattr(node, "elts", getattr(node, "args", []))
+            if isinstance(node, (ast.List, ast.Call))
         )
     ]
     assert with_option == []

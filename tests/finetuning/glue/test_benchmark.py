@@ -26,7 +26,7 @@ from amos_fairseq.tokenization import load_tokenizer
 def test_rows_are_those_of_fairseqs_task(data):
     """Evaluation and training read the same tokens: in order, with all special symbols, cut alike."""
     for task, limit, separator in (("CoLA", 80, None), ("CoLA", 7, None), ("STS-B", 80, None), ("STS-B", 12, 2)):
-        kind = {"regression_target": True, "num_classes": 1} if task == "STS-B" else {"num_classes": 2}
+        kind = {"regression_target": task == "STS-B", "num_classes": 1 if task == "STS-B" else 2}
         cut = {"max_positions": limit, "shorten_method": "truncate", "no_shuffle": True, "seed": 1}
         symbols = {"init_token": 0, "separator_token": separator}
         cfg = SentencePredictionConfig(data=str(data / task), **kind, **cut, **symbols)
