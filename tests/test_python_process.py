@@ -159,8 +159,8 @@ def test_one_function_starts_python() -> None:
         if any(
             isinstance(argument, ast.Constant) and argument.value in ("-m", "-c")
             for node in ast.walk(ast.parse(path.read_bytes()))
-            for argument in getattr(node, "elts", getattr(node, "args", []))
             if isinstance(node, (ast.List, ast.Call))
+            for argument in (node.elts if isinstance(node, ast.List) else node.args)
         )
     ]
     assert with_option == []
