@@ -98,11 +98,11 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
         raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")
     import_fairseq()
     from amos_fairseq.measure.configuration import BenchSettings
-    from amos_fairseq.measure.on_paper import as_text, predict
+    from amos_fairseq.measure.on_paper import as_text, predict_step
 
     options = given_options(arguments, "precision", "vocabulary_size")
     settings = BenchSettings(config=arguments.config, overrides=arguments.overrides, **options)
-    print(as_text(predict(settings, arguments.on_paper, DEFAULT_VOCABULARY)))
+    print(as_text(predict_step(settings, arguments.on_paper, DEFAULT_VOCABULARY)))
 
 
 def given_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class TaskRun:
 
     def check_directory(self) -> None:
         """Raise :class:`UserError` if the directory holds another run."""
-        found = read_json(self.directory / IDENTITY_FILE)
+        found = read_optional_json(self.directory / IDENTITY_FILE)
         if found is not None and found != self.identity:
             difference = first_difference(found, self.identity)
             raise UserError(
@@ -140,7 +140,7 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
         UserError: OUT holds results of another setup, or cannot be written.
     """
     file = out / f"{name}.setup.json"
-    found = read_json(file)
+    found = read_optional_json(file)
     if found is not None and found != setup:
         raise UserError(
             f"{out} holds results with other settings ({first_difference(found, setup)}): give another --out"
@@ -211,7 +211,7 @@ def write_result(out: Path, result: RunResult) -> None:
 
 def read_result(directory: Path) -> RunResult | None:
     """Return the result of a run, or None if it is not finished. Raise :class:`UserError` for a damaged file."""
-    content = read_json(directory / RESULT_FILE)
+    content = read_optional_json(directory / RESULT_FILE)
     if content is None:
         return None
     try:
@@ -238,7 +238,7 @@ def package_versions() -> dict[str, str]:
     return own | {"python": platform.python_version(), "torch": torch.__version__}
 
 
-def read_json(file: Path) -> dict[str, Any] | None:
+def read_optional_json(file: Path) -> dict[str, Any] | None:
     """Return the content, or None if the file does not exist. Raise :class:`UserError` for a damaged file or no object."""
     return strangers.read_json(file, "delete it and repeat the command that wrote it", optional=True)
 

@@ -79,7 +79,7 @@ class Squad(Benchmark):
 
     name = "squad"
     title = "SQuAD dev: median ± standard deviation over seeds"
-    # Scores of write_predictions; version 1.1 has only the first two.
+    # Scores of write_answers; version 1.1 has only the first two.
     columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
 
     def __init__(self, session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> None:
@@ -115,15 +115,15 @@ class Squad(Benchmark):
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
     ) -> dict[str, float]:
-        """Return the scores of the dev set by name (see :func:`write_predictions`) and write the prediction files.
+        """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files.
 
         The prediction runs in float32 and without dropout, whatever the precision of the training.
         """
 
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
-        decoded = predict(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
-        return write_predictions(directory, split, decoded)
+        decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
+        return write_answers(directory, split, decoded)
 
     def setup(self) -> dict[str, Any]:
         trials = {name: task.trials for name, task in self.tasks.items()}
@@ -205,7 +205,7 @@ class Decoded(NamedTuple):
         ]
 
 
-def predict(
+def predict_answers(
     model: BaseFairseqModel,
     windows: SquadWindowDataset,
     device: str,
@@ -308,7 +308,7 @@ def decode_question(
     return Decoded([ScoredText(text, score) for text, score in texts.items()], null_odds)
 
 
-def write_predictions(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, Any]:
+def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, Any]:
     """Score the answers and write all files into ``directory``.
 
     If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the

@@ -102,7 +102,7 @@ class Tagging(Benchmark):
         is a word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that
         is cut has the prediction O, or ``<cut>`` where labels are classes of words.
         """
-        predicted = predict(load_checkpoint(checkpoint).model, self.dev, device, stop)
+        predicted = predict_tags(load_checkpoint(checkpoint).model, self.dev, device, stop)
         counts: Counter[str] = Counter()
         lines = []
         for index, row in enumerate(predicted):
@@ -132,7 +132,9 @@ class Tagging(Benchmark):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
 
 
-def predict(model: BaseFairseqModel, sentences: TaggedSentences, device: str, stop: threading.Event) -> list[list[int]]:
+def predict_tags(
+    model: BaseFairseqModel, sentences: TaggedSentences, device: str, stop: threading.Event
+) -> list[list[int]]:
     """Predict a label for each word that is not cut, by sentence.
 
     Args:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup
 from amos_fairseq.measure.fairseq_step import SyntheticText
-from amos_fairseq.measure.measurement import Spread, speed_ratio, tokens_per_second
+from amos_fairseq.measure.measurement import MedianAndRange, speed_ratio, tokens_per_second
 from amos_fairseq.tables import markdown_rows
 
 
@@ -39,7 +39,7 @@ class ContestRow:
     peak_bytes: int | None
 
     @property
-    def tokens_per_second(self) -> Spread:
+    def tokens_per_second(self) -> MedianAndRange:
         return tokens_per_second(self.seconds, self.tokens_per_step)
 
     @property
@@ -88,7 +88,7 @@ class BenchReport:
         """The faster of our rows, plain or compiled."""
         return max((row for row in self.rows if row.is_ours), key=lambda row: row.tokens_per_second.median)
 
-    def ratio(self, row: ContestRow) -> Spread | None:
+    def ratio(self, row: ContestRow) -> MedianAndRange | None:
         """Return how many times as fast our best row is, step by step; None for our own rows."""
         return None if row.is_ours else speed_ratio(self.best_of_ours.seconds, row.seconds)
 

@@ -306,7 +306,7 @@ def set_up(settings: BenchSettings, default_vocabulary: int) -> BenchSetup:
     Raises:
         UserError: a value is out of range, the device or precision is not available, or the task is not pretraining.
     """
-    check_values(settings)
+    check_bench_values(settings)
     device = choose_device(settings.device)
     cfg, saved_size = read_configuration(settings.config, settings.overrides)
     if cfg.task._name != "text_pretraining":
@@ -325,7 +325,7 @@ def set_up(settings: BenchSettings, default_vocabulary: int) -> BenchSetup:
     return BenchSetup(cfg, size, device, precision)
 
 
-def check_values(settings: BenchSettings) -> None:
+def check_bench_values(settings: BenchSettings) -> None:
     """Raise :class:`UserError` for values out of range and for overrides of :data:`FIXED` settings."""
     for name, minimum in (("steps", 1), ("warmup", 0), ("threads", 1)):
         value = getattr(settings, name)

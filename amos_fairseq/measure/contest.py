@@ -116,7 +116,7 @@ def measure(
     contestants = [entry.contestant for entry in entries]
     seconds = alternate(contestants, text.batches, settings.steps, setup.device, progress)
     progress("memory of a step")
-    rows = [row_of(entry, own, setup, text) for entry, own in zip(entries, seconds, strict=True)]
+    rows = [contest_row(entry, own, setup, text) for entry, own in zip(entries, seconds, strict=True)]
     progress("profile of a step")
     parts = shares_of_parts(contestants[0], text.batches[0], setup.device, PROFILED_STEPS)
     del entries, contestants  # free their memory
@@ -162,7 +162,7 @@ def warm_up(
     return remaining, not_compiled
 
 
-def row_of(entry: Entry, seconds: list[float], setup: BenchSetup, text: SyntheticText) -> ContestRow:
+def contest_row(entry: Entry, seconds: list[float], setup: BenchSetup, text: SyntheticText) -> ContestRow:
     """Return the row of a contestant: seconds, memory, and model FLOPs per token."""
     contestant = entry.contestant
     held, peak = held_bytes(*contestant.state()), None
@@ -226,7 +226,7 @@ def hugging_face_entry(setup: BenchSetup, task: TextPretrainingTask, name: str, 
     # Imported here: transformers takes seconds to import, and not every run needs it.
     from amos_fairseq.measure.hugging_face import HuggingFaceStep, build_objective
 
-    peer_setup, difference = comparable(setup)
+    peer_setup, difference = comparable_setup(setup)
     vocabulary = PaddedVocabulary.of(task.source_dictionary)
     torch.manual_seed(setup.cfg.common.seed)
     module = build_objective(peer_setup.cfg, vocabulary.padded_size, vocabulary.pad, naive=name == "hf_naive")
@@ -234,7 +234,7 @@ def hugging_face_entry(setup: BenchSetup, task: TextPretrainingTask, name: str, 
     return Entry(step, peer_setup, difference, compiled=compiled)
 
 
-def comparable(setup: BenchSetup) -> tuple[BenchSetup, str]:
+def comparable_setup(setup: BenchSetup) -> tuple[BenchSetup, str]:
     """Return the ``electra`` or ``mlm`` configuration for Hugging Face's networks, and how it differs from ours.
 
     Raises:

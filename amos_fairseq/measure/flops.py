@@ -51,7 +51,7 @@ class Operations(NamedTuple):
         return sum(self)
 
 
-def count(call: Callable[[], Any]) -> dict[str, Operations]:
+def count_operations(call: Callable[[], Any]) -> dict[str, Operations]:
     """Count the operations of ``call``, which runs twice: to find its operators, and to count them.
 
     Returns:
@@ -230,8 +230,8 @@ def by_thesis(update: CountedUpdate, forward: Operations) -> TrainingFlops:
 
 
 def forward_of_batch(update: CountedUpdate) -> dict[str, Operations]:
-    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count`."""
-    return count(lambda: update.criterion(update.model, update.batch))
+    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count_operations`."""
+    return count_operations(lambda: update.criterion(update.model, update.batch))
 
 
 def _of_updates(update: CountedUpdate, per_batch: int) -> TrainingFlops:

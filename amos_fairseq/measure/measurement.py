@@ -44,7 +44,7 @@ class Contestant(Protocol):
 
 
 @dataclass(frozen=True)
-class Spread:
+class MedianAndRange:
     """Median, minimum and maximum of several values."""
 
     median: float
@@ -52,17 +52,17 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "MedianAndRange":
         return cls(statistics.median(values), min(values), max(values))
 
 
-def tokens_per_second(seconds: Sequence[float], tokens_per_step: int) -> Spread:
-    return Spread.of([tokens_per_step / second for second in seconds])
+def tokens_per_second(seconds: Sequence[float], tokens_per_step: int) -> MedianAndRange:
+    return MedianAndRange.of([tokens_per_step / second for second in seconds])
 
 
-def speed_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+def speed_ratio(ours: Sequence[float], theirs: Sequence[float]) -> MedianAndRange:
     """Compute how many times as fast ``ours`` is, step by step: the i-th steps of both ran one after the other."""
-    return Spread.of([their / our for our, their in zip(ours, theirs, strict=True)])
+    return MedianAndRange.of([their / our for our, their in zip(ours, theirs, strict=True)])
 
 
 def synchronize(device: torch.device) -> None:

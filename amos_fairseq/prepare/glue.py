@@ -177,7 +177,7 @@ def _prepare_task(
             prefixes = [path / split for path in inputs]
             counts = encode_rows(table.rows, prefixes, tokenizer, pool, workers, bar.update)
             splits[split].update(rows=len(table.rows), **counts.describe())
-    write_labels(directory, task, {split: table.rows for split, table in tables.items()})
+    write_glue_labels(directory, task, {split: table.rows for split, table in tables.items()})
     for split, table in tables.items():
         if is_test(split):
             ids = "".join(f"{row.id}\n" for row in table.rows)
@@ -334,7 +334,7 @@ def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, l
     return [(of_text, [len(line) + 1 for line in lines]) for of_text, lines in zip(ids, columns, strict=True)], counts
 
 
-def write_labels(directory: Path, task: GlueTask, rows: dict[str, list[GlueRow]]) -> None:
+def write_glue_labels(directory: Path, task: GlueTask, rows: dict[str, list[GlueRow]]) -> None:
     """Write ``directory/label``: binarized, with a ``dict.txt`` in the order of the classes; for a regression as text.
 
     A label is a line like any other: ``sentence_prediction`` removes its ``</s>``. fairseq reads the targets of a regression

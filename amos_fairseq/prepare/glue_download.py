@@ -143,7 +143,7 @@ def _fetch_once(file: RemoteFile, folder: Path, source: Source) -> Path:
     target, url = folder / file.name, f"{source.base_url}/{file.path}"
     known = file if source.check_hashes else None
     if not target.exists():
-        fetch(url, target, known)
+        download_file(url, target, known)
     elif known is not None:  # a run was interrupted between download and unpacking
         check_hash(target, known, url)
     return target
@@ -188,7 +188,7 @@ class _Download(io.BufferedWriter):
         return super().write(content)
 
 
-def fetch(url: str, target: Path, known: RemoteFile | None) -> None:
+def download_file(url: str, target: Path, known: RemoteFile | None) -> None:
     """Download ``url`` to ``target`` with the client of ``huggingface_hub``, which connects again where a connection ends.
 
     An unfinished download stays as ``target.part``, where a later try or run continues it. Tries wait 1, 2, 4, ... seconds.

@@ -192,7 +192,7 @@ def prepare_probing(corpora: list[Corpus], out: Path) -> None:
         for corpus in corpora
         for split, path in corpus.paths.items()
     ]
-    if is_finished(out, {"sources": sources}, "probing", MANIFEST, read_manifest):
+    if is_finished(out, {"sources": sources}, "probing", MANIFEST, read_probing_manifest):
         say(f"{out} is finished already, with these files: nothing to do")
         return
     tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
@@ -224,7 +224,7 @@ def _described(counts: dict[str, Any]) -> str:
     return f"{counts['labels']} labels; targets: {', '.join(sizes)}"
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
+def read_probing_manifest(out: Path) -> dict[str, Any]:
     """Return ``probing.json`` of ``out``; raise :class:`UserError` unless it is a JSON object."""
     return read_json(out / MANIFEST, f"OUT {out} is not what prepare.sh wrote; give another directory")
 

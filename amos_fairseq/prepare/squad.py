@@ -72,14 +72,14 @@ def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequenc
 def _write(
     directory: Path, files: dict[str, SquadFile], paragraphs: dict[str, Sequence[Paragraph]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    from amos_fairseq.prepare.squad_encoding import write_split  # imports fairseq, too
+    from amos_fairseq.prepare.squad_encoding import write_squad_split  # imports fairseq, too
 
     save_tokenizer(tokenizer, directory)
     facts = {}
     for split, file in files.items():
         total = sum(len(paragraph.questions) for paragraph in paragraphs[split])
         with progress_bar(total, f"{split}: encode", "question", delay=2) as bar:
-            counted = write_split(directory, split, paragraphs[split], tokenizer, bar.update)
+            counted = write_squad_split(directory, split, paragraphs[split], tokenizer, bar.update)
         in_file = {"version": file.version, "source_questions": sum(1 for _ in file.questions())}
         facts[split] = in_file | dataclasses.asdict(counted)
         _refuse_misplaced(file.path, counted.answers)

@@ -135,7 +135,7 @@ class SplitWriter(contextlib.AbstractContextManager):
         self._arrays[name].add_line(ids)
 
 
-def write_split(
+def write_squad_split(
     directory: Path,
     split: str,
     paragraphs: Sequence[Paragraph],

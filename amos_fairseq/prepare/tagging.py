@@ -106,7 +106,8 @@ def prepare_tagging(
     with whole_folder(out.absolute()) as unfinished:
         save_tokenizer(tokenizer, unfinished)
         facts = {
-            split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
+            split: write_tagging_split(unfinished, split, own, tokenizer, chosen, labels)
+            for split, own in sentences.items()
         }
         content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(unfinished)})
         (unfinished / MANIFEST).write_text(content, encoding="utf-8")
@@ -118,7 +119,7 @@ def prepare_tagging(
     say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
-def write_split(
+def write_tagging_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
 ) -> dict[str, int]:
     """Write all sentences of a split; return counts."""

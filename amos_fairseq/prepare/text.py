@@ -20,7 +20,7 @@ from amos_fairseq.prepare.processes import in_own_process, number_of_processes, 
 from amos_fairseq.prepare.text_split import Split, SplitSettings, group_into_shards, split_corpus
 from amos_fairseq.prepare.text_workspace import TextWorkspace
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
-from amos_fairseq.prepare.workspace import check_names
+from amos_fairseq.prepare.workspace import check_paths
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY
 from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.terminal import progress_bar, say
@@ -165,7 +165,7 @@ def _identify(path: Path) -> list[Any]:
 
 
 def _task_data(out: Path) -> str:
-    return text_workspace.read_manifest(out)["task_data"]
+    return text_workspace.read_corpus_manifest(out)["task_data"]
 
 
 def run(given: argparse.Namespace) -> None:
@@ -175,7 +175,7 @@ def run(given: argparse.Namespace) -> None:
         UserError: bad input; nothing was written.
     """
     # What can be checked is checked before any work.
-    check_names(*given.text, given.out)
+    check_paths(*given.text, given.out)
     _check_texts(given.text)
     if ":" in str(given.out):
         raise UserError(

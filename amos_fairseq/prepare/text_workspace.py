@@ -185,7 +185,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
     """
     if not (out / MANIFEST).is_file():
         return False
-    manifest = read_manifest(out)
+    manifest = read_corpus_manifest(out)
     earlier, records = manifest["settings"], manifest["inputs"]
     different = sorted(name for name in settings if settings[name] != earlier.get(name))
     if different:
@@ -199,7 +199,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
     return True
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
+def read_corpus_manifest(out: Path) -> dict[str, Any]:
     """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
     path = out / MANIFEST
     manifest = read_json(path, "it was not written by prepare.sh; give another --out")

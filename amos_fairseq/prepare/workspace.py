@@ -106,13 +106,13 @@ class Sample:
 
 def check_inputs(paths: list[Path], advice: str) -> None:
     """Raise :class:`UserError` if a file is missing, or UTF-8 cannot represent its name, which manifests contain."""
-    check_names(*paths)
+    check_paths(*paths)
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: no such file: {advice}")
 
 
-def check_names(*paths: Path) -> None:
+def check_paths(*paths: Path) -> None:
     """Raise :class:`UserError` if UTF-8 cannot represent the path of an input or output."""
     for path in paths:
         if not is_unicode(str(path)):

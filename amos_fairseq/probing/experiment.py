@@ -25,7 +25,7 @@ from amos_fairseq.probing.features import (
     PIECES,
     EncodedSplit,
     Layer,
-    Part,
+    ProbedPart,
     default_parts,
     encode_split,
     parts_of,
@@ -35,10 +35,10 @@ from amos_fairseq.probing.features import (
 from amos_fairseq.probing.results import (
     RESULTS_FILE,
     ProbeResult,
-    column_name,
     in_order,
+    layer_name,
     plot_probing,
-    read_results,
+    read_probe_results,
     results_table,
     row_name,
     table_notes,
@@ -56,14 +56,14 @@ RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 class Probed:
     """A network, its layers to probe, and the baseline that they are."""
 
-    part: Part
+    part: ProbedPart
     layers: list[Layer]
     baseline: str | None
 
     @property
     def name(self) -> str:
         names = [str(layer) for layer in self.layers]
-        return column_name((self.part.name, ", ".join(names), self.baseline))
+        return layer_name((self.part.name, ", ".join(names), self.baseline))
 
     @property
     def stored_layers(self) -> list[Layer]:
@@ -116,7 +116,7 @@ class Experiment:
         except OSError as error:
             raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
         if (out / RESULTS_FILE).is_file():
-            self._continue(read_results(out))
+            self._continue(read_probe_results(out))
 
     def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[Probed]:
         parts = parts_of(self.loaded.model)
@@ -178,7 +178,7 @@ class Experiment:
         shutil.rmtree(self.out / "features", ignore_errors=True)
         return self._write_tables()
 
-    def _groups(self) -> list["Group"]:
+    def _groups(self) -> list["TextGroup"]:
         """Return the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
         by_texts: dict[str, list[ProbingTask]] = {}
         for task in self.tasks:
@@ -188,10 +188,10 @@ class Experiment:
         for texts_sha256, own in by_texts.items():
             encoded = {split: encode_split(self.loaded, examples) for split, examples in own[0].splits.items()}
             targets = {task.name: readable_targets(task, encoded) for task in own}
-            groups.append(Group(texts_sha256, own, encoded, targets))
+            groups.append(TextGroup(texts_sha256, own, encoded, targets))
         return groups
 
-    def _train(self, group: "Group", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
+    def _train(self, group: "TextGroup", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
         name = content_sha256([group.texts_sha256, self.checkpoint, probed.name])[:16]
         folder = self.out / "features" / name
         pad = self.loaded.dictionary.pad()
@@ -220,7 +220,7 @@ class Experiment:
             shown = ", ".join(
                 f"{row_name(task.name, metric)} {100 * score:.1f}" for metric, score in scored.scores.items()
             )
-            column = column_name((probed.part.name, layer, probed.baseline))
+            column = layer_name((probed.part.name, layer, probed.baseline))
             print(
                 f"probe: {column}, seed {seed}: {shown} (update {scored.update}, {time.monotonic() - began:.0f} s)",
                 file=sys.stderr,
@@ -269,7 +269,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """Tasks with the same texts, these texts as pieces, and the targets by task and split."""
 
     texts_sha256: str
@@ -294,7 +294,7 @@ def readable_targets(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dic
     return targets
 
 
-def parse_layers(text: str | None, part: Part) -> list[Layer]:
+def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
     """Parse "4,6,mix"; None gives the default layers of the part.
 
     Raises:

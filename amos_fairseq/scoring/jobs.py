@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.scoring.output import FORMATS, Row, UnfinishedRows, write_whole
+from amos_fairseq.scoring.output import FORMATS, RowFormat, UnfinishedRows, write_whole
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, ScoredLine, num_lines, read_texts
 from amos_fairseq.scoring.reranking import (
     NUM_MARKS,
@@ -171,7 +171,12 @@ class Notices:
 
 
 def scored_rows(
-    scorer: LineScorer, texts: Iterable[str], row: Row, num_texts: int, notices: Notices | None = None, first: int = 1
+    scorer: LineScorer,
+    texts: Iterable[str],
+    row: RowFormat,
+    num_texts: int,
+    notices: Notices | None = None,
+    first: int = 1,
 ) -> Iterator[list[str]]:
     """Yield the rows of one window of texts at a time, with a progress bar in a terminal.
 
@@ -188,7 +193,7 @@ def scored_rows(
 def resumed_rows(
     scorer: LineScorer,
     texts: Iterable[str],
-    row: Row,
+    row: RowFormat,
     num_texts: int,
     unfinished: UnfinishedRows,
     notices: Notices | None = None,

@@ -11,7 +11,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links, whole_file
 from amos_fairseq.scoring.pseudo_likelihood import ScoredLine
 
-Row = Callable[[ScoredLine], str]
+RowFormat = Callable[[ScoredLine], str]
 
 TSV_HEADER = "line\tpll\tnum_pieces\tnum_unknown\tpieces\tlog_probs"
 DECIMALS = 6  # about the precision of float32 for values around 10
@@ -45,7 +45,7 @@ def json_row(scored: ScoredLine) -> str:
 
 
 # --format -> the header of the file, if it has one, and the row of a line.
-FORMATS: dict[str, tuple[str | None, Row]] = {"tsv": (TSV_HEADER, tsv_row), "jsonl": (None, json_row)}
+FORMATS: dict[str, tuple[str | None, RowFormat]] = {"tsv": (TSV_HEADER, tsv_row), "jsonl": (None, json_row)}
 
 
 class UnfinishedRows:

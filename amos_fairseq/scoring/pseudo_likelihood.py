@@ -24,7 +24,7 @@ BATCHES_PER_WINDOW = 32
 
 
 @dataclass(frozen=True)
-class Line:
+class EncodedLine:
     """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``.
 
     Attributes:
@@ -42,7 +42,7 @@ class Line:
 class ScoredLine:
     """A line and the score of each piece in nats, None for a line that is longer than the model's limit."""
 
-    line: Line
+    line: EncodedLine
     log_probs: list[float] | None
 
     @property
@@ -92,19 +92,19 @@ class LineScorer:
         for window in windows(lines, self._cost, limit):
             yield self._score(window)
 
-    def _fits(self, line: Line) -> bool:
+    def _fits(self, line: EncodedLine) -> bool:
         return len(line.tokens) <= self.max_tokens
 
-    def _cost(self, line: Line) -> int:
+    def _cost(self, line: EncodedLine) -> int:
         """Return the number of tokens that the model processes for a line, over all passes."""
         return len(line.tokens) * self.token_scorer.num_passes(line.tokens) if self._fits(line) else 0
 
     @torch.inference_mode()
-    def _score(self, window: list[Line]) -> list[ScoredLine]:
+    def _score(self, window: list[EncodedLine]) -> list[ScoredLine]:
         values = iter(self.token_scorer.log_probs([line.tokens for line in window if self._fits(line)]))
         return [ScoredLine(line, self._of_pieces(line, next(values)) if self._fits(line) else None) for line in window]
 
-    def _of_pieces(self, line: Line, values: Tensor) -> list[float]:
+    def _of_pieces(self, line: EncodedLine, values: Tensor) -> list[float]:
         """Convert [L] values, with ``<s>`` and ``</s>``, to one score per piece."""
         if not values.isfinite().all():
             piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
@@ -150,7 +150,7 @@ def num_lines(file: Path) -> int:
     return count + (last != b"\n")
 
 
-def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) -> Iterator[Line]:
+def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) -> Iterator[EncodedLine]:
     """Encode each text as ``<s> pieces </s>``; line numbers start at ``first``."""
     dictionary = loaded.dictionary
     texts, numbers = iter(texts), itertools.count(first)
@@ -162,12 +162,14 @@ def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) ->
                 spans = zip(ids[1:-1], loaded.tokenizer.encode_with_offsets(text), strict=True)
                 lengths = [(id_, max(1, end - start)) for id_, (_, start, end) in spans]
                 unknown = {index: length for index, (id_, length) in enumerate(lengths) if id_ == dictionary.unk()}
-            yield Line(next(numbers), text, pieces, torch.tensor(ids), unknown)
+            yield EncodedLine(next(numbers), text, pieces, torch.tensor(ids), unknown)
 
 
-def windows(lines: Iterable[Line], cost: Callable[[Line], int], limit: int) -> Iterator[list[Line]]:
+def windows(
+    lines: Iterable[EncodedLine], cost: Callable[[EncodedLine], int], limit: int
+) -> Iterator[list[EncodedLine]]:
     """Group consecutive lines until their ``cost`` reaches ``limit``; a window has 1 to 4,096 lines."""
-    window: list[Line] = []
+    window: list[EncodedLine] = []
     spent = 0
     for line in lines:
         window.append(line)

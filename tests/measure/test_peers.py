@@ -10,7 +10,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure import fairseq_step
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
-from amos_fairseq.measure.contest import Entry, build_entries, comparable
+from amos_fairseq.measure.contest import Entry, build_entries, comparable_setup
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, random_blocks
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
@@ -127,7 +127,7 @@ def recording(indices: list[int], get: Callable) -> Callable:
 def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     """The peer's FLOPs are those of ELECTRA's recipe with AMOS' embedding width, dropout, length and batch."""
     overrides = ["task.tokens_per_sample=32", "model.embedding_dim=48", "model.dropout=0.2"]
-    setup, difference = comparable(setup_of("amos_tiny", *overrides))
+    setup, difference = comparable_setup(setup_of("amos_tiny", *overrides))
     assert "ELECTRA instead of amos" in difference
     plain = ["distributed_training.distributed_world_size=1", "dataset.batch_size=2"]
     expected = training_flops(compose_recipe("electra_tiny", [*plain, *overrides]), VOCABULARY)

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from amos_fairseq.probing.results import ProbeResult, column_name, column_styles, columns_of, results_table
+from amos_fairseq.probing.results import ProbeResult, column_styles, columns_of, layer_name, results_table
 
 
 def result(
@@ -13,7 +13,7 @@ def result(
 
 def test_columns_are_in_the_order_of_layers_whatever_was_probed_first():
     columns = columns_of([result(4, 0.4), result("mix", 0.5), result(1, 0.1), result("pieces", 0.3, "pieces")])
-    assert [column_name(column) for column in columns] == [
+    assert [layer_name(column) for column in columns] == [
         "discriminator 1",
         "discriminator 4",
         "discriminator mix",

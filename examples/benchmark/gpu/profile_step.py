@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
 from amos_fairseq.measure.measurement import sustained_seconds, synchronize
-from amos_fairseq.measure.on_paper import predict
+from amos_fairseq.measure.on_paper import predict_step
 from amos_fairseq.measure.step_profile import PARTS, shares_of_parts
 
 WARMUP, PROFILED = 5, 3
@@ -58,7 +58,7 @@ def predicted_parts(process: subprocess.Popen) -> dict[str, float] | None:
 def prediction_as_json(settings: BenchSettings, vocabulary: int) -> str:
     """Return milliseconds by part; some parts have two rows in the prediction."""
     milliseconds = dict.fromkeys(PARTS, 0.0)
-    for row, cost in predict(settings, "h200", vocabulary).costs.items():
+    for row, cost in predict_step(settings, "h200", vocabulary).costs.items():
         milliseconds[next(part for part in PARTS if row.startswith(part))] += cost.seconds * 1e3
     return json.dumps(milliseconds)
 
