@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,21 +26,16 @@ Progress = Callable[[str], None]
 BURST_SECONDS = 0.03
 
 
-class Contestant(Protocol):
-    """A training step that is measured.
+class TrainingStep(Protocol):
+    """A training step that is measured; ``module``: everything that is trained."""
 
-    Attributes:
-        name: label of its row.
-        description: one sentence about it.
-        module: everything that is trained.
-    """
-
-    name: str
-    description: str
     module: nn.Module
 
     def step(self, batch: Batch) -> None:
         """Update the parameters once with ``batch``, which is on the CPU as a data loader returns it."""
+
+    def state(self) -> Iterable[Tensor]:
+        """Return everything that is held between two steps: weights, gradients, master weights, moments."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ def sustained_seconds(call: Callable[[], Any], device: torch.device, budget: flo
 
 
 def alternate(
-    contestants: Sequence[Contestant], batches: Sequence[Batch], steps: int, device: torch.device, progress: Progress
+    contestants: Sequence[TrainingStep], batches: Sequence[Batch], steps: int, device: torch.device, progress: Progress
 ) -> list[list[float]]:
     """Return the seconds of ``steps`` steps of each contestant, run in rounds of one step each: A B C A B C ...
 

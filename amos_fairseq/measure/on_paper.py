@@ -353,7 +353,7 @@ def predict_step(settings: BenchSettings, device_name: str, default_vocabulary: 
             setup = set_up(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
             batch = random_batch(task, setup.batch_size)
-        trace = trace_step(FairseqStep(setup, task, "ours", ""), cuda, batch, device)
+        trace = trace_step(FairseqStep(setup, task), cuda, batch, device)
     tokens = batch["ntokens"]
     model_flops = training_flops(setup.cfg, setup.vocabulary_size, reference=True).per_token * tokens
     return StepPrediction(setup, device, tokens, model_flops, dict(trace.costs))

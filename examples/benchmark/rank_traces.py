@@ -265,7 +265,7 @@ def make_step(setup: BenchSetup, update_freq: int, rank: int) -> tuple[FairseqSt
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     batches = make_synthetic_text(task, setup.batch_size).batches
     first = rank % len(batches)
-    return FairseqStep(setup, task, f"rank {rank}", ""), batches[first:] + batches[:first]
+    return FairseqStep(setup, task), batches[first:] + batches[:first]
 
 
 def trace_updates(step: FairseqStep, micro_batches: Sequence[Batch], updates: int, path: Path) -> None:

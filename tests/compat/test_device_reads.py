@@ -29,7 +29,7 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
     setup.cfg.distributed_training.distributed_world_size = num_ranks
     task = build_task(setup.cfg.task, VOCABULARY)
-    step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
+    step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
     step.step(batches[0])
     return step, batches
 

@@ -58,7 +58,7 @@ class FakeRun:
             setup = set_up(settings, VOCABULARY)
             assert setup.device.type == "cuda"
             task = build_task(setup.cfg.task, VOCABULARY)
-        run = cls(cuda, FairseqStep(setup, task, recipe, ""), *full_and_padded(cuda, task, 2), set())
+        run = cls(cuda, FairseqStep(setup, task), *full_and_padded(cuda, task, 2), set())
         for name, parameter in run.step.module.named_parameters():
             assert parameter.device.type == "cuda"
             if parameter.requires_grad:

@@ -10,7 +10,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure import fairseq_step
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
-from amos_fairseq.measure.contest import Entry, build_entries, comparable_setup
+from amos_fairseq.measure.contest import Contestant, build_contestants, comparable_setup
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, random_blocks
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
@@ -26,12 +26,12 @@ def setup_of(recipe: str, *overrides: str, **settings) -> BenchSetup:
 def test_every_peer_once_in_the_given_order() -> None:
     setup = setup_of("electra_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    entries, refusals = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
-    named = [(entry.contestant.name, entry.is_ours) for entry in entries]
+    contestants, refusals = build_contestants(setup, task, ["reference", "hf", "reference"], compile=False)
+    named = [(each.name, each.is_ours) for each in contestants]
     assert named == [("ours", True), ("reference", False), ("hf", False)]
-    kernels = [entry.contestant.module.cfg.kernels for entry in entries[:2]]
+    kernels = [each.step.module.cfg.kernels for each in contestants[:2]]
     assert kernels == ["fast", "reference"]
-    assert {entry.unequal_work for entry in entries} == {""}
+    assert {each.unequal_work for each in contestants} == {""}
     assert refusals == {}
 
 
@@ -40,9 +40,9 @@ def any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "require_compiler", lambda device: None)
 
 
-def compiled_parts(entry: Entry) -> list[bool]:
+def compiled_parts(each: Contestant) -> list[bool]:
     """Whether it is compiled as a whole, and whether the layers of each encoder are."""
-    modules = list(entry.contestant.module.modules())
+    modules = list(each.step.module.modules())
     encoders = [module.is_compiled for module in modules if isinstance(module, TransformerEncoder)]
     return [any(module._compiled_call_impl is not None for module in modules), *encoders]
 
@@ -51,8 +51,8 @@ def compiled_parts(entry: Entry) -> list[bool]:
 def test_compile_adds_a_compiled_copy_of_each() -> None:
     setup = setup_of("electra_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    entries, refusals = build_entries(setup, task, ["hf", "reference"], compile=True)
-    assert {entry.contestant.name: (entry.compiled, compiled_parts(entry)) for entry in entries} == {
+    contestants, refusals = build_contestants(setup, task, ["hf", "reference"], compile=True)
+    assert {each.name: (each.compiled, compiled_parts(each)) for each in contestants} == {
         "ours": (False, [False, False, False]),
         "hf": (False, [False]),
         "reference": (False, [False, False, False]),
@@ -61,8 +61,8 @@ def test_compile_adds_a_compiled_copy_of_each() -> None:
         "reference, compiled": (True, [False, True, True]),
     }
     assert refusals == {}
-    entries, _ = build_entries(setup.with_model(compile=True), task, [], compile=False)
-    assert [(entry.contestant.name, entry.compiled) for entry in entries] == [("ours, compiled", True)]
+    contestants, _ = build_contestants(setup.with_model(compile=True), task, [], compile=False)
+    assert [(each.name, each.compiled) for each in contestants] == [("ours, compiled", True)]
 
 
 def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,17 +72,17 @@ def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compilation, "require_compiler", refuse)
     setup = setup_of("mlm_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    entries, refusals = build_entries(setup, task, ["reference"], compile=True)
-    assert [entry.contestant.name for entry in entries] == ["ours", "reference"]
+    contestants, refusals = build_contestants(setup, task, ["reference"], compile=True)
+    assert [each.name for each in contestants] == ["ours", "reference"]
     assert refusals == dict.fromkeys(["ours, compiled", "reference, compiled"], "no compiler is found")
     with pytest.raises(UserError, match="no compiler is found"):  # the recipe itself is compiled
-        build_entries(setup.with_model(compile=True), task, [], compile=False)
+        build_contestants(setup.with_model(compile=True), task, [], compile=False)
 
 
 def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
     setup = setup_of("amos_tiny")
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    ours, reference = (entry.contestant for entry in build_entries(setup, task, ["reference"], compile=False)[0])
+    ours, reference = (each.step for each in build_contestants(setup, task, ["reference"], compile=False)[0])
     for mine, other in zip(ours.module.parameters(), reference.module.parameters(), strict=True):
         assert mine.equal(other)
     texts = [make_synthetic_text(task, 2) for _ in range(2)]
@@ -156,7 +156,7 @@ def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: lis
     setup = setup_of(recipe, *overrides)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     with pytest.raises(UserError, match=message):
-        build_entries(setup, task, ["hf"], compile=False)
+        build_contestants(setup, task, ["hf"], compile=False)
 
 
 @pytest.mark.parametrize("recipe", [("variants/electra_unigram", "+sizes=tiny"), ("electric_tiny",), ("teams_tiny",)])
@@ -164,7 +164,7 @@ def test_steps_change_the_weights_of_every_objective(recipe: tuple[str, ...]) ->
     """The learning rate is 0 in the first update, and not in the second."""
     setup = setup_of(*recipe)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
+    step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
     before = [parameter.detach().clone() for parameter in step.module.parameters()]
     for batch in batches[:2]:
         step.step(batch)

@@ -73,7 +73,7 @@ def test_part_with_the_most_flops_takes_the_most_time(part: str, settings: list[
     vocabulary = 600 if part == profile.FFN else 20_000
     setup = set_up(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
+    step, batch = FairseqStep(setup, task), make_synthetic_text(task, 2).batches[0]
     step.step(batch)
     shares = profile.shares_of_parts(step, batch, torch.device("cpu"))
     assert sum(shares.values()) == pytest.approx(1)
@@ -100,7 +100,7 @@ def test_compiled_and_recomputed_layers_mark_every_part(recomputes: bool, monkey
     setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"]), 600)
     setup = setup.with_model(activation_checkpointing=recomputes)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
+    step, batch = FairseqStep(setup, task), make_synthetic_text(task, 2).batches[0]
     for module in step.module.modules():
         if isinstance(module, TransformerEncoder):
             module.is_compiled = True

@@ -77,7 +77,7 @@ def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int,
     setup = set_up(BenchSettings(recipe, overrides, precision=precision, device=device.type), vocabulary)
     task = build_task(setup.cfg.task, vocabulary)
     batch = random_batch(task, sequences)
-    step = FairseqStep(setup, task, recipe, "")
+    step = FairseqStep(setup, task)
     step.step(batch)
     seconds = seconds_of(lambda: step.step(batch), device)
     held = held_bytes(*step.state())

@@ -31,7 +31,7 @@ def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     sequences = setup.batch_size
     batch = random_batch(task, sequences)
-    step = FairseqStep(setup, task, "ours", "")
+    step = FairseqStep(setup, task)
     predicted = predicted_parts(prediction)  # waits, so that the process does not disturb the timing
     for _ in range(WARMUP if setup.device.type == "cuda" else 1):
         step.step(batch)
