@@ -49,18 +49,24 @@ class CorpusSettings:
         return {"bpe": self.bpe, "vocab_size": self.vocab_size, **vocabulary, **vars(self.split)}
 
 
-def prepare_text(
-    inputs: list[Path], out: Path, settings: CorpusSettings, workers: int, tokenizer: Tokenizer | None
-) -> None:
-    """Write the corpus of ``inputs`` to ``out``, or continue an unfinished one.
-
-    Args:
-        tokenizer: None to learn one.
+def run(given: argparse.Namespace) -> None:
+    """Write the corpus of the inputs to OUT, or continue an unfinished one.
 
     Raises:
-        UserError: bad input; ``out`` is unchanged.
+        UserError: bad input; OUT is unchanged.
         OSError: for example the disk is full; finished parts stay for the next run.
     """
+    # What can be checked is checked before any work.
+    inputs, out = given.text, given.out
+    check_paths(*inputs, out)
+    _check_texts(inputs)
+    if ":" in str(out):
+        raise UserError(
+            f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
+        )
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is not a directory")
+    settings, workers, tokenizer = _settings(given), number_of_processes(given.workers), _given_tokenizer(given)
     description = settings.describe(tokenizer)
     if text_workspace.is_finished_corpus(out, description, inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
@@ -72,7 +78,8 @@ def prepare_text(
             except UserError:
                 work.discard()
                 raise
-    say(f"done: train with task.data={_task_data(out)} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
+    data = text_workspace.read_corpus_manifest(out)["task_data"]
+    say(f"done: train with task.data={data} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
 
 
 def _run_stages(
@@ -141,9 +148,11 @@ def _shard(
             name: text_encoding.encode_files(paths, directory / name, tokenizer, pool, workers, bar.update)
             for name, paths in files.items()
         }
-    _refuse_empty(counts)
+    for name, count in counts.items():
+        if not count.pieces:
+            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
     shutil.copyfile(work.tokenizer / DICTIONARY_FILE, directory / DICTIONARY_FILE)
-    record = {name: text_workspace.describe_counts(count) for name, count in counts.items()}
+    record = {name: text_workspace.with_shares(vars(count)) for name, count in counts.items()}
     record |= text_workspace.file_hashes(directory)
     work.save_counts(directory, record)
     work.finish(directory)
@@ -152,39 +161,10 @@ def _shard(
     return record
 
 
-def _refuse_empty(counts: dict[str, text_encoding.TextCounts]) -> None:
-    for name, count in counts.items():
-        if not count.pieces:
-            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
-
-
 def _identify(path: Path) -> list[Any]:
     """Return what identifies an input of an unfinished run; a finished one is compared by content."""
     status = path.stat()
     return [str(path.absolute()), status.st_size, status.st_mtime_ns]
-
-
-def _task_data(out: Path) -> str:
-    return text_workspace.read_corpus_manifest(out)["task_data"]
-
-
-def run(given: argparse.Namespace) -> None:
-    """Check the arguments and prepare the corpus.
-
-    Raises:
-        UserError: bad input; nothing was written.
-    """
-    # What can be checked is checked before any work.
-    check_paths(*given.text, given.out)
-    _check_texts(given.text)
-    if ":" in str(given.out):
-        raise UserError(
-            f"--out {given.out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
-        )
-    if given.out.exists() and not given.out.is_dir():
-        raise UserError(f"--out {given.out} is not a directory")
-    settings, workers = _settings(given), number_of_processes(given.workers)
-    prepare_text(given.text, given.out, settings, workers, _given_tokenizer(given))
 
 
 def _check_texts(paths: list[Path]) -> None:

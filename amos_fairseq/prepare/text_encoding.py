@@ -19,16 +19,16 @@ _DOCUMENT_END = b"\n\n"
 
 @dataclass
 class TextCounts:
-    """``pieces``: without the ``</s>`` of each line; ``unknown``: those of them that are not in ``dict.txt``;
-    ``lines``: paragraphs, and the empty lines between documents; ``words``: separated by white space in the text.
+    """``words``: separated by white space in the text; ``pieces``: without the ``</s>`` of each line; ``tokens``: with them
+    and with the lines of ``</s>`` alone between documents; ``unknown``: pieces that are not in ``dict.txt``.
     """
 
     documents: int = 0
     paragraphs: int = 0
     words: int = 0
     bytes: int = 0
-    lines: int = 0
     pieces: int = 0
+    tokens: int = 0
     unknown: int = 0
 
     def add(self, other: "TextCounts") -> None:
@@ -56,7 +56,7 @@ def encode_files(
             if lengths:
                 if total.documents:
                     target.add_lines(np.array([END_ID]), [1])
-                    total.lines += 1
+                    total.tokens += 1
                 target.add_lines(ids, lengths)
                 total.add(counts)
             on_done(size)
@@ -93,7 +93,7 @@ def encode_range(part: tuple[str, int, int]) -> tuple[np.ndarray, list[int], Tex
             ids += line
             lengths.append(len(line))
         counts.documents += bool(lines)
-    counts.lines = len(lengths)
+    counts.tokens = len(ids)
     return np.array(ids, dtype=np.int32), lengths, counts, len(text)
 
 
