@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
@@ -60,8 +60,9 @@ def run(arguments: argparse.Namespace) -> None:
         run_on_paper(arguments)
         return
     out = None if arguments.out is None else Path(arguments.out)
-    if out is not None:
-        make_directory(out)
+    if out is not None:  # before anything is measured
+        with explain_os_errors(f"--out {out} cannot be made", ": give another directory"):
+            out.mkdir(parents=True, exist_ok=True)
     # PyTorch reads this when it loads its profiler, which otherwise prints its start and end on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import_fairseq()
@@ -84,8 +85,12 @@ def run(arguments: argparse.Namespace) -> None:
     page = as_markdown(report)
     print(page, end="")
     if out is not None:
-        write_file(out / f"{report.name}.md", page)
-        write_file(out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n")
+        for path, text in (
+            (out / f"{report.name}.md", page),
+            (out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n"),
+        ):
+            with explain_os_errors(f"{path} cannot be written", ": make room, or give another --out"):
+                write_text(path, text)
         print(f"\n{out / report.name}.md and .json")
 
 
@@ -108,19 +113,3 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
 def given_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the options that the command line sets."""
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-
-
-def make_directory(path: Path) -> None:
-    """Create the directory of --out before anything is measured; raise :class:`UserError` where that fails."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be made ({error.strerror}): give another directory") from error
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file of --out atomically; raise :class:`UserError` where that fails."""
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): make room, or give another --out") from error

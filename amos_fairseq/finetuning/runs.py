@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from amos_fairseq import strangers
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import json_text, write_text
 from amos_fairseq.finetuning.recipes import Hyperparameters
 from amos_fairseq.versions import version_of
@@ -145,11 +145,9 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
         raise UserError(
             f"{out} holds results with other settings ({first_difference(found, setup)}): give another --out"
         )
-    try:
+    with explain_os_errors(f"{out} cannot be written", ": give another --out"):
         out.mkdir(parents=True, exist_ok=True)
         write_json(file, setup)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
 
 
 def first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:

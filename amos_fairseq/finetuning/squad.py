@@ -206,11 +206,7 @@ class Decoded(NamedTuple):
 
 
 def predict_answers(
-    model: BaseFairseqModel,
-    windows: SquadWindowDataset,
-    device: str,
-    limits: DecodingLimits,
-    stop: threading.Event,
+    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, limits: DecodingLimits, stop: threading.Event
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in the order of the split.
 

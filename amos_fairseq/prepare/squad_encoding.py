@@ -133,11 +133,7 @@ class SplitWriter:
 
 
 def write_squad_split(
-    directory: Path,
-    split: str,
-    paragraphs: Sequence[Paragraph],
-    tokenizer: Tokenizer,
-    on_done: Callable[[int], object],
+    directory: Path, split: str, paragraphs: Sequence[Paragraph], tokenizer: Tokenizer, on_done: Callable[[int], object]
 ) -> SplitFacts:
     """Write all paragraphs of a split. ``on_done`` is called with the number of questions newly written."""
     with contextlib.ExitStack() as files:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, take_lock, write_text
 from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.fingerprint import file_sha256
@@ -110,11 +110,9 @@ class Experiment:
         self.data_sha256: dict[str, dict[str, str]] = {}
         self.unread: dict[str, str] = {}
         self.results: list[ProbeResult] = []
-        try:
+        with explain_os_errors(f"{out} cannot be written", ": give another --out"):
             out.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(out / LOCK_FILE, f"another amos probe is writing to {out}: wait until it has ended")
-        except OSError as error:
-            raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
         if (out / RESULTS_FILE).is_file():
             self._continue(read_probe_results(out))
 
@@ -259,12 +257,10 @@ class Experiment:
         title = f"Edge probing of {run} ({self.checkpoint['model']}) after {updates:,} updates"
         results = in_order(self.results)
         table = results_table(results, title, notes)
-        try:
+        with explain_os_errors(f"{self.out} cannot be written", ": give another --out"):
             write_text(self.out / "table.md", table.as_markdown())
             write_text(self.out / "results.csv", results_csv(results))
             plot_probing(results, str(self.out))
-        except OSError as error:
-            raise UserError(f"{self.out} cannot be written ({error.strerror}): give another --out") from error
         return table
 
 

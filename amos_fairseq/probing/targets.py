@@ -18,17 +18,7 @@ from amos_fairseq.strangers import is_unicode, parse_json, plain_name
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
-ORDER = (
-    "pos",
-    "constituents",
-    "chunks",
-    "dependencies",
-    "entities",
-    "srl",
-    "coreference",
-    "spr2",
-    "relations",
-)
+ORDER = ("pos", "constituents", "chunks", "dependencies", "entities", "srl", "coreference", "spr2", "relations")
 
 NOT_JSON = 'not JSON: expected an object with "text" and "targets" in each line'
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.scoring.output import FORMATS, RowFormat, UnfinishedRows, write_whole
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, ScoredLine, num_lines, read_texts
@@ -42,12 +42,12 @@ def stored_input(file: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "stdin"
-        try:
-            with copy.open("wb") as target, contextlib.ExitStack() as stack:
-                source = sys.stdin.buffer if file == STDIN else stack.enter_context(path.open("rb"))
-                shutil.copyfileobj(source, target)
-        except OSError as error:
-            raise UserError(f"the input {file} cannot be copied to {directory} ({error.strerror})") from error
+        with (
+            explain_os_errors(f"the input {file} cannot be copied to {directory}"),
+            copy.open("wb") as target,
+            contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else path.open("rb") as source,
+        ):
+            shutil.copyfileobj(source, target)
         yield copy
 
 

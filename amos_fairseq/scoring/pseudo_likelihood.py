@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.scoring.token_scorers import TokenScorer, build_token_scorer
 
 LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many lines
@@ -124,29 +124,23 @@ def read_texts(file: Path) -> Iterator[str]:
     Raises:
         UserError: the file cannot be read, or a line is not UTF-8.
     """
-    try:
-        with file.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise UserError(
-                        f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
-                    ) from error
-                yield text.rstrip("\r\n")
-    except OSError as error:
-        raise UserError(f"{file}: the text cannot be read ({error.strerror})") from error
+    with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
+                ) from error
+            yield text.rstrip("\r\n")
 
 
 def num_lines(file: Path) -> int:
     """Count the lines of a file, including a last one without a line end; raise :class:`UserError` if it is unreadable."""
     count, last = 0, b"\n"
-    try:
-        with file.open("rb") as stream:
-            while part := stream.read(1 << 20):
-                count, last = count + part.count(b"\n"), part[-1:]
-    except OSError as error:
-        raise UserError(f"{file}: the text cannot be read ({error.strerror})") from error
+    with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
+        while part := stream.read(1 << 20):
+            count, last = count + part.count(b"\n"), part[-1:]
     return count + (last != b"\n")
 
 

@@ -200,11 +200,7 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 
 
 def glue_table(
-    row_name: str,
-    summaries: Mapping[str, TaskSummary],
-    squad: Summary | None,
-    with_paper: bool,
-    notes: Sequence[str],
+    row_name: str, summaries: Mapping[str, TaskSummary], squad: Summary | None, with_paper: bool, notes: Sequence[str]
 ) -> Table:
     """Build the table with the checkpoint's row and, with ``with_paper``, the papers' rows.
 
