@@ -47,6 +47,11 @@ class BenchmarkTask:
     trials: tuple[Hyperparameters, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def scores_best(self) -> bool:
+        """Whether a recipe scores the best checkpoint, so that the dev set is needed after each epoch."""
+        return any(trial.checkpoint == "best" for trial in self.trials)
+
 
 @dataclass(frozen=True)
 class TaskRun:

@@ -108,9 +108,7 @@ class Squad(Benchmark):
         flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
         flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
         flags += ["--max-question-length", str(windows.question)]
-        # The dev loss after each epoch serves recipes that score the checkpoint with the best one.
-        validates = any(trial.checkpoint == "best" for trial in self.tasks[task].trials)
-        return flags if validates else [*flags, "--disable-validation"]
+        return flags if self.tasks[task].scores_best else [*flags, "--disable-validation"]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event

@@ -88,8 +88,7 @@ class Tagging(Benchmark):
         """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         flags = [str(self.data), "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--tokens-per-sentence", str(self.max_positions)]
-        # The scores after each epoch serve recipes that keep the checkpoint with the best one.
-        if not any(trial.checkpoint == "best" for trial in self.tasks[task].trials):
+        if not self.tasks[task].scores_best:
             return [*flags, "--disable-validation"]
         return [*flags, "--best-checkpoint-metric", self.tasks[task].main_score, "--maximize-best-checkpoint-metric"]
 

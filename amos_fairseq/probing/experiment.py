@@ -154,7 +154,7 @@ class Experiment:
 
     def _settings(self) -> dict[str, Any]:
         fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
-        return self.settings.as_dict() | fixed
+        return asdict(self.settings) | fixed
 
     def run(self) -> Table:
         """Train every probe that has no result yet, write all files of OUT, and return the table.
@@ -259,7 +259,8 @@ class Experiment:
         table = results_table(results, title, notes)
         with explain_os_errors(f"{self.out} cannot be written", ": give another --out"):
             write_text(self.out / "table.md", table.as_markdown())
-            write_text(self.out / "results.csv", results_csv(results))
+            lines = [[field.name for field in fields(ProbeResult)], *(asdict(result).values() for result in results)]
+            write_text(self.out / "results.csv", csv_text(lines))
             plot_probing(results, str(self.out))
         return table
 
@@ -306,8 +307,3 @@ def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
     layers: list[Layer] = [entry if entry == MIXTURE else int(entry) for entry in dict.fromkeys(entries)]
     part.check_layers(layers)
     return layers
-
-
-def results_csv(results: Sequence[ProbeResult]) -> str:
-    """Return one line for each result, under the names of the fields."""
-    return csv_text([[field.name for field in fields(ProbeResult)], *(asdict(result).values() for result in results)])

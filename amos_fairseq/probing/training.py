@@ -7,8 +7,8 @@ second, so that starting the trainer would take longer than the training.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,9 +42,6 @@ class ProbeSettings:
     lr: float = LEARNING_RATES["linear"]
     batch_size: int = 1024
     updates: int = 2000
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class SplitTargets(NamedTuple):
@@ -151,7 +148,7 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
         schedule.step()
         if update % max(1, settings.updates // EVALUATIONS) == 0 or update == settings.updates:
             logits = probe_logits(probe, batches, "valid")
-            loss = loss_of(logits, data.targets["valid"])
+            loss = float(probe_loss(logits, data.targets["valid"].labels))
             if not math.isfinite(loss):
                 raise UserError(f"the loss of a probe is {loss} after {update} updates: give a lower --lr")
             score = (micro_f1_of(logits, data.targets["valid"]), -loss)
@@ -235,10 +232,6 @@ def probe_logits(probe: Probe, batches: Batches, split: str) -> Tensor:
     """Return the logits [N,C] of a split, on the CPU."""
     rows = torch.arange(len(batches.data.targets[split].starts))
     return torch.cat([probe(batches.spans(split, part)).cpu() for part in rows.split(SCORING_BATCH)])
-
-
-def loss_of(logits: Tensor, targets: SplitTargets) -> float:
-    return float(probe_loss(logits, targets.labels))
 
 
 def micro_f1_of(logits: Tensor, targets: SplitTargets) -> float:

@@ -23,6 +23,7 @@ from amos_fairseq.pictures import (
     run_style,
     save,
 )
+from amos_fairseq.report.curves import line_style
 from amos_fairseq.summary_file import Summary
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
@@ -93,15 +94,8 @@ def scores_over_cost(panels: dict[str, list[CostSeries]], x_label: str) -> Figur
     for (title, series), ax in zip(panels.items(), axes, strict=True):
         for index, run in enumerate(series):
             costs, scores, deviations = zip(*run.points, strict=True)
-            dashes, marker = run_style(index)
-            style = {
-                "color": run_colour(index),
-                "linestyle": dashes,
-                "linewidth": 1.2,
-                "marker": marker,
-                "markersize": 5,
-            }
-            ax.errorbar(costs, scores, yerr=deviations, label=legend_label(run.label), capsize=2, **style)
+            label = legend_label(run.label)
+            ax.errorbar(costs, scores, yerr=deviations, label=label, capsize=2, **line_style(index))
         ax.set(title=legend_label(title), xlabel=x_label, ylabel="score on the development set (%)", xlim=(0, None))
         ax.xaxis.set_major_formatter(EngFormatter(sep="") if x_label == "updates" else ax.xaxis.get_major_formatter())
         draw_grid(ax)

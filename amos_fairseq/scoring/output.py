@@ -48,7 +48,7 @@ def json_row(scored: ScoredLine) -> str:
 FORMATS: dict[str, tuple[str | None, RowFormat]] = {"tsv": (TSV_HEADER, tsv_row), "jsonl": (None, json_row)}
 
 
-class UnfinishedRows:
+class UnfinishedRows(contextlib.AbstractContextManager):
     """``OUT.unfinished``: a first line that identifies the work, then one line per row.
 
     A stopped command continues from this file.
@@ -109,9 +109,6 @@ class UnfinishedRows:
 
     def damaged(self) -> UserError:
         return UserError(f"{self.path} is damaged: remove it and repeat the command, which then starts from line 1")
-
-    def __enter__(self) -> "UnfinishedRows":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
