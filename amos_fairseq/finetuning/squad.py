@@ -103,7 +103,6 @@ class Squad(Benchmark):
         self.tasks = {name: BenchmarkTask(name, len(examples), "f1", sha256, trials, notes)}
 
     def train_flags(self, task: str) -> list[str]:
-        """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         windows = self.settings.windows
         flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
         flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
@@ -113,11 +112,7 @@ class Squad(Benchmark):
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
     ) -> dict[str, float]:
-        """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files.
-
-        The prediction runs in float32 and without dropout, whatever the precision of the training.
-        """
-
+        """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files."""
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)

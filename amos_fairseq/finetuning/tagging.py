@@ -85,7 +85,6 @@ class Tagging(Benchmark):
                 )
 
     def train_flags(self, task: str) -> list[str]:
-        """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         flags = [str(self.data), "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--tokens-per-sentence", str(self.max_positions)]
         if not self.tasks[task].scores_best:
@@ -97,9 +96,8 @@ class Tagging(Benchmark):
     ) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``.
 
-        The prediction runs in float32 and without dropout, whatever the precision of the training. A line of predictions.txt
-        is a word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that
-        is cut has the prediction O, or ``<cut>`` where labels are classes of words.
+        A line of predictions.txt is a word, its label and the prediction, separated by tabs, because words and labels may
+        contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
         """
         predicted = predict_tags(load_checkpoint(checkpoint).model, self.dev, device, stop)
         counts: Counter[str] = Counter()

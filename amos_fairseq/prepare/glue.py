@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from amos_fairseq.prepare.binarizing import (
     start_encoding_process,
 )
 from amos_fairseq.prepare.glue_tables import GlueRow, GlueTable, find_files, has_any_file, read_table
-from amos_fairseq.prepare.processes import number_of_processes, ordered_results, process_pool
+from amos_fairseq.prepare.processes import InOrder, number_of_processes, process_pool
 from amos_fairseq.prepare.workspace import Sample, Workspace
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
@@ -113,13 +112,13 @@ def run(given: argparse.Namespace) -> None:
     workers = number_of_processes(given.workers)
     with (
         GlueWorkspace(given.out, tokenizer) as work,
-        process_pool(workers, start_encoding_process, work.tokenizer) as pool,
+        process_pool(workers, start_encoding_process, work.tokenizer) as in_order,
     ):
         for name, sources in files.items():
             if _is_finished(work, TASKS[name], sources, tokenizer, sample):
                 say(f"{name} is finished already, with these files and settings: skipped")
             else:
-                work.publish(_prepare_task(work, TASKS[name], sources, tokenizer, sample, pool, workers))
+                work.publish(_prepare_task(work, TASKS[name], sources, tokenizer, sample, in_order))
     command = f"fairseq-train {given.out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
     say(f"done: {command}; counts in TASK/task.json")
 
@@ -147,8 +146,7 @@ def _prepare_task(
     sources: dict[str, Path],
     tokenizer: Tokenizer,
     sample: Sample,
-    pool: Executor,
-    workers: int,
+    in_order: InOrder,
 ) -> dict[str, Any]:
     """Write everything of a task except ``task.json``, and return the content of that file."""
     directory = work.unfinished(task.name)
@@ -164,7 +162,7 @@ def _prepare_task(
     with progress_bar(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row", delay=2) as bar:
         for split, table in tables.items():
             prefixes = [path / split for path in inputs]
-            counts = encode_rows(table.rows, prefixes, tokenizer, pool, workers, bar.update)
+            counts = encode_rows(table.rows, prefixes, tokenizer, in_order, bar.update)
             splits[split].update(rows=len(table.rows), **counts)
     write_glue_labels(directory, task, {split: table.rows for split, table in tables.items()})
     for split, table in tables.items():
@@ -251,12 +249,7 @@ def _sizes(directory: Path) -> dict[str, int]:
 
 
 def encode_rows(
-    rows: list[GlueRow],
-    prefixes: list[Path],
-    tokenizer: Tokenizer,
-    pool: Executor,
-    processes: int,
-    on_done: Callable[[int], object],
+    rows: list[GlueRow], prefixes: list[Path], tokenizer: Tokenizer, in_order: InOrder, on_done: Callable[[int], object]
 ) -> dict[str, Any]:
     """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
 
@@ -272,7 +265,7 @@ def encode_rows(
     with contextlib.ExitStack() as stack:
         num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
         files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, num_unknown in ordered_results(pool, processes, encode_batch, _batches(rows)):
+        for texts, num_unknown in in_order(encode_batch, _batches(rows)):
             for file, (ids, lengths) in zip(files, texts, strict=True):
                 file.add_lines(ids, lengths)
             of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]

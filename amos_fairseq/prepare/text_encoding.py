@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from amos_fairseq.prepare.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, encode_lines
-from amos_fairseq.prepare.processes import ordered_results
+from amos_fairseq.prepare.processes import InOrder
 from amos_fairseq.tokenization import Tokenizer
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
@@ -37,12 +36,7 @@ class TextCounts:
 
 
 def encode_files(
-    files: list[Path],
-    prefix: Path,
-    tokenizer: Tokenizer,
-    pool: Executor,
-    processes: int,
-    on_done: Callable[[int], object],
+    files: list[Path], prefix: Path, tokenizer: Tokenizer, in_order: InOrder, on_done: Callable[[int], object]
 ) -> TextCounts:
     """Encode files of complete documents into ``prefix.bin`` and ``prefix.idx``.
 
@@ -52,7 +46,7 @@ def encode_files(
     ranges = (part for file in files for part in document_ranges(file))
     total = TextCounts()
     with BinarizedFile(prefix, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS) as target:
-        for ids, lengths, counts, size in ordered_results(pool, processes, encode_range, ranges):
+        for ids, lengths, counts, size in in_order(encode_range, ranges):
             if lengths:
                 if total.documents:
                     target.add_lines(np.array([END_ID]), [1])

@@ -6,7 +6,6 @@ OUT/features/                                     memory maps, removed as soon a
 """
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -47,14 +46,15 @@ from amos_fairseq.probing.results import (
 from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 from amos_fairseq.tables import Table
+from amos_fairseq.terminal import say
 
 LOCK_FILE = ".amos_probe.lock"
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
 
 @dataclass(frozen=True)
-class Probed:
-    """A network, its layers to probe, and the baseline that they are."""
+class ProbedLayers:
+    """Layers of one network, and the baseline that they are."""
 
     part: ProbedPart
     layers: list[Layer]
@@ -116,21 +116,21 @@ class Experiment:
         if (out / RESULTS_FILE).is_file():
             self._continue(read_probe_results(out))
 
-    def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[Probed]:
+    def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[ProbedLayers]:
         parts = parts_of(self.loaded.model)
         names = list(dict.fromkeys(names or default_parts(parts)))
         for name in names:
             if name not in parts:
                 raise UserError(f"{self.loaded.file} has no part {name!r}: give one of {', '.join(parts)}")
         chosen = {name: parse_layers(layers, parts[name]) for name in names}
-        probed = [Probed(parts[name], own, None) for name, own in chosen.items()]
+        probed = [ProbedLayers(parts[name], own, None) for name, own in chosen.items()]
         if with_baselines:
             # Parts with the same token embeddings share this baseline, which has the name of the first of them.
             tables = {id(parts[name].embed_tokens): parts[name].embed_tokens for name in names}
             owners = [next(p for p in parts.values() if p.embed_tokens is table) for table in tables.values()]
-            probed += [Probed(owner, [PIECES], "pieces") for owner in owners]
+            probed += [ProbedLayers(owner, [PIECES], "pieces") for owner in owners]
             random_parts = parts_of(random_weights(self.loaded.model, RANDOM_SEED).to(self.device))
-            probed += [Probed(random_parts[name], own, "random") for name, own in chosen.items()]
+            probed += [ProbedLayers(random_parts[name], own, "random") for name, own in chosen.items()]
         return probed
 
     def _continue(self, found: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ class Experiment:
             groups.append(TextGroup(texts_sha256, own, encoded, targets))
         return groups
 
-    def _train(self, group: "TextGroup", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
+    def _train(self, group: "TextGroup", probed: ProbedLayers, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
         name = content_sha256([group.texts_sha256, self.checkpoint, probed.name])[:16]
         folder = self.out / "features" / name
         pad = self.loaded.dictionary.pad()
@@ -215,18 +215,12 @@ class Experiment:
                     )
                 )
             write_results(self.out, self.checkpoint, self._all_settings(), self.results)
-            shown = ", ".join(
-                f"{row_name(task.name, metric)} {100 * score:.1f}" for metric, score in scored.scores.items()
-            )
-            column = layer_name((probed.part.name, layer, probed.baseline))
-            print(
-                f"probe: {column}, seed {seed}: {shown} (update {scored.update}, {time.monotonic() - began:.0f} s)",
-                file=sys.stderr,
-                flush=True,
-            )
+            shown = ", ".join(f"{row_name(task.name, metric)} {100 * one:.1f}" for metric, one in scored.scores.items())
+            column, seconds = layer_name((probed.part.name, layer, probed.baseline)), time.monotonic() - began
+            say(f"{column}, seed {seed}: {shown} (update {scored.update}, {seconds:.0f} s)", "probe")
         shutil.rmtree(folder)
 
-    def _is_done(self, task: str, probed: Probed, layer: Layer, seed: int) -> bool:
+    def _is_done(self, task: str, probed: ProbedLayers, layer: Layer, seed: int) -> bool:
         key = (task, probed.part.name, layer, probed.baseline, seed)
         return any((one.task, *one.column, one.seed) == key for one in self.results)
 

@@ -19,7 +19,7 @@ from amos_fairseq.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, leg
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.probing.targets import sorted_tasks
 from amos_fairseq.strangers import finite_number, plain_name
-from amos_fairseq.tables import MISSING, Table
+from amos_fairseq.tables import Table, format_score
 
 FORMAT = 1
 RESULTS_FILE = "results.json"
@@ -179,10 +179,8 @@ def table_notes(results: Sequence[ProbeResult], settings: dict[str, Any]) -> lis
 
 
 def _cell(scores: list[float]) -> str:
-    if not scores:
-        return MISSING
-    mean = f"{100 * statistics.mean(scores):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(scores):.1f}" if len(scores) > 1 else mean
+    mean = 100 * statistics.mean(scores) if scores else None
+    return format_score(mean, 100 * statistics.stdev(scores) if len(scores) > 1 else None)
 
 
 @matplotlib.rc_context(RC_PARAMS)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.summary import format_spread
 from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
 from amos_fairseq.probing.results import read_probe_results
 from amos_fairseq.report.curves import distinct_names
@@ -12,7 +13,7 @@ from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json
 from amos_fairseq.summary_file import Spread, Summary, parse_summary
-from amos_fairseq.tables import MISSING, Table, format_score
+from amos_fairseq.tables import Table
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
@@ -93,8 +94,7 @@ def benchmark_table(results: Sequence[Summary]) -> Table:
     for result, label, own in zip(results, labels, spreads, strict=True):
         if labels.count(label) > 1:
             label = f"{label} ({result.folder_name})"
-        cells = [format_score(own[name].median, own[name].deviation) if name in own else MISSING for name in columns]
-        rows.append([label, *cells])
+        rows.append([label, *(format_spread(own.get(name)) for name in columns)])
     return Table("", ["", *columns], rows, list(dict.fromkeys(note for result in results for note in result.notes)))
 
 

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
-from amos_fairseq.pictures import RC_PARAMS, depth_colours
+from amos_fairseq.pictures import RC_PARAMS
 from amos_fairseq.probing.results import (
     ProbeResult,
     in_order,
@@ -322,12 +322,11 @@ def _samples(inspection: Inspection) -> str:
             return [predictions[0].piece for predictions in masked.predictions]
         return [one.shown + " \u2713" * mark for one, mark in zip(masked.samples, found, strict=True)]
 
-    colours = depth_colours(len(inspection.depth_names))
     note = (
         f"{len(inspection.masked)} of {len(inspection.tokens)} tokens {inspection.selected}, seed {inspection.seed}, after "
-        f"{inspection.num_updates:,} updates; in brackets {depth_legend(inspection, colours)}."
+        f"{inspection.num_updates:,} updates; in brackets {depth_legend(inspection)}."
     )
-    text = annotated_text(inspection, list(map(pieces, inspection.masked)), colours)
+    text = annotated_text(inspection, list(map(pieces, inspection.masked)))
     return f"{text}<p class=note>{note}</p>"
 
 

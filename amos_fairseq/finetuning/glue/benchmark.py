@@ -73,7 +73,6 @@ class Glue(Benchmark):
             check_test_files(self.data, tasks)
 
     def train_flags(self, task: str) -> list[str]:
-        """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         facts, prepared = TASKS[task], self.prepared[task]
         flags = [str(prepared.directory), "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
         flags += ["--num-classes", str(prepared.record["num_classes"]), "--init-token", "0"]

@@ -26,8 +26,6 @@ def predict_splits(
 ) -> dict[str, np.ndarray]:
     """Predict splits with a fine-tuned checkpoint: class indices [N] int64, or values of a regression [N] float64.
 
-    The prediction runs in float32 and without dropout, whatever the precision of the training.
-
     Raises:
         Stopped: ``stop`` is set.
     """
