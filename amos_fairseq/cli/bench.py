@@ -9,7 +9,6 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 DESCRIPTION = """\
 Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
         pieces=arguments.pieces,
         **options,
     )
-    report = run_bench(settings, DEFAULT_VOCABULARY, print_progress)
+    report = run_bench(settings, print_progress)
     print_progress("")
     page = as_markdown(report)
     print(page, end="")
@@ -107,7 +106,7 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
 
     options = given_options(arguments, "precision", "vocabulary_size")
     settings = BenchSettings(config=arguments.config, overrides=arguments.overrides, **options)
-    print(as_text(predict_step(settings, arguments.on_paper, DEFAULT_VOCABULARY)))
+    print(as_text(predict_step(settings, arguments.on_paper)))
 
 
 def given_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

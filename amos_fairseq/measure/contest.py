@@ -93,13 +93,13 @@ class Contestant:
     compiled: bool = False
 
 
-def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progress = lambda text: None) -> BenchReport:
-    """Measure what ``settings`` describe; the vocabulary has ``default_vocabulary`` entries if nothing else gives a size.
+def run_bench(settings: BenchSettings, progress: Progress = lambda text: None) -> BenchReport:
+    """Measure what ``settings`` describe.
 
     Raises:
         UserError: the settings describe nothing that can be measured here, or it does not fit into memory.
     """
-    setup = set_up(settings, default_vocabulary)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, setup.batch_size, reads_corpus=setup.vocabulary_size is None)
     try:

@@ -126,15 +126,11 @@ def _look_up(table_shape: torch.Size, ids_shape: torch.Size, *arguments: Any, **
     return 2 * math.prod(table_shape) * math.prod(ids_shape)
 
 
-def _matrix_vector(matrix_shape: torch.Size, vector_shape: torch.Size, **keywords: Any) -> int:
-    return 2 * math.prod(matrix_shape)
-
-
-def _add_product(sum_shape: torch.Size, left_shape: torch.Size, right_shape: torch.Size, **keywords: Any) -> int:
-    return 2 * math.prod(left_shape) * right_shape[-1]
-
-
-MATMULS = {aten.mv: _matrix_vector, aten.addmm_: _add_product}  # missing in PyTorch's counter
+# Products that are missing in PyTorch's counter, by the shapes of their arguments.
+MATMULS = {
+    aten.mv: lambda matrix, vector, **keywords: 2 * math.prod(matrix),
+    aten.addmm_: lambda total, left, right, **keywords: 2 * math.prod(left) * right[-1],
+}
 
 
 def _by_kind(of_operators: dict[Any, int]) -> Operations:

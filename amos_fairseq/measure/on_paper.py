@@ -341,7 +341,7 @@ class StepPrediction:
         return Cost(*(sum(column) for column in zip(*map(dataclasses.astuple, self.costs.values()), strict=True)))
 
 
-def predict_step(settings: BenchSettings, device_name: str, default_vocabulary: int) -> StepPrediction:
+def predict_step(settings: BenchSettings, device_name: str) -> StepPrediction:
     """Trace the second update of ``settings`` and predict its time on a GPU of :data:`DEVICES`.
 
     Raises:
@@ -350,7 +350,7 @@ def predict_step(settings: BenchSettings, device_name: str, default_vocabulary: 
     device = DEVICES[device_name]
     with fake_cuda() as cuda:
         with unset_fake_temporarily():
-            setup = set_up(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
+            setup = set_up(dataclasses.replace(settings, device="cuda")).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
             batch = random_batch(task, setup.batch_size)
         trace = trace_step(FairseqStep(setup, task), cuda, batch, device)

@@ -26,7 +26,6 @@ from amos_fairseq.measure.measurement import alternate, print_progress, speed_ra
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 
 @contextlib.contextmanager
@@ -103,7 +102,7 @@ def main() -> None:
     settings = BenchSettings(
         arguments.recipe, arguments.overrides, precision=arguments.precision, steps=arguments.steps, device="cpu"
     )
-    setup = set_up(settings, DEFAULT_VOCABULARY)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, setup.batch_size)
     step = FairseqStep(setup, task)

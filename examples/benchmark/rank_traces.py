@@ -226,7 +226,7 @@ def trace_ranks(settings: RanksSettings, progress: Progress) -> RanksReport | No
     Raises:
         UserError: see :func:`set_up`.
     """
-    setup = set_up(settings.bench, DEFAULT_VOCABULARY)
+    setup = set_up(settings.bench)
     arrange_ranks(setup.cfg, os.environ, num_gpus=0)
     distributed_utils.distributed_init(setup.cfg)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to INFO on the first rank

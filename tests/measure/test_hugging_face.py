@@ -20,7 +20,7 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 def setup_of(recipe: str, *overrides: str) -> BenchSetup:
-    return set_up(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32"), 600)
+    return set_up(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32", vocabulary_size=600))
 
 
 def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:

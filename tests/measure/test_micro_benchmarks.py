@@ -9,8 +9,8 @@ from amos_fairseq.measure.micro_benchmarks import WAYS, MicroBenchmark, all_micr
 
 
 def benchmarks_of(recipe: str, *overrides: str) -> tuple[BenchSetup, dict[str, MicroBenchmark]]:
-    settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32")
-    setup = set_up(settings, 600)
+    settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32", vocabulary_size=600)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     benchmarks = all_micro_benchmarks(setup, task, make_synthetic_text(task, 2).batches[0])
     return setup, {each.name: each for each in benchmarks}

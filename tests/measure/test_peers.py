@@ -20,7 +20,8 @@ VOCABULARY = 600
 
 
 def setup_of(recipe: str, *overrides: str, **settings) -> BenchSetup:
-    return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
+    settings = {"vocabulary_size": VOCABULARY} | settings
+    return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings))
 
 
 def test_every_peer_once_in_the_given_order() -> None:
