@@ -1,14 +1,18 @@
 """``amos bench``: speed and memory of a pretraining step, compared with peers and with the machine's limits."""
 
 import argparse
+import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
+
+if TYPE_CHECKING:
+    from amos_fairseq.measure.configuration import BenchSettings
 
 DESCRIPTION = """\
 Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of
@@ -66,20 +70,10 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import_fairseq()
     from amos_fairseq.measure.bench_report import as_markdown
-    from amos_fairseq.measure.configuration import BenchSettings
     from amos_fairseq.measure.contest import run_bench
     from amos_fairseq.measure.measurement import print_progress
 
-    options = given_options(arguments, "precision", "threads", "device", "vocabulary_size", "steps", "warmup")
-    settings = BenchSettings(
-        config=arguments.config,
-        overrides=arguments.overrides,
-        peers=arguments.peers,
-        compile=arguments.compile,
-        pieces=arguments.pieces,
-        **options,
-    )
-    report = run_bench(settings, print_progress)
+    report = run_bench(settings_of(arguments), print_progress)
     print_progress("")
     page = as_markdown(report)
     print(page, end="")
@@ -101,14 +95,14 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
     if refused:
         raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")
     import_fairseq()
-    from amos_fairseq.measure.configuration import BenchSettings
     from amos_fairseq.measure.on_paper import as_text, predict_step
 
-    options = given_options(arguments, "precision", "vocabulary_size")
-    settings = BenchSettings(config=arguments.config, overrides=arguments.overrides, **options)
-    print(as_text(predict_step(settings, arguments.on_paper)))
+    print(as_text(predict_step(settings_of(arguments), arguments.on_paper)))
 
 
-def given_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the options that the command line sets."""
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+def settings_of(arguments: argparse.Namespace) -> "BenchSettings":
+    """Return the arguments of these names, without those that are not given."""
+    from amos_fairseq.measure.configuration import BenchSettings
+
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(BenchSettings)}
+    return BenchSettings(**{name: value for name, value in given.items() if value is not None})
