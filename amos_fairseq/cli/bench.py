@@ -63,9 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
         run_on_paper(arguments)
         return
     out = None if arguments.out is None else Path(arguments.out)
-    if out is not None:  # before anything is measured
-        with explain_os_errors(f"--out {out} cannot be made", ": give another directory"):
-            out.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        make_directory(out)
     # PyTorch reads this when it loads its profiler, which otherwise prints its start and end on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import_fairseq()
@@ -78,12 +77,8 @@ def run(arguments: argparse.Namespace) -> None:
     page = as_markdown(report)
     print(page, end="")
     if out is not None:
-        for path, text in (
-            (out / f"{report.name}.md", page),
-            (out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n"),
-        ):
-            with explain_os_errors(f"{path} cannot be written", ": make room, or give another --out"):
-                write_text(path, text)
+        write_file(out / f"{report.name}.md", page)
+        write_file(out / f"{report.name}.json", json.dumps(report.as_json(), indent=2) + "\n")
         print(f"\n{out / report.name}.md and .json")
 
 
@@ -106,3 +101,15 @@ def settings_of(arguments: argparse.Namespace) -> "BenchSettings":
 
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(BenchSettings)}
     return BenchSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def make_directory(path: Path) -> None:
+    """Create the directory of --out before anything is measured."""
+    with explain_os_errors(f"--out {path} cannot be made", ": give another directory"):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file of --out atomically."""
+    with explain_os_errors(f"{path} cannot be written", ": make room, or give another --out"):
+        write_text(path, text)
