@@ -59,15 +59,15 @@ def score_file(scorer: LineScorer, file: Path, format_: str, out: Path | None) -
     """
     header, row = FORMATS[format_]
     total = num_lines(file)
-    notices = Notices(scorer)
+    notices = Notices(scorer, row)
     if out is None:
         if header is not None:
             print(header)
-        for rows in scored_rows(scorer, read_texts(file), row, total, notices):
+        for rows in scored_rows(scorer, read_texts(file), notices.row, total):
             print("\n".join(rows), flush=True)
     else:
         with UnfinishedRows(out, identity(scorer, [file], format_)) as unfinished:
-            rows = resumed_rows(scorer, read_texts(file), row, total, unfinished, notices)
+            rows = resumed_rows(scorer, read_texts(file), notices.row, total, unfinished)
             write_whole(out, itertools.chain([] if header is None else [header], rows))
             unfinished.remove()
     notices.show()
@@ -146,18 +146,18 @@ def reranking_result(
 
 
 class Notices:
-    """What of the scored lines is unusual, printed after the last one."""
+    """What of the lines in rows is unusual, printed after the last one."""
 
-    def __init__(self, scorer: LineScorer) -> None:
-        self.max_tokens = scorer.max_tokens
+    def __init__(self, scorer: LineScorer, row: RowFormat) -> None:
+        self.max_tokens, self._format = scorer.max_tokens, row
         self.num_too_long = self.first_too_long = self.num_unknown = 0
 
-    def add(self, window: Iterable[ScoredLine]) -> None:
-        for scored in window:
-            self.num_unknown += len(scored.line.unknown)
-            if scored.pll is None:
-                self.first_too_long = self.first_too_long or scored.line.number
-                self.num_too_long += 1
+    def row(self, scored: ScoredLine) -> str:
+        self.num_unknown += len(scored.line.unknown)
+        if scored.pll is None:
+            self.first_too_long = self.first_too_long or scored.line.number
+            self.num_too_long += 1
+        return self._format(scored)
 
     def show(self) -> None:
         if self.num_too_long:
@@ -171,12 +171,7 @@ class Notices:
 
 
 def scored_rows(
-    scorer: LineScorer,
-    texts: Iterable[str],
-    row: RowFormat,
-    num_texts: int,
-    notices: Notices | None = None,
-    first: int = 1,
+    scorer: LineScorer, texts: Iterable[str], row: RowFormat, num_texts: int, first: int = 1
 ) -> Iterator[list[str]]:
     """Yield the rows of one window of texts at a time, with a progress bar in a terminal.
 
@@ -184,19 +179,12 @@ def scored_rows(
     """
     with tqdm(total=num_texts, initial=first - 1, desc="score", unit=" lines", disable=None, file=sys.stderr) as bar:
         for window in scorer.score_windows(texts, first):
-            if notices is not None:
-                notices.add(window)
             yield [row(scored) for scored in window]
             bar.update(len(window))
 
 
 def resumed_rows(
-    scorer: LineScorer,
-    texts: Iterable[str],
-    row: RowFormat,
-    num_texts: int,
-    unfinished: UnfinishedRows,
-    notices: Notices | None = None,
+    scorer: LineScorer, texts: Iterable[str], row: RowFormat, num_texts: int, unfinished: UnfinishedRows
 ) -> Iterator[str]:
     """Score the texts that earlier runs have not scored; return all rows."""
     if unfinished.discarded_others:
@@ -206,7 +194,7 @@ def resumed_rows(
     elif unfinished.num_rows:
         print(f"{unfinished.path}: {unfinished.num_rows} of {num_texts} lines are already scored", file=sys.stderr)
     rest = itertools.islice(texts, unfinished.num_rows, None)
-    for rows in scored_rows(scorer, rest, row, num_texts, notices, unfinished.num_rows + 1):
+    for rows in scored_rows(scorer, rest, row, num_texts, unfinished.num_rows + 1):
         unfinished.append(rows)
     return unfinished.rows()
 
