@@ -213,19 +213,13 @@ def build_contestants(
 
 
 def build_contestant(setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Contestant:
-    if name in HUGGING_FACE:
-        return hugging_face_contestant(setup, task, name, label, compiled)
-    setup = setup.with_model(compile=compiled)
-    if name == "reference":
-        setup = setup.with_model(kernels="reference")
-    description = f"amos_fairseq, fairseq's trainer, model.kernels={setup.cfg.model.kernels}"
-    step = FairseqStep(setup, task)
-    return Contestant(label, description, step, setup, is_ours=name == "ours", compiled=compiled)
-
-
-def hugging_face_contestant(
-    setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool
-) -> Contestant:
+    if name not in HUGGING_FACE:
+        setup = setup.with_model(compile=compiled)
+        if name == "reference":
+            setup = setup.with_model(kernels="reference")
+        description = f"amos_fairseq, fairseq's trainer, model.kernels={setup.cfg.model.kernels}"
+        step = FairseqStep(setup, task)
+        return Contestant(label, description, step, setup, is_ours=name == "ours", compiled=compiled)
     # Imported here: transformers takes seconds to import, and not every run needs it.
     from amos_fairseq.measure.hugging_face import HuggingFaceStep, build_objective
 
