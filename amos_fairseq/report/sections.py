@@ -20,7 +20,7 @@ from amos_fairseq.probing.results import (
     table_notes,
 )
 from amos_fairseq.report.curves import DETECTOR_PANELS, PANELS, RunCurves, depth_names, panels_figure, reference_levels
-from amos_fairseq.report.figures import LossGroup, loss_distributions, scores_over_cost
+from amos_fairseq.report.figures import loss_distributions, scores_over_cost
 from amos_fairseq.report.inspection import Inspection, MaskedToken, printable
 from amos_fairseq.report.inspection_views import annotated_text, depth_legend
 from amos_fairseq.report.page import Page, Section
@@ -230,15 +230,15 @@ def losses_section(runs: Sequence[PretrainingRun], text_name: str) -> Section | 
     return Section("loss-by-depth", title, source, caption, figure, [Table("", columns, rows)])
 
 
-def loss_panels(runs: Sequence[PretrainingRun]) -> dict[str, list[LossGroup]]:
+def loss_panels(runs: Sequence[PretrainingRun]) -> dict[str, dict[str, np.ndarray]]:
     """Return one panel for each run with several depths, and one for all runs with a single depth together."""
     panels, single = {}, [run for run in runs if len(run.losses) == 1]
     if single:
         title = single[0].name if len(single) == 1 else "one discriminator for each generator"
-        panels[title] = [LossGroup(f"{run.name}, depth {run.losses[0].depth}", run.losses[0].losses) for run in single]
+        panels[title] = {f"{run.name}, depth {run.losses[0].depth}": run.losses[0].losses for run in single}
     for run in runs:
         if len(run.losses) > 1:
-            panels[run.name] = [LossGroup(f"depth {of_depth.depth}", of_depth.losses) for of_depth in run.losses]
+            panels[run.name] = {f"depth {of_depth.depth}": of_depth.losses for of_depth in run.losses}
     return panels
 
 
