@@ -187,7 +187,9 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
             f"{out} contains a finished corpus with {name} = {reprlib.repr(earlier.get(name))}, not {settings[name]!r}: give "
             "another --out, or remove it"
         )
-    _compare_inputs(out, inputs, records)
+    same = [path.stat().st_size for path in inputs] == [record["bytes"] for record in records]
+    if not same or any(file_sha256(path) != one["sha256"] for path, one in zip(inputs, records, strict=True)):
+        raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
     shutil.rmtree(out / Workspace.hidden, ignore_errors=True)  # left by a run that was killed in its last step
     return True
 
@@ -206,11 +208,3 @@ def read_corpus_manifest(out: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by prepare.sh: give another --out") from error
     return manifest
-
-
-def _compare_inputs(out: Path, inputs: list[Path], records: list[dict[str, Any]]) -> None:
-    same = [path.stat().st_size for path in inputs] == [record["bytes"] for record in records]
-    if same:
-        same = all(file_sha256(path) == record["sha256"] for path, record in zip(inputs, records, strict=True))
-    if not same:
-        raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
