@@ -79,15 +79,13 @@ def test_total_by_hand():
     assert (sample_size, type(sample_size)) == (11, int)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "mask_prob", "share"), [(512, 0.15, 77 / 512), (128, 0.15, 20 / 128), (12, 0.3, 4 / 12)]
-)
-def test_detection_is_weighted_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
+@pytest.mark.parametrize(("tokens", "mask_prob", "count"), [(512, 0.15, 77), (128, 0.15, 20), (12, 0.3, 4)])
+def test_detection_is_weighted_by_a_constant_not_by_the_batch(tokens, mask_prob, count):
     batch = small_batch()
     model = GivenOutput(batch, seed=0)
     losses = [amos_criterion(w, block_length=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
     rtd_loss = amos_criterion()(model, batch)[2]["rtd_loss"].item()
-    assert losses[1] - losses[0] == pytest.approx(share * rtd_loss, rel=1e-5)
+    assert losses[1] - losses[0] == pytest.approx(count / tokens * rtd_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(("lengths", "has_padding"), [((12, 12), False), ((12, 11), True)])
@@ -158,16 +156,13 @@ def test_logged_values_by_hand():
     assert got["rtd_auc"] == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)
     assert got["rtd_acc"] == pytest.approx(((logits > 0) == replaced).float().mean().item(), abs=1e-4)
     original = torch.sigmoid(-logits.double())
-    assert got["rtd_loss"] == pytest.approx(
-        -torch.where(replaced, 1 - original, original).log().mean().item(), abs=1e-4
-    )
+    right = torch.where(replaced, 1 - original, original)
+    assert got["rtd_loss"] == pytest.approx(-right.log().mean().item(), abs=1e-4)
 
 
 def test_log_keys_of_every_batch():
     model, criterion = small_amos(), amos_criterion()
-    logs = [
-        criterion(model, small_batch(lengths, seed=seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])
-    ]
+    logs = [criterion(model, small_batch(lengths, seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])]
     assert all(set(logged(log)) == KEYS for log in logs)
     kinds = [{key: type(value) for key, value in log.items()} for log in logs]
     assert kinds[0] == kinds[1] == kinds[2]
@@ -187,10 +182,8 @@ def test_equal_depths_have_different_names():
 def test_any_set_of_depths_is_named_by_its_layers(depths):
     model = small_amos(generator_depths=depths)
     got = logged(amos_criterion()(model, small_batch())[2])
-    assert {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")} == {
-        *depths.split(","),
-        "entropy",
-    }
+    names = {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")}
+    assert names == {*depths.split(","), "entropy"}
     assert len(model.generators[0].layers) == int(depths.split(",")[-1])
     assert ("mixture.v" in model.state_dict()) == ("," in depths)
     assert AMOS_SETTINGS["encoder_layers"] == len(model.discriminator.layers) == 2

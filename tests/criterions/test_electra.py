@@ -99,9 +99,8 @@ def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
         policy -= (r + math.log(predicted)) * log_probs[row, slot].item()
         base -= math.exp(-r) * math.log(predicted) + (1 - math.exp(-r)) * math.log(1 - predicted)
         reward += r
-    assert loss.item() == pytest.approx(
-        policy + base + 50 * MASKED_SHARE * all_detection(batch, model.output), rel=1e-5
-    )
+    detected = 50 * MASKED_SHARE * all_detection(batch, model.output)
+    assert loss.item() == pytest.approx(policy + base + detected, rel=1e-5)
     got, count = logged(log), len(masked_slots(batch))
     assert got["policy_loss"] == pytest.approx(policy / count, abs=1e-4)
     assert got["baseline_loss"] == pytest.approx(base / count, abs=1e-4)
@@ -119,10 +118,8 @@ def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int
     assert loss.item() == pytest.approx(mlm + 50 * sum(losses), rel=1e-6)
     got = logged(log)
     assert got["rtd_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
-    right = [
-        model.output.replaced[r, p].item() == (model.output.rtd_logits[r, p] > 0).item()
-        for r, _, p in masked_slots(batch)
-    ]
+    is_right = model.output.replaced == (model.output.rtd_logits > 0)
+    right = [is_right[row, position].item() for row, _, position in masked_slots(batch)]
     assert got["rtd_acc"] == pytest.approx(sum(right) / len(right), abs=1e-4)
     assert got["replaced"] == pytest.approx(model.output.replaced.sum().item() / sample_size, abs=1e-4)
 
@@ -172,11 +169,8 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
     batch, generator = small_batch(lengths), torch.Generator().manual_seed(2)
     tokens = batch["net_input"]["tokens"]
     weights = tokens.ge(4).float() if over_all_tokens else batch["net_input"]["masked_weights"]
-    nll, correct = (
-        torch.rand(weights.shape, generator=generator) * 5,
-        torch.rand(weights.shape, generator=generator) < 0.5,
-    )
-    copies = torch.rand(weights.shape, generator=generator) if over_all_tokens else None
+    nll, correct, copies = torch.rand(3, *weights.shape, generator=generator)
+    nll, correct, copies = nll * 5, correct < 0.5, copies if over_all_tokens else None
     model = GivenOutput(batch, rtd_logits=None, predictions=TokenPredictions(nll, correct, weights, copies))
     loss, sample_size, log = electra_criterion(main_loss_weight=3.0)(model, batch)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
@@ -187,9 +181,8 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
     assert got["main_loss"] == pytest.approx(main / len(counted), abs=1e-4)
     assert got["main_acc"] == pytest.approx(sum(correct[place].item() for place in counted) / len(counted), abs=1e-4)
     assert got["replaced"] == pytest.approx(model.output.replaced.sum().item() / sample_size, abs=1e-4)
-    assert set(got) == {"loss", "replaced", "main_loss", "main_acc"} | MLM | (
-        {"copy_prob"} if over_all_tokens else set()
-    )
+    copied = {"copy_prob"} if over_all_tokens else set()
+    assert set(got) == {"loss", "replaced", "main_loss", "main_acc"} | MLM | copied
     if over_all_tokens:
         assert got["copy_prob"] == pytest.approx(sum(copies[p].item() for p in counted) / len(counted), abs=1e-4)
 

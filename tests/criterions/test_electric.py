@@ -78,11 +78,9 @@ def reference(model: ElectricModel, batch: dict, sampled: torch.Tensor, discrimi
 @pytest.mark.parametrize(
     ("variant", "tokens"),
     [
-        ("electric", "sampled"),
         ("electric", "all"),
-        ("electra_tt", "sampled"),
-        ("electra_labels", "sampled"),
         ("two_tower", "all"),
+        *((v, "sampled") for v in ("electric", "electra_tt", "electra_labels")),
     ],
 )
 def test_loss_against_loops_in_float64(variant: str, tokens: str, lengths: tuple[int, ...]) -> None:
@@ -112,9 +110,8 @@ def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     model, batch = small_electric(variant), small_batch()
     model(**batch["net_input"]).rtd_logits.square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    own = [
-        name for name in gradients if name.startswith(("generator.", "mlm_head."))
-    ]  # shared parameters have another name
+    # Shared parameters have another name.
+    own = [name for name in gradients if name.startswith(("generator.", "mlm_head."))]
     assert len(own) > 40
     assert all(gradients[name] is None for name in own)
     assert all(gradients[name] is not None for name in gradients if name.startswith("discriminator.layers"))
@@ -187,14 +184,8 @@ NUM_NOISE, MODEL_SHARE = 2, 2 / 6
 
 
 def one_text(places: tuple[int, ...]) -> dict:
-    positions = torch.tensor([places])
-    inputs = {
-        "tokens": TEXT[None],
-        "masked_tokens": TEXT[None],
-        "masked_positions": positions,
-        "masked_weights": torch.ones(positions.shape),
-    }
-    return batch_of(inputs)
+    masked = {"masked_positions": torch.tensor([places]), "masked_weights": torch.ones(1, len(places))}
+    return batch_of({"tokens": TEXT[None], "masked_tokens": TEXT[None], **masked})
 
 
 def algorithm_2(model: ElectricModel, places: tuple[int, ...]) -> float:
@@ -208,9 +199,8 @@ def probability_of_text(model: ElectricModel, text: torch.Tensor) -> list[float]
     q = naive_noise_probs(model, naive_cloze(model, TEXT))
     energies, k, n = naive_energies(model, text), NUM_NOISE, 6 - NUM_NOISE
     unnormalised = [math.exp(-energy) for energy in energies.tolist()]
-    return [
-        n * p / (n * p + k * q[t, token].item()) for t, (p, token) in enumerate(zip(unnormalised, text, strict=True))
-    ]
+    pairs = enumerate(zip(unnormalised, text, strict=True))
+    return [n * p / (n * p + k * q[t, token].item()) for t, (p, token) in pairs]
 
 
 def replaced_at(place: int) -> torch.Tensor:

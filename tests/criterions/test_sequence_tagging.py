@@ -12,14 +12,8 @@ from amos_fairseq.criterions.sequence_tagging import SequenceTaggingCriterion
 LABELS = ["B-X", "I-X", "O"]
 # Two sentences: two words; one word, and a second that is cut.
 LOGITS = tensor([[[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], [[0.0, 0.0, 1.0], [9.0, 9.0, 9.0]]])
-SAMPLE = {
-    "net_input": {},
-    "nsentences": 2,
-    "ntokens": 9,
-    "nwords": 3,
-    "target": tensor([[0, 1], [0, -100]]),
-    "labels": [[0, 1], [0, 2]],
-}
+SAMPLE = {"net_input": {}, "nsentences": 2, "ntokens": 9, "nwords": 3}
+SAMPLE |= {"target": tensor([[0, 1], [0, -100]]), "labels": [[0, 1], [0, 2]]}
 
 
 def nll(logits: list[float], place: int) -> float:

@@ -43,10 +43,8 @@ def random_inputs(length: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, A
     places = torch.arange(length)
     ahead = (places > places[:, None])[None, None]
     forbidden = {"padding": padding, "tower": ahead, "all": ahead | padding}.get(kind)
-    return heads, AttentionBias(
-        learned if kind in ("learned", "all") else None,
-        None if forbidden is None else forbidden.to(dtype) * MASKED_SCORE,
-    )
+    fixed = None if forbidden is None else forbidden.to(dtype) * MASKED_SCORE
+    return heads, AttentionBias(learned if kind in ("learned", "all") else None, fixed)
 
 
 def values_and_gradients(attend: Any, heads: Tensor, bias: AttentionBias, dropout: float = 0.0) -> Result:
@@ -130,8 +128,7 @@ def test_dropout_applies_to_the_attention_weights(monkeypatch: pytest.MonkeyPatc
     for attend in (fast_attention, by_mask):
         torch.manual_seed(3)
         results.append(values_and_gradients(attend, heads, bias, 0.3))
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
@@ -205,8 +202,7 @@ def test_fused_kernel_matches_the_reference(length: int, kind: str, monkeypatch:
         assert prepared.fixed.stride(-2) % 8 == 0
         assert prepared.fixed.stride(-1) == 1
     got = values_and_gradients(lambda heads, _, dropout: fast_attention(heads, prepared, dropout), heads, bias)
-    for of_got, of_expected in zip(got, expected, strict=True):
-        torch.testing.assert_close(of_got, of_expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_cpu_does_not_copy_the_bias() -> None:
@@ -220,15 +216,8 @@ def test_cpu_does_not_copy_the_bias() -> None:
 @pytest.mark.parametrize("scheme", ["t5", "amos", "none"])
 def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool, length: int) -> None:
     """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
-    config = encoder_config(
-        num_layers=1,
-        width=24,
-        num_heads=3,
-        max_positions=512,
-        position_scheme=scheme,
-        position_buckets=64,
-        position_max_distance=128,
-    )
+    positions = {"position_scheme": scheme, "position_buckets": 64, "position_max_distance": 128}
+    config = encoder_config(num_layers=1, width=24, num_heads=3, max_positions=512, **positions)
     with fake_cuda():
         encoder = TransformerEncoder(config).to("cuda", torch.bfloat16)
         embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)

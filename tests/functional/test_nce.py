@@ -38,13 +38,8 @@ def noisy_batch(generator: torch.Generator) -> dict:
     """The second token is noise with the probability of the model's setting, independently in each text: the terms of NCE."""
     tokens = texts(torch.multinomial(joint().flatten(), TEXTS, replacement=True, generator=generator))
     weights = (torch.rand(TEXTS, 1, generator=generator) < NOISE_SHARE).float()
-    net_input = {
-        "tokens": tokens,
-        "masked_tokens": tokens,
-        "masked_positions": (2 * weights).long(),
-        "masked_weights": weights,
-    }
-    return batch_of(net_input)
+    masked = {"masked_positions": (2 * weights).long(), "masked_weights": weights}
+    return batch_of({"tokens": tokens, "masked_tokens": tokens, **masked})
 
 
 def trained(variant: str, updates: int) -> ElectricModel:

@@ -28,9 +28,7 @@ def test_every_piece_of_amos_runs() -> None:
     output_layers = ["output layer", "sampling", "output layer, mixture, its gradient"]
     assert list(pieces) == ["attention with a learned bias", *output_layers, "optimizer"]
     for piece in pieces.values():
-        timed = time_micro_benchmark(
-            piece, torch.device("cpu"), peak=1e6, bandwidth=1e3, progress=lambda text: None, seconds=0.0
-        )
+        timed = time_micro_benchmark(piece, torch.device("cpu"), 1e6, 1e3, progress=lambda text: None, seconds=0.0)
         assert timed.floor == max(piece.flops / 1e6, piece.bytes / 1e3) > 0
         assert list(timed.seconds) == list(WAYS)
         assert min(timed.seconds.values()) > 0

@@ -56,9 +56,8 @@ def test_time_on_a_gpu_is_that_of_the_kernels() -> None:
     kernel = event("a kernel", 0.0, 2.5, on_gpu=30.0)
     kernel.device_type = DeviceType.CUDA
     shares = profile.shares([*synthetic_step(), kernel], on_gpu=True)
-    assert {part: share for part, share in shares.items() if share} == pytest.approx(
-        {profile.ATTENTION: 0.7, profile.OUTPUT: 0.3}
-    )
+    expected = {profile.ATTENTION: 0.7, profile.OUTPUT: 0.3}
+    assert {part: share for part, share in shares.items() if share} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,14 @@ SETTINGS = {
     "equal generators": {"separate_generators": True, "generator_depths": "2,2,2"},
     "adversarial MLM": {"adversarial_mlm_multiplier": 0.1},
     "adversarial MLM, uniform": {"adversarial_mlm_multiplier": 1.0, "mixture": "uniform"},
-    "adversarial MLM, separate": {
-        "adversarial_mlm_multiplier": 0.5,
-        "separate_generators": True,
-        "generator_depths": "1,2",
-    },
     "adversarial MLM, single depth": {"adversarial_mlm_multiplier": 2.0, "generator_depths": "2"},
     "uniform": {"mixture": "uniform"},
     "fixed": {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5"},
     "no relative positions": {"relative_position_scheme": "none"},
     "temperature": {"gumbel_temperature": 1.7},
 }
+SEPARATE = {"separate_generators": True, "generator_depths": "1,2"}
+SETTINGS["adversarial MLM, separate"] = {"adversarial_mlm_multiplier": 0.5, **SEPARATE}
 CONSTANT = {"single depth": [1.0], "adversarial MLM, single depth": [1.0], "fixed": [0.2, 0.3, 0.5]}
 # Of 64 rows 40 are ordinary tokens, so 40 entries are exact.
 WAYS = {

@@ -99,13 +99,8 @@ def test_shared_layers_are_the_same_layers_from_the_bottom(settings: dict, depth
     same = [mine is theirs for mine, theirs in zip(model.generator.layers, model.discriminator.layers, strict=False)]
     assert len(model.generator.layers) == depth
     assert same == [True] * shared + [False] * (depth - shared)
-    for below in (
-        "embed_positions",
-        "embed_token_types",
-        "embedding_norm",
-        "embedding_projection",
-        "relative_position",
-    ):
+    embeddings = ("embed_positions", "embed_token_types", "embedding_norm", "embedding_projection")
+    for below in (*embeddings, "relative_position"):
         assert getattr(model.generator, below) is getattr(model.discriminator, below)
 
 
@@ -113,9 +108,7 @@ def receivers(model: TeamsModel, loss: torch.Tensor) -> set[str]:
     """Parts of the model with a gradient from ``loss``: ``discriminator.layers.0``, ``mws_head``, ..."""
     model.zero_grad(set_to_none=True)
     loss.backward(retain_graph=True)
-    names = {
-        name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
-    }
+    names = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
     return {".".join(name.split(".")[: 3 if ".layers." in name else 1]) for name in names if "embed" not in name}
 
 
@@ -151,9 +144,8 @@ def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
     kept = branches[str(model.cfg.representation) == "rtd"]
     assert torch.equal(model.extract_features(tokens), kept)
     assert model.encoder.train().layers[-1].training  # a view on the model's own layers, not a copy
-    assert (
-        len(model.encoder.layers) == model.encoder.shape.num_layers == 4 + (settings.get("task_heads") == "extra_layer")
-    )
+    num_layers = 5 if settings.get("task_heads") == "extra_layer" else 4
+    assert len(model.encoder.layers) == model.encoder.shape.num_layers == num_layers
 
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
