@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from fairseq import metrics
 from reference_models import ReferenceTeams
-from small_models import ONLY_MWS, ONLY_RTD, set_samples, small_batch, small_task, small_teams, teams_criterion
+from small_models import ONLY_MWS, ONLY_RTD, logged, set_samples, small_batch, small_task, small_teams, teams_criterion
 
 from amos_fairseq.criterions.teams import TeamsCriterion, selection_loss
 from amos_fairseq.errors import UserError
@@ -103,9 +102,7 @@ def test_logged_values_are_means_over_all_batches() -> None:
             right += all(float(scores[0]) > float(other) for other in scores[1:])
             masked += 1
         tokens += batch["ntokens"]
-    with metrics.aggregate() as aggregator:
-        TeamsCriterion.reduce_metrics(logs)
-    got = aggregator.get_smoothed_values()
+    got = logged(TeamsCriterion, *logs)
     assert got["mws_loss"] == pytest.approx(losses / masked, abs=1e-4)
     assert got["mws_acc"] == pytest.approx(right / masked, abs=1e-4)
     assert got["rtd_loss"] == pytest.approx(detection / tokens, abs=1e-4)
@@ -113,13 +110,11 @@ def test_logged_values_are_means_over_all_batches() -> None:
     assert all(type(value) in (int, float) for value in got.values())
 
 
-@pytest.mark.parametrize(("settings", "absent", "logged"), [(ONLY_MWS, "rtd_", "mws_"), (ONLY_RTD, "mws_", "rtd_")])
-def test_an_omitted_task_is_not_logged(settings: dict, absent: str, logged: str) -> None:
+@pytest.mark.parametrize(("settings", "absent", "kept"), [(ONLY_MWS, "rtd_", "mws_"), (ONLY_RTD, "mws_", "rtd_")])
+def test_an_omitted_task_is_not_logged(settings: dict, absent: str, kept: str) -> None:
     model = small_teams(**settings)
-    with metrics.aggregate() as aggregator:
-        TeamsCriterion.reduce_metrics([teams_criterion(model)(model, small_batch())[2]])
-    got = aggregator.get_smoothed_values()
-    assert f"{logged}loss" in got
+    got = logged(TeamsCriterion, teams_criterion(model)(model, small_batch())[2])
+    assert f"{kept}loss" in got
     assert not [key for key in got if key.startswith(absent)]
 
 

@@ -121,8 +121,7 @@ def test_equal_to_the_library(random_file):
     few = {name: predictions[name] for name in list(predictions)[::3]}
     examples = [
         SquadExample(q.id, q.text, "", None, None, "", [{"text": a.text} for a in q.answers], q.is_impossible)
-        for q in questions
-        if q.id in few
+        for q in questions[::3]
     ]
     few_odds = {name: odds[name] for name in few}
     scores, missing = evaluate(questions, few, odds)

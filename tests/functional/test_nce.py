@@ -10,17 +10,9 @@ from torch import Tensor
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 
 VOCABULARY, NOISE_SHARE, TEXTS = 5, 0.3, 256
-SIZES = {
-    "encoder_layers": 1,
-    "encoder_embed_dim": 32,
-    "encoder_ffn_embed_dim": 64,
-    "encoder_attention_heads": 2,
-    "max_positions": 3,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "linear_init_std": 0.1,
-    "mask_prob": NOISE_SHARE,
-}
+SIZES = {"encoder_layers": 1, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "encoder_attention_heads": 2}
+SIZES |= {"max_positions": 3, "dropout": 0.0, "attention_dropout": 0.0, "linear_init_std": 0.1}
+SIZES |= {"mask_prob": NOISE_SHARE}
 
 
 def joint() -> Tensor:

@@ -103,13 +103,9 @@ def test_zero_nan_and_infinite_weights_give_valid_rows() -> None:
     """An overflow must reach the loss, which stops or skips the update; it must not end in an index out of range."""
     for value in (0.0, math.nan, math.inf):
         weights = torch.full((3, 64), value)
-        for sampled in (
-            sample_with_replacement(weights, 5),
-            sample_without_replacement(weights.clone(), 5),
-            gumbel_top_k_sampling(weights, 5).tokens,
-        ):
-            assert sampled.ge(0).all()
-            assert sampled.lt(64).all()
+        sampled = [sample_with_replacement(weights, 5), sample_without_replacement(weights.clone(), 5)]
+        rows = torch.cat([*sampled, gumbel_top_k_sampling(weights, 5).tokens])
+        assert 0 <= rows.min() <= rows.max() < 64
 
 
 def test_repeated_rows() -> None:

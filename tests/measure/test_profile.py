@@ -14,15 +14,9 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 
 
 def event(name: str, own: float, start: float, parent: Any = None, sequence_nr: int = -1, on_gpu: float = 0.0) -> Any:
-    return SimpleNamespace(
-        name=name,
-        self_cpu_time_total=own,
-        self_device_time_total=on_gpu,
-        sequence_nr=sequence_nr,
-        cpu_parent=parent,
-        time_range=SimpleNamespace(start=start),
-        device_type=DeviceType.CPU,
-    )
+    times = {"self_cpu_time_total": own, "self_device_time_total": on_gpu, "time_range": SimpleNamespace(start=start)}
+    place = {"sequence_nr": sequence_nr, "cpu_parent": parent, "device_type": DeviceType.CPU}
+    return SimpleNamespace(name=name, **times, **place)
 
 
 def synthetic_step() -> list[Any]:

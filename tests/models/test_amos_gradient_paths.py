@@ -12,8 +12,6 @@ from amos_fairseq.modules import mixture as mixtures
 
 DEPTHS = [1, 2, 4]
 ENTRY = {"generators.0.embed_positions", "generators.0.embedding_norm"}
-
-
 WAYS = {
     "reference": {"kernels": "reference"},
     "all entries": {"kernels": "fast", "gumbel_entries": 0},

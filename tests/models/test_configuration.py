@@ -105,7 +105,6 @@ def test_a_generator_without_whole_sizes_is_refused(share: float) -> None:
 
 
 def count(name: str) -> dict[str, int]:
-    """Parameters of each part of AMOS."""
     parts: dict[str, int] = {}
     for parameter_name, parameter in on_meta(AmosModel, name).named_parameters():
         part = parameter_name.split(".")[0]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import metrics
 from saved_models import write_run
 from sklearn.decomposition import PCA
 from small_models import (
@@ -18,6 +17,7 @@ from small_models import (
     electra_criterion,
     electric_criterion,
     fine_tuning_task,
+    logged,
     small_amos,
     small_batch,
     small_electra,
@@ -145,12 +145,10 @@ def test_its_gradient_trains_its_head_the_main_network_and_the_embeddings(name: 
 
 
 def validated(model: torch.nn.Module, criterion: torch.nn.Module, *batches: dict) -> dict[str, float]:
-    """What a validation on these batches logs."""
     model.eval()
     criterion.eval()
-    with torch.no_grad(), metrics.aggregate(new_root=True) as aggregated:
-        type(criterion).reduce_metrics([criterion(model, batch)[2] for batch in batches])
-    return dict(aggregated.get_smoothed_values())
+    with torch.no_grad():
+        return logged(type(criterion), *(criterion(model, batch)[2] for batch in batches))
 
 
 def test_validation_logs_the_spread_of_the_states_below_the_head() -> None:

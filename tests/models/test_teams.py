@@ -3,24 +3,13 @@
 import pytest
 import torch
 from frequencies import assert_shares
-from small_models import ONLY_MWS, ONLY_RTD, TEAMS_SETTINGS, fine_tuning_task, small_batch, small_teams
+from small_models import ONLY_MWS, ONLY_RTD, TEAMS_LAYOUTS, TEAMS_SETTINGS, fine_tuning_task, small_batch, small_teams
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 ORDINARY = torch.arange(4, 44)
-LAYOUTS = [
-    {},
-    {"task_heads": "extra_layer"},
-    {"task_heads": "ffn"},
-    {"share_layers": "none"},
-    {"share_layers": "all"},
-    {"representation": "rtd"},
-    {"relative_position_scheme": "t5", "embedding_dim": 8, "token_types": 2},
-    ONLY_MWS,
-    ONLY_RTD,
-]
 
 
 def samples_of(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
@@ -122,7 +111,7 @@ def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> Non
     assert receivers(model, output.mws_logits[..., 0].sum()) == {*layers, "mws_head"}
 
 
-@pytest.mark.parametrize("settings", [layout for layout in LAYOUTS if layout != ONLY_RTD], ids=str)
+@pytest.mark.parametrize("settings", [layout for layout in TEAMS_LAYOUTS if layout != ONLY_RTD], ids=str)
 def test_selection_at_masked_positions_matches_the_states_of_all_tokens(settings: dict) -> None:
     """Its last layer computes them alone; against the states of all tokens."""
     model, batch = small_teams(**settings).double().eval(), small_batch()["net_input"]
@@ -135,7 +124,7 @@ def test_selection_at_masked_positions_matches_the_states_of_all_tokens(settings
         torch.testing.assert_close(output.rtd_logits, model.detection_head(of_detection))
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@pytest.mark.parametrize("settings", TEAMS_LAYOUTS, ids=str)
 def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
     branches = model.discriminate(tokens, tokens.eq(1))
@@ -148,7 +137,7 @@ def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
     assert len(model.encoder.layers) == model.encoder.shape.num_layers == num_layers
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@pytest.mark.parametrize("settings", TEAMS_LAYOUTS, ids=str)
 def test_fine_tuning_takes_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
     fine_tuned = TeamsModel.build_model(model.cfg, fine_tuning_task()).eval()

@@ -66,14 +66,9 @@ def test_rates_of_twelve_layers_by_hand():
         "encoder.layers.0.ffn_in.bias": 0.068719476736,
         "embed_tokens.weight": 0.0549755813888,
     }
-    below = (
-        "embedding_norm",
-        "embed_positions",
-        "embed_token_types",
-        "embedding_projection",
-        "relative_position.table",
-    )
-    expected |= {f"encoder.{name}.weight": 0.0549755813888 for name in below}
+    embedding = ("embed_positions", "embed_token_types", "embedding_norm", "embedding_projection")
+    below = [f"encoder.{name}.weight" for name in (*embedding, "relative_position.table")]
+    expected |= dict.fromkeys(below, 0.0549755813888)
     assert {name: rates[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert set(rates) == {name for name, _ in model.named_parameters()}
     assert len(set(rates.values())) == 14  # heads, twelve layers, everything below them

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import rankdata
 
-from amos_fairseq.data.glue_tasks import AVERAGED, TASKS, parse_tasks
+from amos_fairseq.data.glue_tasks import AVERAGED, TASKS
 from amos_fairseq.finetuning.glue.benchmark import average, glue_table
 from amos_fairseq.finetuning.glue.predictions import score
 from amos_fairseq.finetuning.runs import RunResult
@@ -142,8 +142,3 @@ def test_terminal_shows_complete_numbers():
     table.print(console)
     text = " ".join(console.file.getvalue().split())
     assert [cell for cell in ("70.7 ± 1.5", "20.0 ± 10.0", "52.2", "[note]") if cell not in text] == []
-
-
-def test_task_names():
-    assert parse_tasks("cola, RTE,CoLA") == ["CoLA", "RTE"]
-    assert len(parse_tasks("ALL")) == 8
