@@ -138,26 +138,3 @@ def test_electra() -> None:
     assert_equal_gradients(ours, own[1])
     for name in shared:
         torch.testing.assert_close(ours[name], of_generator[name].grad + of_discriminator[name].grad, **CLOSE)
-
-
-def test_detection_gives_the_generator_no_gradient() -> None:
-    model, batch = small_electra(token_types=2), small_batch()
-    model(**batch["net_input"]).rtd_logits.sum().backward()
-    own = {n: p for n, p in model.named_parameters() if n.startswith(("generator.layers", "mlm_head"))}
-    assert own
-    assert all(parameter.grad is None for parameter in own.values())
-
-
-def test_samples_follow_the_softmax_of_the_generator() -> None:
-    """Frequencies of 20,000 samples within 4 standard errors, and no special token or padding row."""
-    model = small_electra(token_types=2)
-    hidden, count = torch.randn(1, 1, EMBEDDING) * 0.5, 20_000
-    many, originals = hidden.expand(1, count, EMBEDDING), torch.zeros(1, count).long()
-    sampled = model.predict_and_sample_in_chunks(many, originals).sampled.flatten()
-    logits = torch.nn.functional.linear(hidden[0, 0], model.embed_tokens.weight, model.mlm_head.bias)
-    logits[model.never_sampled_mask] = float("-inf")
-    expected = logits.softmax(-1)
-    seen = torch.bincount(sampled, minlength=len(expected)) / count
-    error = (expected * (1 - expected) / count).sqrt()
-    assert (seen - expected).abs().le(4 * error + 1e-9).all()
-    assert seen[model.never_sampled_mask].eq(0).all()

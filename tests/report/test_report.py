@@ -100,8 +100,7 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     assert "60.0 ± 14.1" in page.text, "50 and 70 % of two probes"
     assert f"{NAME} 9" in page.text, "targets of a probing task"
     assert EVIL in page.text.replace("\u2019", ""), "the task's name"
-    printed = capsys.readouterr().out
-    assert "left out:" not in printed
+    assert "left out:" not in capsys.readouterr().out
     assert "chunk (span F1)" in page.text
     figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
     stems = ["discriminator", "generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]

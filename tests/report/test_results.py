@@ -93,12 +93,6 @@ def summary(task="RTE", median="50", deviation="1", file="x.pt", num_updates="5"
     return SUMMARY % (task, median, deviation, file, num_updates, note)
 
 
-def test_the_summary_of_the_next_test_is_accepted(tmp_path):
-    (tmp_path / "glue.json").write_text(summary())
-    (found,) = read_benchmarks([str(tmp_path)], "--glue")
-    assert (main_spreads(found), found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -122,6 +116,10 @@ def test_the_summary_of_the_next_test_is_accepted(tmp_path):
     ids=lambda content: str(content)[-60:],
 )
 def test_a_folder_without_results_is_one_line(tmp_path, content):
+    (tmp_path / "glue.json").write_text(summary())
+    (found,) = read_benchmarks([str(tmp_path)], "--glue")
+    assert (main_spreads(found), found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
+    (tmp_path / "glue.json").unlink()
     if content is not None:
         (tmp_path / "glue.json").write_text(content)
     with pytest.raises(UserError, match=r"holds no results: give the --out|: repeat the command that wrote it"):
