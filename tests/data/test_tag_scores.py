@@ -69,9 +69,7 @@ def test_every_awkward_case_by_hand():
     assert found["recall"] == pytest.approx(100 * recall)
     assert found["f1"] == pytest.approx(100 * 2 * precision * recall / (precision + recall))
     assert found["accuracy"] == pytest.approx(100 * RIGHT_WORDS / WORDS)
-
-
-def test_types_keep_their_hyphens():
+    # Types keep their hyphens.
     assert spans_of(["B-A-X-", "I-A-X-", "O", "S--"]) == [("A-X-", 0, 1), ("-", 3, 3)]
 
 

@@ -32,10 +32,6 @@ def test_pooling_equals_a_loop_over_spans_and_starts_at_the_mean():
     torch.testing.assert_close(pooling(pieces), means)
     torch.nn.init.normal_(pooling.score.weight)
     torch.testing.assert_close(pooling(pieces), naive_pooling(pieces.features, pooling.score.weight[0].double()))
-
-
-def test_large_scores_stay_finite():
-    pooling, pieces = SpanPooling(4), made_up_pieces()
     torch.nn.init.constant_(pooling.score.weight, 200.0)
     assert pooling(pieces).isfinite().all()
 

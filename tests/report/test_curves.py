@@ -66,12 +66,8 @@ def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
     assert colours[0] == colours[1] != colours[2] == colours[3]
 
 
-def test_mixture_entropy_is_not_a_depth(save_dir):
-    runs = plotting.read_curves([save_dir])
-    assert [text.get_text() for text in plotted(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
-
-
 def test_colours_are_of_depths_and_line_styles_of_runs(save_dir, tmp_path):
+    """The records have the entropy of the mixture too, which is not a depth."""
     other = tmp_path / "other.jsonl"
     write(other, *(record("train", update, depths=(2, 10)) for update in (10, 20)))
     runs = plotting.read_curves([save_dir, other])

@@ -54,9 +54,7 @@ def test_winners_change_at_the_crossings(utterances):
     assert texts(0.65) == ["a b", "d"]
     expected = {"text": "a b", "place": 2, "score": -2.0, "pll": -4.0, "word_errors": 0}
     assert winners(utterances, SCORES, 0.3)["first"] == expected
-
-
-def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
+    # Equal sums keep the order of the recogniser.
     assert winners(utterances, SCORES, 0.25)["first"]["place"] == 1
 
 
@@ -127,6 +125,8 @@ def test_word_errors_by_hand():
     assert WordErrors.of("a b c d", "b c d e") == WordErrors(2, 4)
     assert WordErrors.of("The cat", "the cat") == WordErrors(1, 2)
     assert WordErrors.of("", "um") == WordErrors(1, 0)
+    assert WordErrors.of("a", "b c d").rate == 300
+    assert WordErrors.total([WordErrors(1, 2), WordErrors(0, 6)]).rate == 12.5  # over all words
 
 
 def test_edit_distance_of_short_texts_against_all_alignments():
@@ -141,9 +141,3 @@ def test_edit_distance_of_short_texts_against_all_alignments():
     texts = [text for length in range(5) for text in itertools.product("xyz", repeat=length)]
     for a, b in itertools.product(texts, texts[:121:3]):
         assert edit_distance(list(a), list(b)) == fewest(a, b)
-
-
-def test_word_error_rate_is_over_all_words():
-    total = WordErrors.total([WordErrors(1, 2), WordErrors(0, 6)])
-    assert total.rate == 12.5
-    assert WordErrors.of("a", "b c d").rate == 300

@@ -82,9 +82,7 @@ def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
     summary = summarize(results)["RTE"]
     assert (summary.trial, summary.num_trials, summary.main.median) == ("lr2", 2, 66.0)
     assert (summary.best.trial, summary.best.seed) == ("lr1", 3)
-
-
-def test_of_equal_runs_the_first_seed_is_best():
+    # Of equal runs the first seed is best.
     assert best_run([result("RTE", 2, 60.0), result("RTE", 1, 60.0), result("RTE", 3, 59.0)]).seed == 1
 
 
