@@ -1,13 +1,12 @@
 """Only functional/cuda imports Triton, and nothing imports functional/cuda unless ``model.kernels=triton`` runs on CUDA."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.compilation import require_triton
@@ -49,9 +48,7 @@ def without_triton(folder: Path) -> dict[str, str]:
 def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "amos_start", "bench", "amos_tiny", "--steps", "1", "--warmup", "1"]
     command += ["--device", "cpu", "--vocabulary-size", "300", "--set", "dataset.batch_size=2", "model.kernels=triton"]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=without_triton(tmp_path), cwd=tmp_path, check=False
-    )
+    result = run_process(command, tmp_path, without_triton(tmp_path))
     assert result.returncode == 0, result.stderr[-3000:]
 
 

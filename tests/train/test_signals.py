@@ -2,8 +2,8 @@
 
 import os
 import re
+import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +18,10 @@ from interrupted_run import (
     checkpoint,
     flags_command,
     num_updates,
-    uninterrupted,
+    run_to_end,
     updates_per_epoch,
 )
+from tiny_runs import run_process
 from torch.distributed.run import get_args_parser
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
@@ -56,9 +57,7 @@ def stop_and_continue(
         position = checkpoint(save_dir)["extra_state"]["train_iterator"]
         assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
         before = stopped
-    last = BackgroundRun(command, logs / "last.log")
-    assert last.exit_code() == 0, last.text()[-3000:]
-    assert f"@ {before} updates)" in last.text()
+    assert f"@ {before} updates)" in run_to_end(command, logs / "last.log")
 
 
 def stopped_after(run: BackgroundRun, number: int) -> int:
@@ -71,7 +70,7 @@ def stopped_after(run: BackgroundRun, number: int) -> int:
 
 
 def test_every_signal_to_the_whole_group_costs_nothing(
-    binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Loader processes receive it as well, as from Slurm; the run goes on where it stopped, within the epoch."""
     # Without fairseq's buffer the loader process is two batches ahead, and not at the end of the epoch already.
@@ -79,23 +78,23 @@ def test_every_signal_to_the_whole_group_costs_nothing(
     stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group)
     for log in tmp_path.glob("*.err"):
         assert "Traceback" not in log.read_text()
-    assert_same_run(tmp_path / "run", uninterrupted(binarized_corpus, tmp_path_factory))
+    assert_same_run(tmp_path / "run", uninterrupted())
 
 
 def hydra_flags(data: Path, save_dir: Path) -> list[str]:
     """A run between whose ends the YAML saves nothing (every 700 updates)."""
-    flags = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny", f"task.data={data}"]
-    flags += [f"checkpoint.save_dir={save_dir}", f"optimization.max_update={LAST_UPDATE}"]
-    flags += ["lr_scheduler.warmup_updates=2", "model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64"]
-    flags += ["task.tokens_per_sample=32", "model.max_positions=32", "dataset.batch_size=16", "common.log_interval=1"]
-    return flags
+    return shlex.split(
+        f"--config-dir examples/pretraining/config --config-name amos_tiny task.data={data} checkpoint.save_dir={save_dir} "
+        f"optimization.max_update={LAST_UPDATE} lr_scheduler.warmup_updates=2 model.encoder_embed_dim=32 "
+        "model.encoder_ffn_embed_dim=64 task.tokens_per_sample=32 model.max_positions=32 dataset.batch_size=16 "
+        "common.log_interval=1"
+    )
 
 
 @pytest.fixture(scope="module")
 def uninterrupted_hydra_run(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_dir = tmp_path_factory.mktemp("hydra") / "run"
-    run = BackgroundRun(hydra_command(binarized_corpus, save_dir), save_dir.with_suffix(".log"))
-    assert run.exit_code() == 0, run.text()[-3000:]
+    run_to_end(hydra_command(binarized_corpus, save_dir), save_dir.with_suffix(".log"))
     return save_dir
 
 
@@ -201,9 +200,7 @@ def passes_signals_on() -> bool:
 
 
 def to_the_second_rank(run: BackgroundRun, number: int) -> None:
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(run.process.pid)], capture_output=True, text=True, check=True
-    )
+    listed = run_process(["ps", "-o", "pid=", "--ppid", run.process.pid])
     os.kill(max(int(child) for child in listed.stdout.split()), number)
 
 
@@ -211,16 +208,14 @@ def to_torchrun(run: BackgroundRun, number: int) -> None:
     os.kill(run.process.pid, number)
 
 
+needs_signals = pytest.mark.skipif(not passes_signals_on(), reason="this torchrun dies at SIGUSR2")
+
+
 @pytest.mark.parametrize(
     ("through_hydra", "number", "send"),
     [
         (False, signal.SIGTERM, to_the_second_rank),
-        pytest.param(
-            True,
-            signal.SIGUSR2,
-            to_torchrun,
-            marks=pytest.mark.skipif(not passes_signals_on(), reason="this torchrun dies at SIGUSR2"),
-        ),
+        pytest.param(True, signal.SIGUSR2, to_torchrun, marks=needs_signals),
     ],
 )
 def test_a_signal_to_two_ranks(
@@ -243,10 +238,9 @@ def test_a_signal_to_two_ranks(
         flags = [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
         return two_ranks("fairseq_cli.train", *flags)
 
-    undisturbed = BackgroundRun(command("undisturbed"), tmp_path / "undisturbed.log")
-    assert undisturbed.exit_code() == 0, undisturbed.text()[-3000:]
+    undisturbed = run_to_end(command("undisturbed"), tmp_path / "undisturbed.log")
     for rank in range(2):
         cores = len(os.sched_getaffinity(0))
-        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed.text())
+        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed)
     stop_and_continue(command("run"), tmp_path / "run", tmp_path, send, [number], exit_code=1)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forked_command import run_main, start_module
+from forked_command import ForkedCommand, run_main
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 from tiny_runs import ROOT
 
@@ -82,7 +82,7 @@ def test_a_stopped_run_continues_to_the_same_predictions(place, learned):
         pytest.skip("the joint head has dropout of its own and is enough")
     out = place / "stopped"
     said = place / "said"
-    process = start_module("amos_start", command(place, out, "--span-head", head), ROOT, place / "printed", said)
+    process = ForkedCommand("amos_start", command(place, out, "--span-head", head), ROOT, place / "printed", said)
     deadline = time.monotonic() + 200
     while updates_so_far(out / RUN) < 60:
         assert time.monotonic() < deadline

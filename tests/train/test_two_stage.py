@@ -1,6 +1,7 @@
 """``examples/pretraining/two_stage.sh``: a masked language model, then a discriminator from its weights beside it, frozen."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,34 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.checkpoints.read import read_state
 
 # Updates 2 and 4 of each stage leave a checkpoint.
-SMALLER = [
-    "task.tokens_per_sample=32",
-    "model.max_positions=32",
-    "model.encoder_embed_dim=32",
-    "model.dropout=0.1",
-    "model.encoder_ffn_embed_dim=64",
-    "dataset.batch_size=16",
-    "dataset.num_workers=0",
-    "lr_scheduler.warmup_updates=2",
-    "common.log_interval=1",
-    "checkpoint.save_interval_updates=2",
-    "dataset.validate_interval_updates=4",
-    "distributed_training.distributed_world_size=1",
-]
+SMALLER = shlex.split(
+    "task.tokens_per_sample=32 model.max_positions=32 model.encoder_embed_dim=32 model.dropout=0.1 "
+    "model.encoder_ffn_embed_dim=64 dataset.batch_size=16 dataset.num_workers=0 lr_scheduler.warmup_updates=2 "
+    "common.log_interval=1 checkpoint.save_interval_updates=2 dataset.validate_interval_updates=4 "
+    "distributed_training.distributed_world_size=1"
+)
 
 
 def two_stage(*arguments: str | Path) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = environment({"PATH": path, "PYTHONPATH": str(ROOT)})
-    script = ROOT / "examples" / "pretraining" / "two_stage.sh"
-    return subprocess.run(
-        ["bash", str(script), *map(str, arguments)], env=variables, capture_output=True, text=True, check=False
-    )
+    return run_process(["bash", ROOT / "examples" / "pretraining" / "two_stage.sh", *arguments], Path.cwd(), variables)
 
 
 def weights_of(checkpoint: Path, prefix: str) -> dict[str, torch.Tensor]:
