@@ -1,6 +1,5 @@
 """A small synthetic corpus and tiny training runs that all tests share."""
 
-import json
 import random
 import subprocess
 import sys
@@ -110,13 +109,3 @@ def uninterrupted(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFacto
         return save_dir
 
     return run
-
-
-@pytest.fixture(scope="session")
-def read_metrics() -> Callable[[Path], list[dict]]:
-    """``read_metrics(save_dir)``: all records of SAVE_DIR/metrics.jsonl."""
-
-    def read(save_dir: Path) -> list[dict]:
-        return [json.loads(line) for line in (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-    return read

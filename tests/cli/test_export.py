@@ -139,10 +139,7 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     """Two runs after the import: GLUE's RTE after pretraining, each with the path of the one before."""
     tokenizer = FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens)  # as of an import
     task = {"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"}
-    parent, flags = (
-        write_run(tmp_path / "imported", tokenizer=tokenizer, task=task) / "checkpoint_last.pt",
-        ["--no-check"],
-    )
+    parent = write_run(tmp_path / "imported", tokenizer=tokenizer, task=task) / "checkpoint_last.pt"
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "task.json").write_text('{"task": "RTE", "labels": ["yes", "no"]}')
     for name, task in (("pretrained", {}), ("rte", {"data": str(tmp_path / "data"), "_name": "sentence_prediction"})):
@@ -151,14 +148,11 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
         state["cfg"]["checkpoint"] = {"finetune_from_model": str(parent)}
         torch.save(state, parent := run / "checkpoint_last.pt")
     (run / "metrics.jsonl").write_text('{"split": "valid", "update": 5, "accuracy": 61.5, "loss": 0.7}\n')
-    main(["export", str(run), str(tmp_path / "out"), *flags])
+    main(["export", str(run), str(tmp_path / "out"), "--no-check"])
     _, header, text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     (result,) = yaml.safe_load(header)["model-index"][0]["results"]
-    assert (result["dataset"]["name"], result["metrics"][0]["type"], result["metrics"][0]["value"]) == (
-        "GLUE RTE",
-        "accuracy",
-        0.615,
-    )
+    metric = result["metrics"][0]
+    assert (result["dataset"]["name"], metric["type"], metric["value"]) == ("GLUE RTE", "accuracy", 0.615)
     for fact in (
         "which started from bert-mini (BertModel)",
         "| Started from | bert-mini (BertModel) |",
@@ -167,7 +161,7 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     ):
         assert fact in text, fact
     (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
-    main(["export", str(run), str(tmp_path / "moved"), *flags])
+    main(["export", str(run), str(tmp_path / "moved"), "--no-check"])
     assert "bert-mini" not in (tmp_path / "moved" / "README.md").read_text(encoding="utf-8")
 
 
@@ -175,15 +169,8 @@ def test_card_of_a_tagger_has_its_scores(tmp_path):
     """Column and file are in the manifest of the data; without it there is no model-index."""
     task = {"data": str(tmp_path / "data"), "_name": "sequence_tagging"}
     run = write_run(tmp_path / "run", labels=2, task=task)
-    record = {
-        "split": "valid",
-        "update": UPDATES,
-        "loss": 0.7,
-        "f1": 61.5,
-        "precision": 70.0,
-        "recall": 54.8,
-        "accuracy": 90.0,
-    }
+    record = {"split": "valid", "update": UPDATES, "loss": 0.7, "accuracy": 90.0}
+    record |= {"f1": 61.5, "precision": 70.0, "recall": 54.8}
     (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     manifest = {"labels": ["B-X", "O"], "column": "chunk", "has_spans": True, "tokenizer_sha256": "", "splits": {}}
     headers = []
@@ -226,11 +213,8 @@ def test_force_replaces_exported_folders_only(tmp_path, monkeypatch):
     (tmp_path / "thesis").mkdir()
     check_output_folder(tmp_path / "thesis", replace=True)  # empty
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
-    for name, message in (
-        ("thesis", "holds no exported model"),
-        (".", "no name of its own"),
-        ("..", "no name of its own"),
-    ):
+    messages = {"thesis": "holds no exported model", ".": "no name of its own", "..": "no name of its own"}
+    for name, message in messages.items():
         with pytest.raises(UserError, match=message), export_folder(Path(name), replace=True):
             pass
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from failures import refusal
 from tiny_runs import ROOT, run_process
 
 SHELL_TOOLS = ("bash", "cat", "dirname", "env", "mkdir", "sed", "tail")
@@ -43,9 +44,8 @@ def test_missing_dependencies_are_one_line(script: str, machine: dict[str, str],
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     variables = machine | {"PYTHONPATH": str(tmp_path), "BLOCKED": "zstandard omegaconf"}
     result = run_process(["bash", "-c", f'bash "{ROOT}"/{script}'], tmp_path, variables)
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("amos_fairseq: error: ")
+    assert result.stderr.count("\n") == 1
+    line = refusal(result)
     assert " lacks zstandard, omegaconf: " in line
     assert line.endswith("-m pip install --no-build-isolation 'zstandard' 'omegaconf==2.3.0'")
     assert not (tmp_path / "quickstart_out").exists()
@@ -57,10 +57,8 @@ def test_a_torch_that_is_too_old_is_one_line(machine: dict[str, str], tmp_path: 
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.5.0\n")
     script = ["bash", ROOT / "examples/quickstart.sh"]
     result = run_process(script, tmp_path, machine | {"PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("amos_fairseq: error: ")
-    assert " has versions that are too old: torch 2.5.0 (torch>=2.6" in line
+    assert result.stderr.count("\n") == 1
+    assert " has versions that are too old: torch 2.5.0 (torch>=2.6" in refusal(result)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.on_paper import DEVICES, SHORTEST_KERNEL, Device, Trace, predict, trace_step
 
 aten = torch.ops.aten
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 PLAIN = Device(
     "an example",
     peak=dict.fromkeys((torch.bfloat16, torch.float32), 1e12),
@@ -32,9 +33,8 @@ def trace_of(action) -> Trace:
 
 def test_a_matrix_product_by_hand() -> None:
     """[64,128] x [128,256] in bfloat16: 2 x 64 x 128 x 256 FLOPs, three matrices of 2 bytes a value."""
-    trace = trace_of(
-        lambda: torch.empty(64, 128, device="cuda").bfloat16() @ torch.empty(128, 256, device="cuda").bfloat16()
-    )
+    one, other = ({"size": size, "device": "cuda", "dtype": torch.bfloat16} for size in ((64, 128), (128, 256)))
+    trace = trace_of(lambda: torch.empty(**one) @ torch.empty(**other))
     product = trace.operators["other", "mm"]
     assert product.launches == 1
     assert product.flops == 2 * 64 * 128 * 256
@@ -182,25 +182,16 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ["--peer", "hf"],
-        ["--compile"],
-        ["--pieces"],
-        ["--device", "cpu"],
-        ["--threads", "2"],
-        ["--steps", "3"],
-        ["--warmup", "1"],
-        ["--out", "DIR"],
-    ],
+    ["--peer hf", "--compile", "--pieces", "--device cpu", "--threads 2", "--steps 3", "--warmup 1", "--out DIR"],
 )
-def test_flags_that_need_a_run_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_need_a_run_are_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
-        main(["bench", "--on-paper", "h200", "amos_tiny", *flags])
+        main(["bench", "--on-paper", "h200", "amos_tiny", *flags.split()])
     assert exit.value.code != 0
-    assert f"--on-paper measures nothing, so {flags[0]} cannot apply" in capsys.readouterr().err
+    assert f"--on-paper measures nothing, so {flags.split()[0]} cannot apply" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@NEEDS_TRITON
 def test_attention_in_triton_by_hand() -> None:
     """4 B H T T d FLOPs forward, five products of 2 B H M T d backward, with M of 8 positions in place of T."""
     from amos_fairseq.functional.cuda.attention import triton_attention
@@ -221,7 +212,7 @@ def test_attention_in_triton_by_hand() -> None:
     assert forward.seconds == pytest.approx(max(2 * product / 4e12, SHORTEST_KERNEL) + SHORTEST_KERNEL)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@NEEDS_TRITON
 def test_the_output_layer_in_triton_by_hand() -> None:
     """Bytes of a chunk [3,10,640] in bfloat16: read by the summary, read and written by the gradient, in part by drawing."""
     from amos_fairseq.functional.cuda.logits import gradient_of_logits, pick_rows, summarize_logits
@@ -247,11 +238,7 @@ def test_the_output_layer_in_triton_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernels", "milliseconds"),
-    [
-        ("fast", 111.0),
-        pytest.param("triton", 82.8, marks=pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")),
-    ],
+    ("kernels", "milliseconds"), [("fast", 111.0), pytest.param("triton", 82.8, marks=NEEDS_TRITON)]
 )
 def test_the_totals_in_the_guide(kernels: str, milliseconds: float) -> None:
     """amos_base, 64 sequences of 512 tokens; the goal is 86.5 ms, half of an H200's measured peak."""

@@ -88,15 +88,7 @@ CASES = [
     ],
 )
 def test_values_and_gradients(
-    kernels,
-    length: int,
-    width: int,
-    has_bias: bool,
-    has_padding: bool,
-    side: str,
-    has_positions: bool,
-    dtype,
-    tolerance,
+    kernels, length, width, has_bias, has_padding, side, has_positions, dtype, tolerance
 ) -> None:
     """Against float64 of the same rounded inputs, by norm: 16-bit kernels round weights and dS to 11 or 8 bits."""
     heads, bias, padding, positions = random_inputs(length, width, has_bias, has_padding, has_positions)

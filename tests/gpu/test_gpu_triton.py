@@ -1,6 +1,7 @@
 """Attention in Triton on a CUDA device, against the reference in float64 and against the other backends."""
 
 import dataclasses
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import pytest
@@ -23,15 +24,8 @@ B, H = 3, 4
 TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-WIDE = {
-    "num_layers": 2,
-    "width": 256,
-    "ffn_width": 512,
-    "num_heads": 4,
-    "position_buckets": 32,
-    "position_max_distance": 128,
-    "kernels": "triton",
-}
+WIDE = {"num_layers": 2, "width": 256, "ffn_width": 512, "num_heads": 4, "kernels": "triton"}
+WIDE |= {"position_buckets": 32, "position_max_distance": 128}
 
 
 def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,6 +48,12 @@ def by_reference(heads: Tensor, values: Tensor, padding: Tensor | None, side: st
     return reference_attention(heads, AttentionBias(toeplitz(values), fixed), 0.0)
 
 
+def assert_close_norms(got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    for of_got, of_expected in zip(got, expected, strict=True):
+        assert of_got.isfinite().all()
+        assert (of_got.double() - of_expected).norm() <= tolerance * of_expected.norm() + 1e-3
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("has_padding", [False, True])
 @pytest.mark.parametrize("side", ["all", "past", "future"])
@@ -72,10 +72,7 @@ def test_matches_the_reference_in_float64(
         grad *= ~padding[:, :, None, None]
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())
-    for of_got, of_expected in zip((out.detach(), *got), (exact.detach(), *expected), strict=True):
-        assert of_got.isfinite().all()
-        error = (of_got.double() - of_expected).norm()
-        assert error <= TOLERANCES[dtype] * of_expected.norm() + 1e-3
+    assert_close_norms((out.detach(), *got), (exact.detach(), *expected), TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -94,9 +91,7 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
     grad = torch.randn_like(out)
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())
-    for of_got, of_expected in zip((out.detach(), *got), (exact.detach(), *expected), strict=True):
-        assert of_got.isfinite().all()
-        assert (of_got.double() - of_expected).norm() <= TOLERANCES[dtype] * of_expected.norm() + 1e-3
+    assert_close_norms((out.detach(), *got), (exact.detach(), *expected), TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("length", [128, 200])
@@ -166,12 +161,8 @@ def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
     for is_set in (False, True):
         torch.manual_seed(0)
         recomputes = is_set and setting == "activation_checkpointing"
-        encoder = (
-            TransformerEncoder(dataclasses.replace(shape, activation_checkpointing=recomputes))
-            .cuda()
-            .bfloat16()
-            .train()
-        )
+        encoder = TransformerEncoder(dataclasses.replace(shape, activation_checkpointing=recomputes))
+        encoder.cuda().bfloat16().train()
         encoder.is_compiled = is_set and setting == "is_compiled"
         torch.manual_seed(1)
         encoder(embeddings)[-1].float().pow(3).mean().backward()

@@ -68,9 +68,8 @@ FusedAdam.__module__ = "apex.optimizers.fused_adam"
 class FusedLayerNorm(torch.nn.Module):
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
         super().__init__()
-        self.normalized_shape = torch.Size(
-            [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
-        )
+        is_number = isinstance(normalized_shape, int)
+        self.normalized_shape = torch.Size([normalized_shape] if is_number else normalized_shape)
         self.eps, self.elementwise_affine, self.memory_efficient = eps, elementwise_affine, memory_efficient
         self.weight = torch.nn.Parameter(torch.ones(self.normalized_shape))
         self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape))
