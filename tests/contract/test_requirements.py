@@ -1,39 +1,28 @@
 """Every library that the package imports is one that ``pip install`` brings; the versions of the Docker images fit."""
 
-import ast
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from check_environment import OF_FAIRSEQ, OF_TESTS, is_found, name_of, other_versions, requirements
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from source_imports import imported_by
 from tiny_runs import ROOT
 
 # fairseq's configuration is made of these, so it pins them itself.
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
-OPTIONAL = {"apex", "argcomplete", "triton"}  # triton comes with CUDA builds of torch; argcomplete is an extra
-OURS = {"amos_fairseq"}
-
-
-def imported_modules(path: Path) -> Iterator[str]:
-    """First names of all imports of a file, also of those inside functions."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module.partition(".")[0]
+# triton comes with CUDA builds of torch; argcomplete is an extra; a torchaudio that does not load is hidden.
+OPTIONAL = {"apex", "argcomplete", "torchaudio", "triton"}
 
 
 def test_every_import_is_required():
-    files = [path for folder in OURS for path in (ROOT / folder).rglob("*.py")]
-    modules = {module for path in files for module in imported_modules(path)}
-    modules -= sys.stdlib_module_names | OURS | OPTIONAL
+    paths = (ROOT / "amos_fairseq").rglob("*.py")
+    modules = {name.partition(".")[0] for path in paths for name in imported_by(path)}
+    modules -= sys.stdlib_module_names | {"amos_fairseq"} | OPTIONAL
     assert {"torch", "fairseq"} <= modules
     distributions = importlib.metadata.packages_distributions()
     needed = {canonicalize_name(name) for module in modules for name in distributions[module]}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from small_models import encoder_config
 from torch import Tensor
+from triton_interpreter import attention_by_definition
 
-from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, reference_attention
-from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.functional.attention import ToeplitzBias
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [
@@ -38,16 +38,6 @@ def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, 
     return heads, values, padding
 
 
-def by_reference(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
-    places = torch.arange(heads.size(1), device="cuda")
-    ahead = places - places[:, None]
-    forbidden = torch.zeros_like(ahead, dtype=torch.bool)[None] if padding is None else padding[:, None, :]
-    if side != "all":
-        forbidden = (ahead > 0 if side == "past" else ahead < 0) | (forbidden & (ahead != 0))
-    fixed = forbidden[:, None].to(heads.dtype) * MASKED_SCORE
-    return reference_attention(heads, AttentionBias(toeplitz(values), fixed), 0.0)
-
-
 def assert_close_norms(got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
     for of_got, of_expected in zip(got, expected, strict=True):
         assert of_got.isfinite().all()
@@ -66,7 +56,7 @@ def test_matches_the_reference_in_float64(
     heads, values, padding = random_inputs(length, width, dtype)
     out = triton_attention(heads, values, padding if has_padding else None, side)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
-    exact = by_reference(*exact_leaves, padding if has_padding else None, side)
+    exact = attention_by_definition(*exact_leaves, padding if has_padding else None, side)
     grad = torch.randn_like(out)
     if has_padding:
         grad *= ~padding[:, :, None, None]
@@ -86,8 +76,7 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
     positions[:, :8] = positions[:, :1]
     out = triton_attention(heads, values, padding, "all", 0.0, positions)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
-    at = positions[:, :, None, None].expand(-1, -1, H, 64)
-    exact = by_reference(*exact_leaves, padding, "all").gather(1, at)
+    exact = attention_by_definition(*exact_leaves, padding, "all", positions)
     grad = torch.randn_like(out)
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())

@@ -24,14 +24,9 @@ class FusedAdam(torch.optim.Optimizer):
         eps=1e-8,
         adam_w_mode=True,
         weight_decay=0.0,
-        amsgrad=False,
-        set_grad_none=True,
-        capturable=False,
-        master_weights=False,
+        **others,
     ):
-        assert not amsgrad
-        assert not capturable
-        assert not master_weights
+        assert others in ({}, {"set_grad_none": True})  # amsgrad, capturable and master_weights are not imitated
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps}
         super().__init__(params, {**defaults, "weight_decay": weight_decay})
         self.adam_w_mode = adam_w_mode

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,16 @@ class BackgroundRun:
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8") + self.errors.read_text(encoding="utf-8")
 
-    def wait_for(self, pattern: str, timeout: float = 120.0) -> None:
-        end = time.monotonic() + timeout
-        while not re.search(pattern, self.text()):
+    def wait_until(self, condition: Callable[[], object], text: Callable[[], str] | None = None) -> None:
+        """Return when ``condition`` holds; the run must not end before, nor two minutes pass."""
+        end = time.monotonic() + 120
+        while not condition():
             ended = self.process.poll() is not None or time.monotonic() > end
-            assert not ended, f"no '{pattern}' in:\n{self.text()[-3000:]}"
+            assert not ended, (text or self.text)()[-3000:]
             time.sleep(0.005)
 
     def wait_for_update(self, update: int) -> None:
-        self.wait_for(rf"train_inner.* num_updates={update},")
+        self.wait_until(lambda: re.search(rf"train_inner.* num_updates={update},", self.text()))
 
     def signal_group(self, number: int) -> None:
         os.killpg(self.process.pid, number)

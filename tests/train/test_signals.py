@@ -152,40 +152,34 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
     command += ["hydra.searchpath=[file://examples/multi_node/config]", "distributed_training.distributed_world_size=1"]
     command += ["hydra.launcher.nodes=1", "hydra.launcher.tasks_per_node=1", "hydra.launcher.gpus_per_node=0"]
     submission = BackgroundRun(command, tmp_path / "submission.log")
-    job = JobLog(tmp_path / "job.log")
+
+    def job() -> str:
+        return text_of_job(tmp_path / "job.log")
+
+    def wait_for(pattern: str) -> None:
+        submission.wait_until(lambda: re.search(pattern, job()), lambda: job() + submission.text())
+
     for starts, number in enumerate((signal.SIGUSR2, signal.SIGTERM), start=1):
-        job.wait_for(rf"num_updates={12 * starts},", submission)
+        wait_for(rf"num_updates={12 * starts},")
         os.kill(int((tmp_path / "pid").read_text()), number)
-        job.wait_for(rf"{signal.Signals(number).name}: stopped after update \d+, exit code {REQUEUE}", submission)
-        job.wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}", submission)
-    assert submission.exit_code() == 0, submission.text()[-3000:] + job.text()[-3000:]
-    assert job.text().count("srun gives 6 CPUs") == 3
+        wait_for(rf"{signal.Signals(number).name}: stopped after update \d+, exit code {REQUEUE}")
+        wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}")
+    assert submission.exit_code() == 0, submission.text()[-3000:] + job()[-3000:]
+    assert job().count("srun gives 6 CPUs") == 3
     end = time.monotonic() + 60  # the launcher ends with the task's result; the script writes its last line after that
-    while "exit code 0\n" not in job.text() and time.monotonic() < end:
+    while "exit code 0\n" not in job() and time.monotonic() < end:
         time.sleep(0.02)
-    assert job.text().count("exit code 0\n") == 1
+    assert job().count("exit code 0\n") == 1
     script = (tmp_path / "script").read_text()
     assert "#SBATCH --signal=USR2@300\n" in script
     assert "#SBATCH --requeue\n" in script
     assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
 
 
-class JobLog:
+def text_of_job(log: Path) -> str:
     """The output of the job and of its task."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def text(self) -> str:
-        tasks = "".join(path.read_text() for path in sorted(self.path.parent.rglob("*_log.*")))
-        return (self.path.read_text() if self.path.exists() else "") + tasks
-
-    def wait_for(self, pattern: str, submission: BackgroundRun, timeout: float = 120.0) -> None:
-        end = time.monotonic() + timeout
-        while not re.search(pattern, self.text()):
-            ended = submission.process.poll() is not None or time.monotonic() > end
-            assert not ended, f"no '{pattern}' in:\n{self.text()[-3000:]}{submission.text()[-3000:]}"
-            time.sleep(0.02)
+    tasks = "".join(path.read_text() for path in sorted(log.parent.rglob("*_log.*")))
+    return (log.read_text() if log.exists() else "") + tasks
 
 
 def two_ranks(module: str, *flags: str) -> list[str]:
