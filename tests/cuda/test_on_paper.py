@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from fake_steps import VOCABULARY, FakeRun
+from omegaconf import DictConfig
 from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
@@ -29,6 +30,13 @@ def trace_of(action) -> Trace:
     with fake_cuda(), Trace(PLAIN) as trace:
         action()
     return trace
+
+
+def trace_of_step(recipe: str, *overrides: str) -> tuple[Trace, DictConfig]:
+    """The trace of an update, and the settings of its trainer."""
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, overrides)
+        return trace_step(run.step, cuda, run.full, DEVICES["h200"]), run.step.trainer.cfg
 
 
 def test_a_matrix_product_by_hand() -> None:
@@ -117,20 +125,15 @@ def test_attention_by_hand() -> None:
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
 def test_the_products_of_a_step_are_those_that_autograd_counts(recipe: str) -> None:
     """With model.kernels=reference nothing is computed twice or left out: the count of ``amos flops``, to the last product."""
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe, ["model.kernels=reference"])
-        costs = trace_step(run.step, cuda, run.full, DEVICES["h200"]).costs
-        task = run.step.trainer.cfg.task
-    per_token = training_flops(run.step.trainer.cfg, vocabulary_size=VOCABULARY).per_token
-    assert sum(cost.flops for cost in costs.values()) == 2 * task.tokens_per_sample * per_token
+    trace, cfg = trace_of_step(recipe, "model.kernels=reference")
+    per_token = training_flops(cfg, vocabulary_size=VOCABULARY).per_token
+    assert sum(cost.flops for cost in trace.costs.values()) == 2 * cfg.task.tokens_per_sample * per_token
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
 def test_every_kernel_has_a_part(recipe: str) -> None:
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe)
-        trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
+    trace, _ = trace_of_step(recipe)
     assert set(trace.costs) == set(on_paper.TABLE_ORDER)
     operators = {row: {name for other, name in trace.operators if other == row} for row in trace.costs}
     # Zeroing the float32 gradients, and joining the statistics for the host.
@@ -145,9 +148,7 @@ def test_a_layer_that_is_computed_again_belongs_to_its_own_parts() -> None:
     """Twice as many fused kernels forward, all of them in the row of attention."""
     counts = []
     for recomputes in ("false", "true"):
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "amos_tiny", [f"model.activation_checkpointing={recomputes}"])
-            trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
+        trace, _ = trace_of_step("amos_tiny", f"model.activation_checkpointing={recomputes}")
         name = "_scaled_dot_product_efficient_attention"
         counts.append({row: cost.launches for (row, operator), cost in trace.operators.items() if operator == name})
     assert counts[0].keys() == counts[1].keys() == {"attention: the rest"}
