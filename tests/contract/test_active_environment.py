@@ -31,13 +31,9 @@ def machine(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "script",
     [
-        "examples/quickstart.sh",
-        "tests/run.sh",
-        "preprocess/pretraining/prepare.sh --help",
-        "preprocess/glue/prepare.sh --help",
-        "examples/pretraining/train.sh amos_tiny DATA RUN",
-        "examples/multi_node/torchrun.sh amos_tiny DATA",
-        "examples/comparison/run.sh --help",
+        *("examples/quickstart.sh", "tests/run.sh", "examples/comparison/run.sh --help"),
+        *("preprocess/pretraining/prepare.sh --help", "preprocess/glue/prepare.sh --help"),
+        *("examples/pretraining/train.sh amos_tiny DATA RUN", "examples/multi_node/torchrun.sh amos_tiny DATA"),
     ],
 )
 def test_missing_dependencies_are_one_line(script: str, machine: dict[str, str], tmp_path: Path):

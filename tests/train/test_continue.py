@@ -78,9 +78,7 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
 
 
 @pytest.mark.parametrize("way", [["--finetune-from-model", "OLD"], ["--restore-file", "OLD", *RESETS]])
-def test_text_with_a_vocabulary_of_its_own_is_refused(
-    way: list[str], other_corpus: Path, old: Path, tmp_path: Path, refused_training: Callable[..., str]
-) -> None:
+def test_text_with_a_vocabulary_of_its_own_is_refused(way, other_corpus, old, tmp_path, refused_training) -> None:
     """Of the same size, so that all shapes fit: every word would get the embedding of another one."""
     corpus = shutil.copytree(other_corpus, tmp_path / "corpus")
     lines = (corpus / "dict.txt").read_text(encoding="utf-8").splitlines(keepends=True)
