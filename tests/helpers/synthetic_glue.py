@@ -16,6 +16,7 @@ from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "end", "a", "and", "of"]
+INFERENCE = ("entailment", "neutral", "contradiction")
 # What fairseq and its trainer read from a checkpoint, in addition to what this package reads.
 TRAINED = {"extra_state": {"train_iterator": {"epoch": 2}, "previous_training_time": 1000.0}}
 
@@ -132,7 +133,7 @@ EXPECTED: dict[str, dict[str, Split]] = {
 CLASSES: dict[str, list[str]] = {
     **{task: ["0", "1"] for task in ("CoLA", "SST-2", "MRPC", "QQP", "WNLI")},
     **{task: ["entailment", "not_entailment"] for task in ("QNLI", "RTE")},
-    **{task: ["entailment", "neutral", "contradiction"] for task in ("MNLI", "AX")},
+    **{task: list(INFERENCE) for task in ("MNLI", "AX")},
     "STS-B": [],
 }
 
