@@ -1,9 +1,10 @@
 """A small synthetic corpus and tiny training runs that all tests share."""
 
-import json
 import random
 import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_command import run_command, run_module
+from interrupted_run import flags_command, run_to_end
 from tiny_runs import ROOT, TINY_RUN
 
 # Where Triton is installed and no GPU, this process runs its kernels on the CPU, in Triton's interpreter (tests/cuda); with a
@@ -78,11 +80,32 @@ def run_training(binarized_corpus: Path) -> Callable[..., subprocess.CompletedPr
     return run
 
 
+@pytest.fixture
+def refused_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    """``refused_training(*arguments)``: the one line with which fairseq-train, in this process, refuses its arguments."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["fairseq-train", *map(str, arguments)])
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(SystemExit) as ended:
+            import_module("fairseq_cli.train").cli_main()
+        assert ended.value.code == 1
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "Warning" not in line and line[:1] != " "]
+        assert line.startswith("amos_fairseq: error: ")
+        return line.removeprefix("amos_fairseq: error: ")
+
+    return run
+
+
 @pytest.fixture(scope="session")
-def read_metrics() -> Callable[[Path], list[dict]]:
-    """``read_metrics(save_dir)``: all records of SAVE_DIR/metrics.jsonl."""
+def uninterrupted(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``uninterrupted(*flags)``: SAVE_DIR of a run left alone; each is made once for all tests, which must not change it."""
 
-    def read(save_dir: Path) -> list[dict]:
-        return [json.loads(line) for line in (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    @cache
+    def run(*flags: str) -> Path:
+        save_dir = tmp_path_factory.mktemp("uninterrupted")
+        run_to_end(flags_command(binarized_corpus, save_dir, *flags), save_dir.with_suffix(".log"))
+        return save_dir
 
-    return read
+    return run

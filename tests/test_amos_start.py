@@ -1,13 +1,13 @@
 """``amos`` and the scripts of ``preprocess`` start without PyTorch; other programs that import the package get the plugin."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from failures import refusal
 from forked_command import run_module
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.versions import __version__
 
@@ -49,15 +49,8 @@ def imported_libraries(trace: str) -> set[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_amos_imports_no_large_library_before_it_needs_one(name: str, tmp_path: Path):
     arguments, code, line = COMMANDS[name]
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "amos_start", *arguments],
-        cwd=tmp_path,
-        env=environment({"PYTHONPATH": str(ROOT)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-X", "importtime", "-m", "amos_start", *arguments]
+    result = run_process(command, tmp_path, environment({"PYTHONPATH": str(ROOT)}))
     printed = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
     assert result.returncode == code
     assert (result.stdout.splitlines() + printed)[0].startswith(line)
@@ -66,40 +59,22 @@ def test_amos_imports_no_large_library_before_it_needs_one(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_check_their_paths_before_large_imports(name: str, tmp_path: Path):
-    variables = environment(
-        {"PYTHONPROFILEIMPORTTIME": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    )
-    result = subprocess.run(
-        ["bash", str(ROOT / "preprocess" / name / "prepare.sh"), *SCRIPTS[name]],
-        cwd=tmp_path,
-        env=variables | {"VIRTUAL_ENV": sys.prefix},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    variables = {"PYTHONPROFILEIMPORTTIME": "1", "VIRTUAL_ENV": sys.prefix}
+    variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = ["bash", ROOT / "preprocess" / name / "prepare.sh", *SCRIPTS[name]]
+    result = run_process(script, tmp_path, environment(variables))
     assert result.returncode == 1
-    assert [
-        line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ") and "absent" in line
-    ]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ")]
+    assert any("absent" in line for line in errors)
     assert imported_libraries(result.stderr) == set()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_scripts_take_no_other_python_than_the_one_that_is_given(tmp_path: Path):
     script = ROOT / "preprocess" / "pretraining" / "prepare.sh"
-    result = subprocess.run(
-        ["bash", str(script), "absent", "--out", "out"],
-        cwd=tmp_path,
-        env=environment({"PYTHON": "python3.8"}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("amos_fairseq: error: needs Python 3.13, ")
+    result = run_process(["bash", script, "absent", "--out", "out"], tmp_path, environment({"PYTHON": "python3.8"}))
+    line = refusal(result)
+    assert line.startswith("needs Python 3.13, ")
     assert "but PYTHON=python3.8 " in line
 
 
@@ -119,5 +94,5 @@ def test_shell_completion(tmp_path: Path):
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": "amos inspect --se", "COMP_POINT": "17"}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": "answer", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
     variables = environment(asked | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])})
-    subprocess.run([sys.executable, "-m", "amos_start"], cwd=tmp_path, env=variables, timeout=60, check=True)
+    assert run_process([sys.executable, "-m", "amos_start"], tmp_path, variables).returncode == 0
     assert (tmp_path / "answer").read_text() == "--seed"

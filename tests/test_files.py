@@ -47,36 +47,10 @@ def test_json_names_a_path_that_is_no_text(tmp_path: Path) -> None:
 
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:
     """Read again with Python's reader: texts that a spreadsheet would compute have an apostrophe, all else is as it was."""
-    formulas = [
-        "=1+1",
-        "@SUM(A1)",
-        "+cmd|' /C calc'!A0",
-        "-2+3+cmd|x",
-        "\t=1",
-        "\r=1",
-        '=HYPERLINK("x")',
-        "--1",
-        "+x",
-        "-x 5",
-    ]
-    others = [
-        "a=b",
-        "88.9",
-        "-3.2",
-        "+4",
-        "-1e-05",
-        "-3.1 ± 0.4",
-        "-",
-        "",
-        "CoLA",
-        "a,b",
-        'a "b"',
-        "é",
-        5,
-        -0.25,
-        None,
-        True,
-    ]
+    formulas = ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3+cmd|x", "\t=1", "\r=1", '=HYPERLINK("x")']
+    formulas += ["--1", "+x", "-x 5"]
+    numbers = ["88.9", "-3.2", "+4", "-1e-05", "-3.1 ± 0.4", "-", "", 5, -0.25, None, True]
+    others = [*numbers, "a=b", "CoLA", "a,b", 'a "b"', "é"]
     rows = list(csv.reader(io.StringIO(csv_text([formulas, others]), newline="")))
     assert rows == [[f"'{cell}" for cell in formulas], ["" if cell is None else str(cell) for cell in others]]
 

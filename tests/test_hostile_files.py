@@ -25,44 +25,14 @@ from amos_fairseq.prepare.workspace import Sample, is_finished
 from amos_fairseq.scoring.reranking import read_nbest
 
 TEXTS = (
-    *(
-        "null",
-        "5",
-        "[]",
-        "[5]",
-        "{}",
-        '"x"',
-        "true",
-        "",
-        "\0",
-        "{",
-        "Infinity",
-        "NaN",
-        "9" * 400,
-        "9" * 5000,
-        '"\\ud800"',
-    ),
-    *("[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5),
+    *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),
+    *("9" * 400, "9" * 5000, "[" * 10**5 + "]" * 10**5, '{"a":' * 10**5 + "1" + "}" * 10**5),
 )
 # As they are spelled in a file: json.dumps refuses an integer of 5,000 digits.
 VALUES = (
-    *(
-        "null",
-        "5",
-        "-1",
-        "true",
-        "1e308",
-        "1e400",
-        "NaN",
-        "-Infinity",
-        "9" * 19,
-        "9" * 400,
-        "9" * 5000,
-        "[]",
-        "[5]",
-        "{}",
-    ),
-    *('"x"', '""', '"\\ud800"', '"a\\u0000b"', '"a\\nb"', '"../../x"', '"/etc/passwd"', json.dumps("x" * 5000)),
+    *("null", "5", "-1", "true", "1e308", "1e400", "NaN", "-Infinity", "[]", "[5]", "{}"),
+    *("9" * 19, "9" * 400, "9" * 5000, json.dumps("x" * 5000)),
+    *('"x"', '""', '"\\ud800"', '"a\\u0000b"', '"a\\nb"', '"../../x"', '"/etc/passwd"'),
 )
 
 QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"text": "a", "answer_start": 0}]}
@@ -77,29 +47,14 @@ SQUAD_MANIFEST = {
     "splits": {"train": COUNTS, "valid": COUNTS},
     "sources": {split: {"name": "x", "sha256": "x"} for split in ("train", "valid")},
 }
-CORPUS = {
-    "task_data": "x",
-    "settings": {"seed": 1},
-    "inputs": [{"bytes": 2, "sha256": "x"}],
-    "shards": [{"directory": "."}],
-}
+INPUT = {"bytes": 2, "sha256": "x"}
+CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
 DOCUMENT_FILE = {"name": "00000.txt", "documents": 1, "paragraphs": 1, "bytes": 2}
-SPLIT = {
-    "inputs": [{}],
-    "train": [DOCUMENT_FILE],
-    "valid": DOCUMENT_FILE | {"name": "valid.txt"},
-    "sample": DOCUMENT_FILE,
-}
+SPLIT = {"inputs": [{}], "train": [DOCUMENT_FILE], "sample": DOCUMENT_FILE}
+SPLIT["valid"] = DOCUMENT_FILE | {"name": "valid.txt"}
 IDENTITY = {"settings": {"seed": 1}}
-GLUE_TASK = {
-    "task": "RTE",
-    "tokenizer_sha256": "x",
-    "max_train_rows": None,
-    "seed": None,
-    "splits": {"train": {"sha256": "x"}},
-    "files": {},
-    "sha256": {},
-}
+GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
+GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
 PREPARED_GLUE = GLUE_TASK | {
     "kind": "classification",
     "labels": ["a", "b"],
@@ -107,6 +62,7 @@ PREPARED_GLUE = GLUE_TASK | {
     "notes": ["note"],
     "splits": {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")},
 }
+WORDS = {"train": {"words": 1}, "valid": {"words": 1}}
 LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 
@@ -163,11 +119,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),
-    "counts of a shard": (
-        ".prepare/shard0/counts.json",
-        {"train": {"words": 1}, "valid": {"words": 1}},
-        lambda path: workspace(path).load_counts(0),
-    ),
+    "counts of a shard": (".prepare/shard0/counts.json", WORDS, lambda path: workspace(path).load_counts(0)),
     "corpus.json that is moved": (".prepare/corpus.json", CORPUS, continue_publishing),
     "task.json": ("RTE/task.json", GLUE_TASK, glue_is_finished),
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
@@ -273,11 +225,8 @@ def test_a_workspace_writes_and_removes_nothing_through_links(link, tmp_path):
 
 def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
     (tmp_path / ".prepare" / "text").mkdir(parents=True)
-    with (
-        pytest.raises(UserError, match="unfinished corpus of other inputs or settings"),
-        TextWorkspace(tmp_path, IDENTITY),
-    ):
-        pass
+    with pytest.raises(UserError, match="unfinished corpus of other inputs or settings"):
+        TextWorkspace(tmp_path, IDENTITY).__enter__()
 
 
 @pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer"])

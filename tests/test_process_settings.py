@@ -2,11 +2,10 @@
 
 import logging
 import os
-import subprocess
 import sys
 
 import pytest
-from tiny_runs import ROOT
+from tiny_runs import ROOT, run_process
 
 from amos_fairseq.process_settings import MALLOC_VARIABLES, OPENMP_VARIABLES
 
@@ -31,15 +30,8 @@ UNSET = {name: value for name, value in os.environ.items() if name not in (*MALL
 
 def run(code: str, **variables: str) -> list[str]:
     started = f"import amos_start; amos_start.registers_later = True\n{code}"
-    command = [sys.executable, "-c", started]
-    result = subprocess.run(
-        command,
-        env=UNSET | {"PYTHONPATH": str(ROOT)} | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    result = run_process([sys.executable, "-c", started], env=UNSET | {"PYTHONPATH": str(ROOT)} | variables)
+    assert result.returncode == 0, result.stderr
     return result.stdout.split()
 
 
@@ -78,6 +70,5 @@ def test_threads_wait_passively(variables: dict[str, str], expected: str):
 def test_openmp_reads_the_variable_that_a_command_sets():
     """GNU's OpenMP prints its settings when PyTorch loads it; it spins 300,000 times by default."""
     variables = UNSET | {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "verbose"}
-    command = [sys.executable, "-c", "import amos_start; amos_start.start(); import torch"]
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    result = run_process([sys.executable, "-c", "import amos_start; amos_start.start(); import torch"], env=variables)
     assert "GOMP_SPINCOUNT = '0'" in result.stderr

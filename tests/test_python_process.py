@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.cli.main import SUBCOMMANDS
 from amos_fairseq.python_process import python_command
@@ -37,24 +37,17 @@ for arguments in {commands!r}:
 print(*(name for name in {planted!r} if name in sys.modules))
 """
 # Each refuses its arguments after the imports.
-COMMANDS = {
-    "prepare": ["text.txt", "--out", "out", "--vocab-size", "1"],
-    "recipes": ["amos_tiny", "--vocabulary-size", "1"],
-    "train": ["amos_tiny", "task.data=DATA"],
-    "inspect": ["start.pt", "--text", "a"],
-    "plot": ["absent"],
-    "report": ["start.pt"],
-    "import": ["absent", "out.pt"],
-    "export": ["start.pt", "out"],
-    "glue": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
-    "squad": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
-    "tag": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
-    "probe": ["--checkpoint", "start.pt", "--data", "absent", "--out", "out"],
-    "score": ["start.pt", "text.txt"],
-    "flops": ["start.pt"],
-    "bench": ["absent", "--device", "cpu"],
-    "verify": ["absent"],
-}
+_COMMANDS = (
+    *(
+        "prepare text.txt --out out --vocab-size 1",
+        "recipes amos_tiny --vocabulary-size 1",
+        "train amos_tiny task.data=DATA",
+    ),
+    *("inspect start.pt --text a", "plot absent", "report start.pt", "import absent out.pt", "export start.pt out"),
+    *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),
+    *("score start.pt text.txt", "flops start.pt", "bench absent --device cpu", "verify absent"),
+)
+COMMANDS = [command.split() for command in _COMMANDS]
 ASK = """\
 import importlib, multiprocessing, sys
 def tell(who):
@@ -83,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(command: list[str], folder: Path, *path: Path) -> str:
     variables = environment({"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))})
-    result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    result = run_process(command, folder, variables)
     assert result.returncode == 0, result.stderr[-2000:]
     assert not (folder.parent / "executed").exists()
     return result.stdout
@@ -91,12 +84,11 @@ def run(command: list[str], folder: Path, *path: Path) -> str:
 
 @pytest.mark.slow
 def test_no_command_imports_modules_of_the_current_folder(folder: Path, tmp_path: Path) -> None:
-    assert {module.__name__.rpartition(".")[2].rstrip("_") for module in SUBCOMMANDS} == set(COMMANDS)
+    assert {module.__name__.rpartition(".")[2].rstrip("_") for module in SUBCOMMANDS} == {name for name, *_ in COMMANDS}
     for name in ("start.pt", "text.txt"):
         (folder / name).write_text("not a checkpoint\n")
     script = tmp_path / "amos"
-    commands = [[name, *arguments] for name, arguments in COMMANDS.items()]
-    script.write_text(CONSOLE_SCRIPT.format(commands=commands, planted=PLANTED))
+    script.write_text(CONSOLE_SCRIPT.format(commands=COMMANDS, planted=PLANTED))
     started, imported = run([sys.executable, str(script)], folder).splitlines()[-2:]
     assert imported.split() == list(PLANTED), "the commands have imported them, from elsewhere"
     assert started == f"started {python_command('fairseq_cli.hydra_train')[1:]} 1"
@@ -152,15 +144,7 @@ def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Pa
 
 def test_one_function_starts_python() -> None:
     """Where no source of the package and of the examples passes ``-m`` or ``-c`` to Python."""
-    sources = [path for folder in ("amos_fairseq", "examples") for path in (ROOT / folder).rglob("*.py")]
-    with_option = [
-        str(path.relative_to(ROOT))
-        for path in sources
-        if any(
-            isinstance(argument, ast.Constant) and argument.value in ("-m", "-c")
-            for node in ast.walk(ast.parse(path.read_bytes()))
-            if isinstance(node, (ast.List, ast.Call))
-            for argument in (node.elts if isinstance(node, ast.List) else node.args)
-        )
-    ]
-    assert with_option == []
+    for path in (path for folder in ("amos_fairseq", "examples") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            words = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else ()
+            assert not [word for word in words if isinstance(word, ast.Constant) and word.value in ("-m", "-c")], path

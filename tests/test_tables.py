@@ -9,26 +9,15 @@ from amos_fairseq.tables import Table, format_score, markdown_rows
 
 
 def test_a_bar_in_a_cell_starts_no_column() -> None:
-    assert markdown_rows(["way", "ms"], [["a|b", "1"]]).splitlines() == [
-        "| way | ms |",
-        "| --- | ---: |",
-        "| a\\|b | 1 |",
-    ]
+    lines = ["| way | ms |", "| --- | ---: |", "| a\\|b | 1 |"]
+    assert markdown_rows(["way", "ms"], [["a|b", "1"]]).splitlines() == lines
 
 
 def test_files_have_the_same_cells(tmp_path) -> None:
     table = Table("Scores", ["", "accuracy"], [["ours", "88.9 ± 0.1"], ["a|b", "-"]], ["a note"])
     markdown, comma_separated = table.save(tmp_path / "scores")
-    assert markdown.read_text().splitlines() == [
-        "# Scores",
-        "",
-        "|  | accuracy |",
-        "| --- | ---: |",
-        "| ours | 88.9 ± 0.1 |",
-        "| a\\|b | - |",
-        "",
-        "- a note",
-    ]
+    rows = ["|  | accuracy |", "| --- | ---: |", "| ours | 88.9 ± 0.1 |", "| a\\|b | - |"]
+    assert markdown.read_text().splitlines() == ["# Scores", "", *rows, "", "- a note"]
     assert list(csv.reader(comma_separated.open())) == [["", "accuracy"], ["ours", "88.9 ± 0.1"], ["a|b", "-"]]
 
 

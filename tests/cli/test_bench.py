@@ -43,15 +43,8 @@ def test_page_and_json_report_all_measurements(tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert printed.startswith(page)
     assert str(tmp_path / "results") in printed.removeprefix(page)
-    assert found["work"] == {
-        "objective": "electra",
-        "sequences": 2,
-        "tokens_per_sequence": 64,
-        "masked_positions": 20,
-        "vocabulary_rows": 640,
-        "precision": "float32",
-        "device": "cpu",
-    }
+    sizes = {"sequences": 2, "tokens_per_sequence": 64, "masked_positions": 20, "vocabulary_rows": 640}
+    assert found["work"] == {"objective": "electra", **sizes, "precision": "float32", "device": "cpu"}
     names = [contestant["name"] for contestant in found["contestants"]]
     assert names == ["ours", "hf", "hf_naive", "reference"]
     ours, *others = found["contestants"]
@@ -62,13 +55,8 @@ def test_page_and_json_report_all_measurements(tmp_path: Path, capsys: pytest.Ca
     assert ours["ours_is_faster_by"] is None
     for other in others:
         ratios = sorted(theirs / our for our, theirs in zip(ours["seconds"], other["seconds"], strict=True))
-        assert other["ours_is_faster_by"] == pytest.approx(
-            {
-                "min": ratios[0],
-                "median": sum(ratios) / 2,
-                "max": ratios[1],
-            }
-        )
+        expected = {"min": ratios[0], "median": sum(ratios) / 2, "max": ratios[1]}
+        assert other["ours_is_faster_by"] == pytest.approx(expected)
     assert list(found["parts"]) == list(PARTS)
     assert sum(found["parts"].values()) == pytest.approx(1)
     assert found["config"]["model"]["kernels"] == "fast"

@@ -49,6 +49,12 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"special_tokens_map.json"}
 
 
+def card_of(run: Path, out: Path, *flags: str) -> str:
+    """The card of an exported folder, which is not compared with the checkpoint."""
+    assert main(["export", str(run), str(out), "--no-check", *flags]) == 0
+    return (out / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_folder_is_complete_and_the_comparison_is_printed(runs, tmp_path, capsys):
     assert main(["export", str(runs / "amos"), str(tmp_path / "out")]) == 0
@@ -62,10 +68,8 @@ def test_folder_is_complete_and_the_comparison_is_printed(runs, tmp_path, capsys
 
 
 def test_card_states_the_facts_of_the_run(runs, tmp_path):
-    flags = ["--data-license", "cc-by-4.0", "--language", "en", "--no-check"]
-    flags += ["--dataset", "wikitext", "--dataset", "a/b", "--base-model", "google/bert"]
-    main(["export", str(runs / "amos"), str(tmp_path / "out"), *flags])
-    _, header, text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    flags = "--data-license cc-by-4.0 --language en --dataset wikitext --dataset a/b --base-model google/bert"
+    _, header, text = card_of(runs / "amos", tmp_path / "out", *flags.split()).split("---\n", 2)
     data = yaml.safe_load(header)
     assert (data["license"], data["language"], data["library_name"]) == ("cc-by-4.0", "en", "transformers")
     assert (data["datasets"], data["base_model"], "model-index" in data) == (["wikitext", "a/b"], "google/bert", False)
@@ -95,22 +99,19 @@ def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):
         for record in ({script: 1.5, "[link](javascript:alert(1))": 2}, {"loss": script}, {"loss": [1]}):
             log.write(json.dumps({"split": "valid", "update": 5, "epoch": 1} | record) + "\n")
         log.write("[" * 100_000 + "\n")
-    main(["export", str(run), str(tmp_path / "out"), "--no-check"])
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    card = card_of(run, tmp_path / "out")
     assert "<script" not in card
     assert "| &lt;script&gt;alert(1)&lt;/script&gt; | 1.5 |" in card
     assert r"| \[link\](javascript:alert(1)) | 2 |" in card
     assert r"| Task | x\|&lt;script&gt;" in card
     imported = write_run(tmp_path / "imported", task={"data": f"imported from {script}", "_name": "text_pretraining"})
-    main(["export", str(imported), str(tmp_path / "other"), "--no-check"])
-    assert "<script" not in (tmp_path / "other" / "README.md").read_text(encoding="utf-8")
+    assert "<script" not in card_of(imported, tmp_path / "other")
 
 
 def test_card_of_an_imported_model_has_no_facts_of_training(runs, tmp_path):
     """The settings that are stored with imported weights are unused defaults."""
     run = write_run(tmp_path / "run", task={"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"})
-    main(["export", str(run), str(tmp_path / "out"), "--no-check"])
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    card = card_of(run, tmp_path / "out")
     assert "# bert-mini (BertModel), 2 layers of width 16" in card
     assert "license: unknown" in card
     assert "of bert-mini (BertModel), imported with amos_fairseq and not trained further." in card
@@ -124,8 +125,7 @@ def test_a_parent_that_cannot_be_read_is_left_out(parent, tmp_path):
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["checkpoint"] = {"finetune_from_model": parent}
     torch.save(state, run / "checkpoint_last.pt")
-    assert main(["export", str(run), str(tmp_path / "out"), "--no-check"]) == 0
-    assert "which started from" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "which started from" not in card_of(run, tmp_path / "out")
 
 
 def test_a_name_that_no_folder_can_have_is_refused(tmp_path):
@@ -139,10 +139,7 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     """Two runs after the import: GLUE's RTE after pretraining, each with the path of the one before."""
     tokenizer = FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens)  # as of an import
     task = {"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"}
-    parent, flags = (
-        write_run(tmp_path / "imported", tokenizer=tokenizer, task=task) / "checkpoint_last.pt",
-        ["--no-check"],
-    )
+    parent = write_run(tmp_path / "imported", tokenizer=tokenizer, task=task) / "checkpoint_last.pt"
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "task.json").write_text('{"task": "RTE", "labels": ["yes", "no"]}')
     for name, task in (("pretrained", {}), ("rte", {"data": str(tmp_path / "data"), "_name": "sentence_prediction"})):
@@ -151,14 +148,10 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
         state["cfg"]["checkpoint"] = {"finetune_from_model": str(parent)}
         torch.save(state, parent := run / "checkpoint_last.pt")
     (run / "metrics.jsonl").write_text('{"split": "valid", "update": 5, "accuracy": 61.5, "loss": 0.7}\n')
-    main(["export", str(run), str(tmp_path / "out"), *flags])
-    _, header, text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    _, header, text = card_of(run, tmp_path / "out").split("---\n", 2)
     (result,) = yaml.safe_load(header)["model-index"][0]["results"]
-    assert (result["dataset"]["name"], result["metrics"][0]["type"], result["metrics"][0]["value"]) == (
-        "GLUE RTE",
-        "accuracy",
-        0.615,
-    )
+    metric = result["metrics"][0]
+    assert (result["dataset"]["name"], metric["type"], metric["value"]) == ("GLUE RTE", "accuracy", 0.615)
     for fact in (
         "which started from bert-mini (BertModel)",
         "| Started from | bert-mini (BertModel) |",
@@ -167,23 +160,15 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     ):
         assert fact in text, fact
     (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
-    main(["export", str(run), str(tmp_path / "moved"), *flags])
-    assert "bert-mini" not in (tmp_path / "moved" / "README.md").read_text(encoding="utf-8")
+    assert "bert-mini" not in card_of(run, tmp_path / "moved")
 
 
 def test_card_of_a_tagger_has_its_scores(tmp_path):
     """Column and file are in the manifest of the data; without it there is no model-index."""
     task = {"data": str(tmp_path / "data"), "_name": "sequence_tagging"}
     run = write_run(tmp_path / "run", labels=2, task=task)
-    record = {
-        "split": "valid",
-        "update": UPDATES,
-        "loss": 0.7,
-        "f1": 61.5,
-        "precision": 70.0,
-        "recall": 54.8,
-        "accuracy": 90.0,
-    }
+    record = {"split": "valid", "update": UPDATES, "loss": 0.7, "accuracy": 90.0}
+    record |= {"f1": 61.5, "precision": 70.0, "recall": 54.8}
     (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     manifest = {"labels": ["B-X", "O"], "column": "chunk", "has_spans": True, "tokenizer_sha256": "", "splits": {}}
     headers = []
@@ -191,8 +176,7 @@ def test_card_of_a_tagger_has_its_scores(tmp_path):
         if content is not None:
             (tmp_path / "data").mkdir()
             (tmp_path / "data" / "tagging.json").write_text(json.dumps(content))
-        main(["export", str(run), str(tmp_path / name), "--no-check"])
-        headers.append(yaml.safe_load((tmp_path / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)[1]))
+        headers.append(yaml.safe_load(card_of(run, tmp_path / name).split("---\n", 2)[1]))
     assert "model-index" not in headers[0]
     (result,) = headers[1]["model-index"][0]["results"]
     assert (result["task"]["type"], result["dataset"]["name"]) == ("token-classification", "chunk of dev.txt")
@@ -226,11 +210,8 @@ def test_force_replaces_exported_folders_only(tmp_path, monkeypatch):
     (tmp_path / "thesis").mkdir()
     check_output_folder(tmp_path / "thesis", replace=True)  # empty
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
-    for name, message in (
-        ("thesis", "holds no exported model"),
-        (".", "no name of its own"),
-        ("..", "no name of its own"),
-    ):
+    messages = {"thesis": "holds no exported model", ".": "no name of its own", "..": "no name of its own"}
+    for name, message in messages.items():
         with pytest.raises(UserError, match=message), export_folder(Path(name), replace=True):
             pass
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"

@@ -22,16 +22,15 @@ def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:
 
 
 def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    by_name = flops(
-        capsys, "mlm_tiny", "--set", "optimization.max_update=7", "--vocabulary-size", "600", "--length", "10"
-    )
+    sizes = ("--vocabulary-size", "600", "--length", "10")
+    by_name = flops(capsys, "mlm_tiny", "--set", "optimization.max_update=7", *sizes)
     expected = training_flops(compose_recipe("mlm_tiny", ["optimization.max_update=7"]), 600)
     assert by_name["training"]["today"]["total"] == expected.total == 7 * expected.per_update
     assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 10)
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [_self_, /mlm_base, /sizes/mlm_tiny, seven@_global_]\n")
     (tmp_path / "seven.yaml").write_text("optimization: {max_update: 7}\n")
-    by_path = flops(capsys, str(mine), "--vocabulary-size", "600", "--length", "10")
+    by_path = flops(capsys, str(mine), *sizes)
     assert by_path | {"config": "mlm_tiny"} == by_name
 
 

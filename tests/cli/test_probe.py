@@ -36,9 +36,8 @@ def data(tmp_path_factory) -> Path:
             lines = []
             for words in texts:
                 label = "noun" if words[0] in ("fox", "dog", "end") else "other"
-                relation = (
-                    f"Cause-Effect({'e1,e2' if words[1] < words[3] else 'e2,e1'})" if label == "noun" else "Other"
-                )
+                order = "e1,e2" if words[1] < words[3] else "e2,e1"
+                relation = f"Cause-Effect({order})" if label == "noun" else "Other"
                 spans = {"span1": [0, 1]} | ({"span2": [1, 4]} if task == "relations" else {})
                 targets = [spans | {"label": label if task == "pos" else relation}]
                 lines.append(json.dumps({"text": " ".join(words), "targets": targets}) + "\n")
@@ -63,13 +62,8 @@ def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: 
     assert found == {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
     assert all(0 <= r["score"] <= 1 and r["targets"] == 9 for r in content["results"])
     assert content["format"] == 1
-    assert sorted(path.name for path in out.glob("[!.]*")) == [
-        "probing.png",
-        "probing.svg",
-        "results.csv",
-        "results.json",
-        "table.md",
-    ]
+    files = {"probing.png", "probing.svg", "results.csv", "results.json", "table.md"}
+    assert {path.name for path in out.glob("[!.]*")} == files
     table = (out / "table.md").read_text(encoding="utf-8")
     assert "| layer | pos | relations | relations (macro-F1 of SemEval) |" in table
     assert re.search(r"\| generator 1 \| \d+\.\d ± \d+\.\d \|", table)

@@ -161,11 +161,8 @@ def test_reranking_with_known_answer(run, tmp_path, capsys):
     def lists(name, reference, crossing):
         """``better`` overtakes ``worse`` at lambda = ``crossing``."""
         score = -1.0 - crossing * (pll[better] - pll[worse])
-        hypotheses = [
-            {"text": worse, "score": -1.0},
-            {"text": better, "score": score},
-            {"text": texts[2], "score": -1e6},
-        ]
+        scores = {worse: -1.0, better: score, texts[2]: -1e6}
+        hypotheses = [{"text": text, "score": score} for text, score in scores.items()]
         file = tmp_path / name
         file.write_text(json.dumps({"u": {"reference": reference, "hypotheses": hypotheses}}), encoding="utf-8")
         return str(file)
@@ -175,9 +172,8 @@ def test_reranking_with_known_answer(run, tmp_path, capsys):
     assert main(["score", str(run), "--rerank", nbest, "--dev", dev, "--out", str(out)]) == 0
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["lambda"] == 0.45
-    assert (
-        found["dev"]["wer_of_lambda"]["0.40"] > found["dev"]["wer_of_lambda"]["0.45"] == found["dev"]["wer_after"] == 0
-    )
+    errors = found["dev"]["wer_of_lambda"]
+    assert errors["0.40"] > errors["0.45"] == found["dev"]["wer_after"] == 0
     assert found["nbest"]["wer_before"] > found["nbest"]["wer_after"] == found["nbest"]["wer_oracle"] == 0
     winner = found["reranked"]["u"]
     assert (winner["text"], winner["place"], winner["word_errors"]) == (better, 2, 0)
@@ -196,10 +192,7 @@ def test_reranking_with_known_answer(run, tmp_path, capsys):
         (["absent", "text.txt"], "absent/checkpoint_last.pt is missing|absent is missing"),
         (["run", "absent.txt"], r"absent.txt: the text cannot be read \(No such file"),
         (["run", "latin1.txt"], "latin1.txt, line 2: not UTF-8 at byte 1"),
-        (
-            ["run", "text.txt", "--out", "absent/scores.tsv"],
-            r"absent/scores.tsv.unfinished cannot be written \(No such",
-        ),
+        (["run", "text.txt", "--out", "absent/scores.tsv"], r"absent/scores.tsv.unfinished cannot be written \(No"),
         (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the input file itself"),
         (["run", "text.txt", "--out", "."], "--out . is a folder: give the name of a file"),
         (["run", "text.txt", "--batch-tokens", "0"], "--batch-tokens 0 must be 1 or more"),
@@ -230,18 +223,14 @@ def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, messag
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run"],
-        ["run", "text.txt", "--rerank", "nbest.json", "--lambda", "1"],
-        ["run", "--rerank", "nbest.json"],
-        ["run", "--rerank", "nbest.json", "--lambda", "1", "--dev", "dev.json"],
-        ["run", "--rerank", "nbest.json", "--lambda", "1", "--format", "tsv"],
-        ["run", "text.txt", "--dev", "dev.json"],
-        ["run", "text.txt", "--lambda", "1"],
+        *("", "text.txt --rerank nbest.json --lambda 1", "--rerank nbest.json", "text.txt --dev dev.json"),
+        *("--rerank nbest.json --lambda 1 --dev dev.json", "--rerank nbest.json --lambda 1 --format tsv"),
+        "text.txt --lambda 1",
     ],
 )
 def test_incompatible_flags_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        main(["score", *arguments])
+        main(["score", "run", *arguments.split()])
     assert exit_info.value.code == 2
     assert capsys.readouterr().err.startswith("usage: amos score")
 
@@ -271,9 +260,7 @@ def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypat
     unfinished = tmp_path / "scores.tsv.unfinished"
     assert len(unfinished.read_text(encoding="utf-8").splitlines()) == 1 + sum(calls[:2])
     unfinished.write_bytes(unfinished.read_bytes()[:-9])
-    monkeypatch.setattr(
-        MaskedScorer, "log_probs", lambda self, given: calls.append(len(given)) or log_probs(self, given)
-    )
+    monkeypatch.setattr(MaskedScorer, "log_probs", lambda self, s: calls.append(len(s)) or log_probs(self, s))
     capsys.readouterr()
     assert main([*command, str(tmp_path / "scores.tsv")]) == 0
     assert f"{sum(calls[:2]) - 1} of 40 lines are already scored" in capsys.readouterr().err
@@ -307,9 +294,8 @@ def test_damaged_rows_are_not_continued(run, tmp_path, capsys, monkeypatch, rows
     unfinished = tmp_path / "out.json.unfinished"
     identity = unfinished.read_bytes().splitlines(keepends=True)[0]
     unfinished.write_bytes(identity + rows.encode(errors="surrogateescape") + b"\n")
-    assert "out.json.unfinished is damaged: remove it and repeat the command" in error_line(
-        capsys, main, *command, reports_progress=True
-    )
+    line = error_line(capsys, main, *command, reports_progress=True)
+    assert "out.json.unfinished is damaged: remove it and repeat the command" in line
     assert not out.exists()
     unfinished.unlink()
     assert main(command) == 0

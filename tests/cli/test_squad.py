@@ -122,9 +122,8 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
         session = open_session(str(squad_data / "start"), str(tmp_path), recipe, cpu=True)
         return Squad(session, squad_data / "data", settings_of(64, *flags))
 
-    (tmp_path / "best.yaml").write_text(
-        "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0, checkpoint: best}}"
-    )
+    best = "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0, checkpoint: best}}"
+    (tmp_path / "best.yaml").write_text(best)
     squad = benchmark("amos")
     task = squad.tasks["SQuAD2.0"]
     assert (task.main_score, task.num_examples > 40) == ("f1", True)

@@ -15,19 +15,14 @@ from failures import full_disk
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from interrupted_run import assert_same_bits
 from omegaconf import OmegaConf
 
 from amos_fairseq import checkpoint_files
 from amos_fairseq.checkpoint_files import DamagedCheckpoint, read_header
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.compat import checkpoints
-from amos_fairseq.compat.checkpoints import (
-    UNSAFE_LOADING,
-    newest_complete_checkpoint,
-    repair_last_checkpoint,
-    restrict_classes,
-    write_atomically,
-)
+from amos_fairseq.compat.checkpoints import newest_complete_checkpoint, repair_last_checkpoint, write_atomically
 from amos_fairseq.errors import UserError
 
 LIMIT = 40_000
@@ -45,10 +40,8 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path: Path
     path = str(tmp_path / "checkpoint_last.pt")
     checkpoint_utils.torch_persistent_save(checkpoint(1), path)
     before = content(tmp_path)
-    with (
-        full_disk(LIMIT),
-        pytest.raises(UserError, match=r"checkpoint_last\.pt cannot be written \(File too large\).*make room"),
-    ):
+    line = r"checkpoint_last\.pt cannot be written \(File too large\).*make room"
+    with full_disk(LIMIT), pytest.raises(UserError, match=line):
         checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), path)
     assert content(tmp_path) == before
     checkpoint_utils.torch_persistent_save(checkpoint(3, size=LIMIT), path)
@@ -137,14 +130,16 @@ def save_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(
-    save_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def assert_resumed_from_update_10(save_dir: Path, log: str, fault: str) -> None:
+    assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
+    assert f"checkpoint_last.pt is {fault}: resuming from the newest complete checkpoint" in log
+    assert "checkpoint_2_10.pt (10 updates)" in log
+
+
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(save_dir: Path, caplog) -> None:
     assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
     assert repair_last_checkpoint(str(save_dir)) is None
-    assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
-    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in caplog.text
-    assert "checkpoint_2_10.pt (10 updates)" in caplog.text
+    assert_resumed_from_update_10(save_dir, caplog.text, "damaged")
 
 
 def flip_a_bit(path: Path) -> None:
@@ -156,21 +151,17 @@ def flip_a_bit(path: Path) -> None:
 
 
 def test_a_flipped_bit_is_damage(save_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    torch.save(checkpoint(10), save_dir / "checkpoint_last.pt")
-    flip_a_bit(save_dir / "checkpoint_last.pt")
-    assert not torch.equal(
-        torch.load(save_dir / "checkpoint_last.pt")["model"]["weight"], checkpoint(10)["model"]["weight"]
-    )
+    last, expected = save_dir / "checkpoint_last.pt", checkpoint(10)["model"]["weight"]
+    torch.save(checkpoint(10), last)
+    flip_a_bit(last)
+    assert not torch.equal(torch.load(last)["model"]["weight"], expected)
+    line = r"damaged \(the checksum of checkpoint_last/data/0 in it is wrong\)"
     for read in (read_header, checkpoint_utils.load_checkpoint_to_cpu, lambda path: read_state(Path(path))):
-        with pytest.raises(
-            DamagedCheckpoint, match=r"damaged \(the checksum of checkpoint_last/data/0 in it is wrong\)"
-        ):
-            read(str(save_dir / "checkpoint_last.pt"))
+        with pytest.raises(DamagedCheckpoint, match=line):
+            read(str(last))
     assert repair_last_checkpoint(str(save_dir)) is None
-    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in caplog.text
-    assert torch.equal(
-        read_header(str(save_dir / "checkpoint_last.pt"))["model"]["weight"], checkpoint(10)["model"]["weight"]
-    )
+    assert_resumed_from_update_10(save_dir, caplog.text, "damaged")
+    assert torch.equal(read_header(str(last))["model"]["weight"], expected)
 
 
 def test_the_newest_of_damaged_checkpoints_is_passed_over(save_dir: Path) -> None:
@@ -229,17 +220,13 @@ def test_a_complete_last_checkpoint_is_not_changed(save_dir: Path) -> None:
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
-def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(
-    save_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(save_dir: Path, caplog) -> None:
     """The kill came between the two; checkpoint_2_12.pt, damaged, is not taken."""
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
     for name in ("checkpoint_2_10.pt", "checkpoint_2_12.pt"):
         written_after(save_dir / "checkpoint_last.pt", save_dir / name)
     assert repair_last_checkpoint(str(save_dir)) is None
-    assert (save_dir / "checkpoint_last.pt").read_bytes() == (save_dir / "checkpoint_2_10.pt").read_bytes()
-    assert "checkpoint_last.pt is older: resuming from the newest complete checkpoint" in caplog.text
-    assert "checkpoint_2_10.pt (10 updates)" in caplog.text
+    assert_resumed_from_update_10(save_dir, caplog.text, "older")
 
 
 @pytest.mark.parametrize("last", [checkpoint(10), {"model": {}}], ids=["equally far", "without a number of updates"])
@@ -271,10 +258,8 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir
     last = folder / "checkpoint_last.pt"
     last.unlink(missing_ok=True)
     last.symlink_to("/not/mounted/checkpoint_last.pt")
-    problem = repair_last_checkpoint(str(folder))
-    assert problem.startswith(
-        f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount the disk"
-    )
+    line = f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount the disk"
+    assert repair_last_checkpoint(str(folder)).startswith(line)
     assert last.is_symlink()
 
 
@@ -306,10 +291,6 @@ def no_room(file: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def leave_a_trace(path: str) -> None:
-    Path(path).touch()
-
-
 class Stranger:
     """Runs a function when it is unpickled, as an attacker's class might."""
 
@@ -317,7 +298,7 @@ class Stranger:
         self.path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (leave_a_trace, (str(self.path),))
+        return (os.mkdir, (str(self.path),))
 
 
 def complete_checkpoint(**more: Any) -> dict[str, Any]:
@@ -336,7 +317,7 @@ def complete_checkpoint(**more: Any) -> dict[str, Any]:
 def test_a_foreign_class_is_refused_and_its_code_does_not_run(load: Any, tmp_path: Path) -> None:
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
     torch.save(complete_checkpoint(surprise=Stranger(trace)), path)
-    with pytest.raises(UserError, match=r"model\.pt contains an object of class \S*leave_a_trace,") as refused:
+    with pytest.raises(UserError, match=r"model\.pt contains an object of class \S*mkdir,") as refused:
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)
     assert not trace.exists()
@@ -382,8 +363,8 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
 def test_environment_cannot_disable_safe_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
     torch.save(complete_checkpoint(surprise=Stranger(trace)), path)
-    monkeypatch.setenv(UNSAFE_LOADING, "1")
-    restrict_classes()
+    monkeypatch.setenv(checkpoints.UNSAFE_LOADING, "1")
+    checkpoints.restrict_classes()
     with pytest.raises(UserError):
         checkpoint_utils.load_checkpoint_to_cpu(path)
     assert not trace.exists()
@@ -419,11 +400,8 @@ def loaded_state() -> dict[str, Any]:
 def test_a_checkpoint_reaches_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     received = LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object, loaded_state())
     assert received["cfg"] is None
-    torch.testing.assert_close(received["model"], complete_checkpoint()["model"], rtol=0, atol=0)
-    torch.testing.assert_close(
-        received["last_optimizer_state"], complete_checkpoint()["last_optimizer_state"], rtol=0, atol=0
-    )
-    assert received["optimizer_history"] == complete_checkpoint()["optimizer_history"]
+    for part in ("model", "last_optimizer_state", "optimizer_history"):
+        assert_same_bits(received[part], complete_checkpoint()[part], part)
 
 
 def test_stock_fairseq_fails_in_that_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:

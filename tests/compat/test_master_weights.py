@@ -23,29 +23,19 @@ from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep
 
 
-def configuration(precision: str, **common: Any) -> Any:
-    adam = {"_name": "adam", "lr": [0.01], "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "weight_decay": 0.01}
-    adam |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
-    return OmegaConf.create(
-        {
-            "common": {
-                "bf16": precision == "bf16",
-                "fp16": precision == "fp16",
-                "amp": precision == "amp",
-                "fp16_no_flatten_grads": True,
-                "fp16_init_scale": 4,
-                "fp16_scale_window": 4,
-                "fp16_scale_tolerance": 0.0,
-                "threshold_loss_scale": None,
-                "min_loss_scale": 1e-4,
-                "model_parallel_size": 1,
-                **common,
-            },
-            "optimizer": adam,
-            "optimization": {"update_freq": [1]},
-            "distributed_training": {"distributed_world_size": 1},
-        }
-    )
+def configuration(precision: str = "bf16", name: str = "adam", update_freq: int = 1, **training: Any) -> Any:
+    """Settings of a run; an optimizer ``name`` of fairseq or of this package has its own keys, and ignores the other's."""
+    common = {kind: precision == kind for kind in ("bf16", "fp16", "amp")} | {"fp16_no_flatten_grads": True}
+    common |= {"fp16_init_scale": 4 if name == "adam" else 8, "fp16_scale_window": 4, "fp16_scale_tolerance": 0.0}
+    common |= {"threshold_loss_scale": None, "min_loss_scale": 1e-4, "model_parallel_size": 1}
+    adam = {"_name": name, "lr": [0.01], "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6}
+    if name == "adam":
+        adam |= {"weight_decay": 0.01, "use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
+    else:
+        adam |= {"weight_decay": 0.0, "decay_all_parameters": False, "layer_wise_lr_decay": 1.0}
+    distributed = {"distributed_world_size": 1, "ddp_comm_hook": "none", **training}
+    groups = {"common": common, "optimizer": adam, "optimization": {"update_freq": [update_freq]}}
+    return OmegaConf.create(groups | {"distributed_training": distributed})
 
 
 class Run:
@@ -157,20 +147,6 @@ WIDTH = 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def settings(precision: str = "bf16", update_freq: int = MICRO_BATCHES, **training: Any) -> Any:
-    common = {"bf16": precision == "bf16", "fp16": precision == "fp16", "fp16_no_flatten_grads": True}
-    common |= {"fp16_scale_window": 4, "fp16_init_scale": 8, "fp16_scale_tolerance": 0.0, "threshold_loss_scale": None}
-    return OmegaConf.create(
-        {
-            "common": {**common, "min_loss_scale": 1e-4},
-            "optimizer": {"_name": "grouped_adam", "lr": [0.01], "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6}
-            | {"weight_decay": 0.0, "decay_all_parameters": False, "layer_wise_lr_decay": 1.0},
-            "optimization": {"update_freq": [update_freq]},
-            "distributed_training": {"ddp_comm_hook": "none", **training},
-        }
-    )
-
-
 def linear(dtype: torch.dtype) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(WIDTH, WIDTH, bias=False).to(dtype)
@@ -196,7 +172,7 @@ def loss_of(model: nn.Module, number: int) -> torch.Tensor:
 
 
 def optimizer_of(model: nn.Module, precision: str, sums: bool = True) -> FP16Optimizer:
-    optimizer = FP16Optimizer.build_optimizer(settings(precision), list(model.parameters()))
+    optimizer = FP16Optimizer.build_optimizer(configuration(precision, "grouped_adam"), list(model.parameters()))
     if sums:
         optimizer.master_gradients = MasterGradients(optimizer.fp16_params, optimizer.fp32_params)
     optimizer.zero_grad()
@@ -314,7 +290,7 @@ def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[tor
     arguments.gradient_as_bucket_view = precision == "fp16"
     own = linear(DTYPES[precision])
     model = DistributedFairseqModel(arguments, own, distributed.group.WORLD, torch.device("cpu"))
-    trainer = TrainerOf(model, settings(precision, update_freq), world_size=2)
+    trainer = TrainerOf(model, configuration(precision, "grouped_adam", update_freq), world_size=2)
     found = []
     for sums in (can_sum(trainer), can_sum(trainer)):  # as after a resume, which must not register a second hook
         trainer.optimizer = optimizer_of(own, precision, sums)
@@ -350,7 +326,7 @@ def test_configurations_that_sum_in_float32(
 ) -> None:
     """Alone always; on several ranks only where there is a sum, and DistributedDataParallel to exchange it."""
     assert distributed_model(nn.Linear(2, 2)) is None
-    trainer = TrainerOf(nn.Linear(2, 2), settings(update_freq=update_freq, ddp_comm_hook=hook), 1)
+    trainer = TrainerOf(nn.Linear(2, 2), configuration(update_freq=update_freq, ddp_comm_hook=hook), 1)
     trainer.data_parallel_world_size = world_size
     assert can_sum(trainer) is expected
     assert ("added up in 16 bits" in caplog.text) == (world_size > 1 and update_freq > 1)

@@ -7,25 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from failures import refusal
+from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.cli import main as command
 from amos_fairseq.cli.main import build_parser, main
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def amos(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, "-m", "amos_start", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    variables = environment({"PYTHONPATH": path, "COLUMNS": "100"})
+    return run_process([sys.executable, "-m", "amos_start", *arguments], cwd, variables)
 
 
 def test_help_names_every_subcommand_and_nothing_else_is_printed():
@@ -41,10 +33,8 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
     [
         ("plot", {"--out": "plots"}),
         ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"}),
-        (
-            "report",
-            {"--out": "report.html", "--masked-tokens": "4096", "--seed": "1", "--device": "cpu", "--glue": "none"},
-        ),
+        ("report", {"--out": "report.html", "--masked-tokens": "4096", "--seed": "1", "--device": "cpu"}),
+        ("report", {"--glue": "none"}),
         ("import", {"--from": "hugging-face", "--seed": "1"}),
         ("score", {"--batch-tokens": "4096", "--device": "cpu", "--format": "tsv"}),
     ],
@@ -75,10 +65,8 @@ def test_unknown_words_and_missing_arguments_exit_with_2(arguments, capsys):
 @pytest.mark.slow
 def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
     result = amos("plot", "absent", "--out", "pictures", cwd=tmp_path)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("amos_fairseq: error: absent is missing: name a SAVE_DIR")
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    assert refusal(result).startswith("absent is missing: name a SAVE_DIR")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,15 +100,8 @@ sys.exit(main.main())
 def test_output_that_cannot_be_written(library, where, code, line, tmp_path):
     (tmp_path / "printing.py").write_text(PRINTING)
     shell = f'"{sys.executable}" printing.py recipes {library} {where}'
-    result = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", shell],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    variables = environment({"PYTHONPATH": str(ROOT)})
+    result = run_process(["bash", "-o", "pipefail", "-c", shell], tmp_path, variables)
     assert result.returncode == code
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == bool(line)
@@ -130,14 +111,6 @@ def test_output_that_cannot_be_written(library, where, code, line, tmp_path):
 def test_closed_pipe_ends_quietly(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
     shell = f'"{sys.executable}" -m amos_start plot metrics.jsonl | head -n 1'
-    result = subprocess.run(
-        ["bash", "-c", shell],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    result = run_process(["bash", "-c", shell], tmp_path, environment({"PYTHONPATH": str(ROOT)}))
     assert result.stderr == ""
     assert result.stdout.count("\n") == 1

@@ -1,10 +1,10 @@
 """examples/benchmark/gpu: every script from end to end on a CPU, at tiny size, offline, in an active environment."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
+from failures import refusal
 from shell_scripts import run_script
 from synthetic_glue import write_glue, write_pretraining_data
 from tiny_runs import ROOT
@@ -26,7 +26,9 @@ def results(page: str) -> dict[str, str]:
     return {name.strip(): result.strip() for name, _, result in rows[1:]}
 
 
-def passed(result: subprocess.CompletedProcess, folder: Path, name: str) -> str:
+def rehearse(folder: Path, name: str, *arguments: str | Path, **variables: str) -> str:
+    """Run a script on the CPU; assert that all steps pass, and return its page."""
+    result = run_script(f"examples/benchmark/gpu/{name}.sh", folder, *arguments, "--device", "cpu", **variables)
     page = (folder / "out" / f"{name}.md").read_text(encoding="utf-8")
     log = (folder / "out" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
     assert result.returncode == 0, page[:2000] + log[-3000:]
@@ -36,7 +38,7 @@ def passed(result: subprocess.CompletedProcess, folder: Path, name: str) -> str:
 
 @pytest.mark.slow
 def test_1_correct(tmp_path: Path) -> None:
-    page = passed(run_script("examples/benchmark/gpu/1_correct.sh", tmp_path, "--device", "cpu"), tmp_path, "1_correct")
+    page = rehearse(tmp_path, "1_correct")
     assert files_of(tmp_path) == {"1_correct.md", "1_correct.log"}
     assert "after 8 updates, resumed after 4: the same bits" in page
     for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):
@@ -47,9 +49,7 @@ def test_1_correct(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_2_baseline(tmp_path: Path) -> None:
-    page = passed(
-        run_script("examples/benchmark/gpu/2_baseline.sh", tmp_path, "--device", "cpu"), tmp_path, "2_baseline"
-    )
+    page = rehearse(tmp_path, "2_baseline")
     contests = {"electra_2.json", "amos_2.json", "amos_2_triton.json", "amos_4.json"}
     assert files_of(tmp_path) == {"2_baseline.md", "2_baseline.log", *contests}
     contestants = json.loads((tmp_path / "out" / "electra_2.json").read_text())["contestants"]
@@ -61,7 +61,7 @@ def test_2_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_3_kernels(tmp_path: Path) -> None:
-    page = passed(run_script("examples/benchmark/gpu/3_kernels.sh", tmp_path, "--device", "cpu"), tmp_path, "3_kernels")
+    page = rehearse(tmp_path, "3_kernels")
     assert files_of(tmp_path) == {"3_kernels.md", "3_kernels.log"}
     assert "| ours on a CPU | 0.1 | yes | " in page
     assert page.count("| in chunks | ") == 5
@@ -73,8 +73,7 @@ def test_4_train(tmp_path: Path) -> None:
     data, glue = tmp_path / "text", tmp_path / "glue"
     write_pretraining_data(data)
     write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
-    result = run_script("examples/benchmark/gpu/4_train.sh", tmp_path, data, glue, "--device", "cpu", TASKS="MRPC")
-    page = passed(result, tmp_path, "4_train")
+    page = rehearse(tmp_path, "4_train", data, glue, TASKS="MRPC")
     scores = {f"glue_{objective}.json" for objective in ("mlm", "electra", "amos")}
     assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", *scores}
     for objective in ("mlm", "electra", "amos"):
@@ -95,10 +94,7 @@ def test_4_train(tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, ...], words: str) -> None:
     result = run_script(f"examples/benchmark/gpu/{name}", tmp_path, *arguments)
-    assert result.returncode == 1
-    errors = [line for line in result.stderr.splitlines() if line.startswith("amos_fairseq: error: ")]
-    assert len(errors) == 1
-    assert words in errors[0]
+    assert words in refusal(result)
 
 
 def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
-"""Which module imports which, read from the sources: imports inside of functions and for type checkers count as well."""
+"""Which module imports which, read from the sources: imports inside of functions and for type checkers count as well.
 
-import ast
-from collections.abc import Iterator
+Only ``functional/cuda`` imports Triton, and only ``model.kernels=triton`` on CUDA imports ``functional/cuda``.
+"""
+
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT
+import torch
+from source_imports import imported_by
+from tiny_runs import ROOT, environment, run_process
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.run.compilation import require_triton
 
 # Folder -> the folders that its modules may import, besides their own and (except functional and modules) the modules that lie
 # directly in the package. A folder that is not named may import all of them, and those of its kind, but not the commands.
@@ -26,6 +33,7 @@ LAYERS = {
     "checkpoints": {"functional", "modules", "models", "tokenization"},
 }
 WITHOUT_GROUND_FLOOR = {"functional", "modules"}
+KERNELS = "amos_fairseq.functional.cuda"
 
 
 def modules() -> dict[str, Path]:
@@ -34,17 +42,6 @@ def modules() -> dict[str, Path]:
         parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
         found[".".join(parts)] = path
     return found
-
-
-def imported_by(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in known else node.module for name in names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (each.value for each in node.args if isinstance(each, ast.Constant))
 
 
 def graph() -> dict[str, set[str]]:
@@ -98,3 +95,34 @@ def test_no_layer_is_above_itself() -> None:
     """So the table has an order, and with it the folders."""
     assert set().union(*LAYERS.values()) < set(LAYERS)
     TopologicalSorter(LAYERS).prepare()
+
+
+def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_level() -> None:
+    paths = modules()
+    importing = {
+        name
+        for name, path in paths.items()
+        if "triton" in {each.partition(".")[0] for each in imported_by(path, paths)}
+    }
+    assert importing
+    assert all(name.startswith(KERNELS) for name in importing)
+    for name, path in paths.items():
+        if not name.startswith(KERNELS):
+            assert not [each for each in imported_by(path, paths, at_top_level=True) if each.startswith(KERNELS)], name
+
+
+@pytest.mark.slow
+def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "amos_start", "bench", "amos_tiny", "--steps", "1", "--warmup", "1"]
+    command += ["--device", "cpu", "--vocabulary-size", "300", "--set", "dataset.batch_size=2", "model.kernels=triton"]
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['triton'] = None\n")
+    result = run_process(command, tmp_path, environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"}))
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UserError, match=r"^model\.kernels=triton needs the package triton, .*: install it, or"):
+        require_triton(torch.device("cpu"))

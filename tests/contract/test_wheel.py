@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tiny_runs import ROOT, run_process
 
-ROOT = Path(__file__).resolve().parents[2]
 # fairseq looks for --user-dir beside itself, so it must lie in the same site-packages as the wheel, as after pip install.
 BESIDE_THE_WHEEL = ("fairseq", "fairseq_cli")
 
@@ -25,8 +25,7 @@ BESIDE_THE_WHEEL = ("fairseq", "fairseq_cli")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the checkout: the build writes folders that must not appear there."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
-    for name in ("amos_fairseq",):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "amos_fairseq", copy / "amos_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     out = tmp_path_factory.mktemp("wheel")
@@ -51,24 +50,19 @@ def fresh_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return root
 
 
-def run_there(environment: Path, folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess:
+def run_there(environment: Path, folder: Path, *command: str) -> subprocess.CompletedProcess:
     """Run a command of the fresh environment in ``folder``, which is outside the checkout."""
     variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables |= {"OMP_NUM_THREADS": "1", "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    result = subprocess.run(
-        command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=300
-    )
-    if check and result.returncode != 0:
-        raise AssertionError(f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
+    result = run_process(command, folder, variables)
+    assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
     return result
 
 
 def files_of_package() -> set[str]:
     """Every module of the checkout, its recipes and tables, as a wheel names them."""
-    files = (
-        path for path in (ROOT / "amos_fairseq").rglob("*") if path.is_file() and path.parent.name != "__pycache__"
-    )
-    return {str(path.relative_to(ROOT)) for path in files} | {"amos_start.py"}
+    paths = [path for path in (ROOT / "amos_fairseq").rglob("*") if path.parent.name != "__pycache__"]
+    return {str(path.relative_to(ROOT)) for path in paths if path.is_file()} | {"amos_start.py"}
 
 
 @pytest.mark.slow

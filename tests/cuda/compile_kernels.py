@@ -45,17 +45,8 @@ def compiled_shared_memory(
 def main() -> None:
     found = {}
     for width in (64, 128):
-        flags = {
-            "HAS_BIAS": True,
-            "HAS_PADDING": True,
-            "HAS_POSITIONS": False,
-            "SIDE": attention.ALL,
-            "DROPS": True,
-            "MASKS": True,
-            "UPCAST": False,
-            "H": 12,
-            "D": width,
-        }
+        flags = {"HAS_BIAS": True, "HAS_PADDING": True, "HAS_POSITIONS": False, "SIDE": attention.ALL}
+        flags |= {"DROPS": True, "MASKS": True, "UPCAST": False, "H": 12, "D": width}
         for architecture in ARCHITECTURES:
             for kernel, launch in (
                 (attention.forward_kernel, attention.forward_launch(width)),

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from fake_steps import VOCABULARY, FakeRun
+from omegaconf import DictConfig
 from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
@@ -16,6 +17,7 @@ from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.on_paper import DEVICES, SHORTEST_KERNEL, GpuRates, Trace, predict_step, trace_step
 
 aten = torch.ops.aten
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 PLAIN = GpuRates(
     "an example",
     peak=dict.fromkeys((torch.bfloat16, torch.float32), 1e12),
@@ -30,11 +32,17 @@ def trace_of(action) -> Trace:
     return trace
 
 
+def trace_of_step(recipe: str, *overrides: str) -> tuple[Trace, DictConfig]:
+    """The trace of an update, and the settings of its trainer."""
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, overrides)
+        return trace_step(run.step, cuda, run.full, DEVICES["h200"]), run.step.trainer.cfg
+
+
 def test_a_matrix_product_by_hand() -> None:
     """[64,128] x [128,256] in bfloat16: 2 x 64 x 128 x 256 FLOPs, three matrices of 2 bytes a value."""
-    trace = trace_of(
-        lambda: torch.empty(64, 128, device="cuda").bfloat16() @ torch.empty(128, 256, device="cuda").bfloat16()
-    )
+    one, other = ({"size": size, "device": "cuda", "dtype": torch.bfloat16} for size in ((64, 128), (128, 256)))
+    trace = trace_of(lambda: torch.empty(**one) @ torch.empty(**other))
     product = trace.operators["other", "mm"]
     assert product.launches == 1
     assert product.flops == 2 * 64 * 128 * 256
@@ -117,20 +125,15 @@ def test_attention_by_hand() -> None:
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
 def test_the_products_of_a_step_are_those_that_autograd_counts(recipe: str) -> None:
     """With model.kernels=reference nothing is computed twice or left out: the count of ``amos flops``, to the last product."""
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe, ["model.kernels=reference"])
-        costs = trace_step(run.step, cuda, run.full, DEVICES["h200"]).costs
-        task = run.step.trainer.cfg.task
-    per_token = training_flops(run.step.trainer.cfg, vocabulary_size=VOCABULARY).per_token
-    assert sum(cost.flops for cost in costs.values()) == 2 * task.tokens_per_sample * per_token
+    trace, cfg = trace_of_step(recipe, "model.kernels=reference")
+    per_token = training_flops(cfg, vocabulary_size=VOCABULARY).per_token
+    assert sum(cost.flops for cost in trace.costs.values()) == 2 * cfg.task.tokens_per_sample * per_token
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny"])
 def test_every_kernel_has_a_part(recipe: str) -> None:
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe)
-        trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
+    trace, _ = trace_of_step(recipe)
     assert set(trace.costs) == set(on_paper.TABLE_ORDER)
     operators = {row: {name for other, name in trace.operators if other == row} for row in trace.costs}
     # Zeroing the float32 gradients, and joining the statistics for the host.
@@ -145,9 +148,7 @@ def test_a_layer_that_is_computed_again_belongs_to_its_own_parts() -> None:
     """Twice as many fused kernels forward, all of them in the row of attention."""
     counts = []
     for recomputes in ("false", "true"):
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "amos_tiny", [f"model.activation_checkpointing={recomputes}"])
-            trace = trace_step(run.step, cuda, run.full, DEVICES["h200"])
+        trace, _ = trace_of_step("amos_tiny", f"model.activation_checkpointing={recomputes}")
         name = "_scaled_dot_product_efficient_attention"
         counts.append({row: cost.launches for (row, operator), cost in trace.operators.items() if operator == name})
     assert counts[0].keys() == counts[1].keys() == {"attention: the rest"}
@@ -184,25 +185,16 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ["--peer", "hf"],
-        ["--compile"],
-        ["--pieces"],
-        ["--device", "cpu"],
-        ["--threads", "2"],
-        ["--steps", "3"],
-        ["--warmup", "1"],
-        ["--out", "DIR"],
-    ],
+    ["--peer hf", "--compile", "--pieces", "--device cpu", "--threads 2", "--steps 3", "--warmup 1", "--out DIR"],
 )
-def test_flags_that_need_a_run_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_need_a_run_are_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
-        main(["bench", "--on-paper", "h200", "amos_tiny", *flags])
+        main(["bench", "--on-paper", "h200", "amos_tiny", *flags.split()])
     assert exit.value.code != 0
-    assert f"--on-paper measures nothing, so {flags[0]} cannot apply" in capsys.readouterr().err
+    assert f"--on-paper measures nothing, so {flags.split()[0]} cannot apply" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@NEEDS_TRITON
 def test_attention_in_triton_by_hand() -> None:
     """4 B H T T d FLOPs forward, five products of 2 B H M T d backward, with M of 8 positions in place of T."""
     from amos_fairseq.functional.cuda.attention import triton_attention
@@ -223,7 +215,7 @@ def test_attention_in_triton_by_hand() -> None:
     assert forward.seconds == pytest.approx(max(2 * product / 4e12, SHORTEST_KERNEL) + SHORTEST_KERNEL)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@NEEDS_TRITON
 def test_the_output_layer_in_triton_by_hand() -> None:
     """Bytes of a chunk [3,10,640] in bfloat16: read by the summary, read and written by the gradient, in part by drawing."""
     from amos_fairseq.functional.cuda.logits import gradient_of_logits, pick_rows, summarize_logits
@@ -249,11 +241,7 @@ def test_the_output_layer_in_triton_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernels", "milliseconds"),
-    [
-        ("fast", 111.0),
-        pytest.param("triton", 82.8, marks=pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")),
-    ],
+    ("kernels", "milliseconds"), [("fast", 111.0), pytest.param("triton", 82.8, marks=NEEDS_TRITON)]
 )
 def test_the_totals_in_the_guide(kernels: str, milliseconds: float) -> None:
     """amos_base, 64 sequences of 512 tokens; the goal is 86.5 ms, half of an H200's measured peak."""

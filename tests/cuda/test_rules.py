@@ -1,5 +1,7 @@
 """What a fake CUDA device refuses, rule by rule; and the defects that it was made to find."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from fake_steps import FakeRun
@@ -132,6 +134,20 @@ def test_everything_is_as_before_afterwards() -> None:
 class TestDefects:
     """Each is put back, and a step has to fail."""
 
+    def fails(
+        self,
+        error: type[Exception],
+        message: str | None,
+        recipe: str,
+        *overrides: str,
+        spoil: Callable[[nn.Module], object] = lambda model: None,
+    ) -> None:
+        with fake_cuda() as cuda:
+            run = FakeRun.of(cuda, recipe, overrides)
+            spoil(run.step.module)
+            with pytest.raises(error, match=message):
+                run.check_update(run.full)
+
     def test_a_bias_with_the_strides_of_a_transposed_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As it was: strides (12, 1, 6144, 12) at length 512."""
 
@@ -145,25 +161,15 @@ class TestDefects:
 
         monkeypatch.setattr("amos_fairseq.modules.relative_position.toeplitz", toeplitz)
         monkeypatch.setattr(attention, "as_attention_mask", as_attention_mask)
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "amos_base", ["model.encoder_layers=1"])
-            with pytest.raises(CudaRuleError, match=r"mask.stride\(-1\) is"):
-                run.check_update(run.full)
+        self.fails(CudaRuleError, r"mask.stride\(-1\) is", "amos_base", "model.encoder_layers=1")
 
     def test_a_mask_in_float32_beside_heads_in_bfloat16(self, monkeypatch: pytest.MonkeyPatch) -> None:
         as_attention_mask = attention.as_attention_mask
         monkeypatch.setattr(attention, "as_attention_mask", lambda bias, dtype: as_attention_mask(bias, torch.float32))
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "amos_tiny")
-            with pytest.raises(CudaRuleError, match=r"the mask is torch\.float32"):
-                run.check_update(run.full)
+        self.fails(CudaRuleError, r"the mask is torch\.float32", "amos_tiny")
 
     def test_a_head_in_float32_in_a_model_in_bfloat16(self) -> None:
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "electra_tiny")
-            run.step.module.detection_head.float()
-            with pytest.raises(CudaRuleError, match="operands of one dtype"):
-                run.check_update(run.full)
+        self.fails(CudaRuleError, "of one dtype", "electra_tiny", spoil=lambda model: model.detection_head.float())
 
     def test_a_criterion_that_reads_its_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = MlmCriterion.forward
@@ -174,17 +180,13 @@ class TestDefects:
             return made
 
         monkeypatch.setattr(MlmCriterion, "forward", reading)
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "mlm_tiny")
-            with pytest.raises(DataDependentOutputException):
-                run.check_update(run.full)
+        self.fails(DataDependentOutputException, None, "mlm_tiny")
 
     def test_a_parameter_that_nothing_uses(self) -> None:
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "mlm_tiny")
-            run.step.module.left_over = nn.Linear(2, 1, device="cuda")
-            with pytest.raises(AssertionError, match="left_over"):
-                run.check_update(run.full)
+        def add_layer(model: nn.Module) -> None:
+            model.left_over = nn.Linear(2, 1, device="cuda")
+
+        self.fails(AssertionError, "left_over", "mlm_tiny", spoil=add_layer)
 
     def test_a_constant_made_on_the_cpu_in_every_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = MlmCriterion.forward
@@ -194,10 +196,7 @@ class TestDefects:
             return (loss * torch.ones(1).to(loss.device), *rest)
 
         monkeypatch.setattr(MlmCriterion, "forward", uploading)
-        with fake_cuda() as cuda:
-            run = FakeRun.of(cuda, "mlm_tiny")
-            with pytest.raises(AssertionError):
-                run.check_update(run.full)
+        self.fails(AssertionError, None, "mlm_tiny")
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

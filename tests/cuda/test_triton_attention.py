@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor, library
-from triton_interpreter import interpreted
+from triton_interpreter import attention_by_definition, interpreted
 
-from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, reference_attention
+from amos_fairseq.functional.attention import MASKED_SCORE
 from amos_fairseq.functional.relative_position import toeplitz
 
 if find_spec("triton") is None:
@@ -23,23 +23,6 @@ if find_spec("triton") is None:
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
     yield from interpreted("attention")
-
-
-def by_definition(
-    heads: Tensor, bias: Tensor | None, padding: Tensor | None, side: str, positions: Tensor | None
-) -> Tensor:
-    length = heads.size(1)
-    places = torch.arange(length)
-    ahead = places - places[:, None]
-    forbidden = None if padding is None else padding[:, None, None, :]
-    if side != "all":
-        wrong_side = (ahead > 0 if side == "past" else ahead < 0)[None, None]
-        forbidden = wrong_side if forbidden is None else wrong_side | (forbidden & (ahead != 0))
-    fixed = None if forbidden is None else forbidden.to(heads.dtype) * MASKED_SCORE
-    mixed = reference_attention(heads, AttentionBias(None if bias is None else toeplitz(bias), fixed), 0.0)
-    if positions is None:
-        return mixed
-    return mixed.gather(1, positions[:, :, None, None].expand(-1, -1, *mixed.shape[2:]))
 
 
 def random_inputs(
@@ -88,15 +71,7 @@ CASES = [
     ],
 )
 def test_values_and_gradients(
-    kernels,
-    length: int,
-    width: int,
-    has_bias: bool,
-    has_padding: bool,
-    side: str,
-    has_positions: bool,
-    dtype,
-    tolerance,
+    kernels, length, width, has_bias, has_padding, side, has_positions, dtype, tolerance
 ) -> None:
     """Against float64 of the same rounded inputs, by norm: 16-bit kernels round weights and dS to 11 or 8 bits."""
     heads, bias, padding, positions = random_inputs(length, width, has_bias, has_padding, has_positions)
@@ -104,7 +79,7 @@ def test_values_and_gradients(
     bias = None if bias is None else bias.float()
     leaves = [heads.requires_grad_()] + ([bias.requires_grad_()] if has_bias else [])
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    exact = by_definition(exact_leaves[0], exact_leaves[1] if has_bias else None, padding, side, positions)
+    exact = attention_by_definition(exact_leaves[0], exact_leaves[1] if has_bias else None, padding, side, positions)
     out = kernels.triton_attention(heads, bias, padding, side, 0.0, positions)
     assert out.dtype == dtype
     grad = torch.randn_like(exact)

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 from fake_steps import FakeRun
+from small_models import encoder_config
 from torch import Tensor
 from triton_interpreter import interpreted
 
@@ -22,20 +23,8 @@ from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-SHAPE = TransformerConfig(
-    num_layers=2,
-    width=32,
-    ffn_width=48,
-    num_heads=2,
-    max_positions=40,
-    dropout=0.0,
-    attention_dropout=0.0,
-    activation_dropout=0.0,
-    layer_norm_eps=1e-5,
-    position_scheme="t5",
-    position_buckets=8,
-    position_max_distance=16,
-)
+SIZES = {"num_layers": 2, "width": 32, "ffn_width": 48, "num_heads": 2, "max_positions": 40}
+SHAPE = encoder_config(**SIZES, position_buckets=8, position_max_distance=16)
 
 
 @pytest.fixture
@@ -46,11 +35,8 @@ def kernels() -> Iterator[ModuleType]:
 @pytest.fixture
 def takes_triton(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoders take in float32 on the CPU what they take in float16 on CUDA."""
-    monkeypatch.setattr(
-        encoders,
-        "choose_backend",
-        lambda device, dtype, *others: choose_backend(torch.device("cuda"), torch.float16, *others),
-    )
+    on_cuda = (torch.device("cuda"), torch.float16)
+    monkeypatch.setattr(encoders, "choose_backend", lambda device, dtype, *others: choose_backend(*on_cuda, *others))
 
 
 def both(make, shape: TransformerConfig) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -128,14 +114,9 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
 
     devices = []
     run_layer = kernels.output_layer
-    monkeypatch.setattr(
-        kernels, "output_layer", lambda *given: devices.append(given[0].device.type) or run_layer(*given)
-    )
+    monkeypatch.setattr(kernels, "output_layer", lambda *a: devices.append(a[0].device.type) or run_layer(*a))
     with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]])
-        run.check_update(run.full)
-        run.check_update(run.padded)
-        run.check_validation(run.full)
+        FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]]).check()
     assert devices == ["cuda"] * len(devices)
     assert len(devices) >= 2
 
@@ -146,10 +127,7 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
 def test_other_precisions_train_and_validate(recipe: str, precision: str) -> None:
     """In float32 attention is PyTorch's."""
     with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe, ["model.kernels=triton"], precision)
-        run.check_update(run.full)
-        run.check_update(run.padded)
-        run.check_validation(run.full)
+        FakeRun.of(cuda, recipe, ["model.kernels=triton"], precision).check()
 
 
 @pytest.mark.slow

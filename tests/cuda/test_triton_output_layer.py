@@ -6,6 +6,7 @@ The interpreter takes some 10 to 40 ms for each program of a kernel, so that the
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+triton_layer = partial(output_layer.output_layer, with_triton=True)
 LAST = 1 - 2**-53  # the largest number that torch.rand gives in float64
 E = 8
 
@@ -86,7 +88,8 @@ CASES = [
     (1, 1, 2, 2, 2_100, False),  # rows of two programs
     (2, 2, 70, 70, 3, False),  # positions of two programs of the gradient
 ]
-PRECISIONS = [(torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)]
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+PRECISIONS = list(zip(TYPES, (1e-5, 2**-9, 2**-7), strict=True))
 
 
 @pytest.mark.slow
@@ -107,20 +110,17 @@ def test_values_and_gradients(
     if samples:
         sampler = MixtureReplacementSampler(torch.full((num_positions, num_depths), 1 / num_depths))
         unsampled = torch.tensor([0, 1, num_rows - 1])
-    prediction = output_layer.output_layer(*leaves, targets, unsampled, sampler, with_triton=True)
+    prediction = triton_layer(*leaves, targets, unsampled, sampler)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = with_gradients(doubles, by_definition(*doubles, targets))
     assert prediction.nll.dtype == torch.float32
-    for got, exact, leaf in zip(
-        with_gradients(leaves, prediction.nll), expected, [prediction.nll, *leaves], strict=True
-    ):
+    found = with_gradients(leaves, prediction.nll)
+    for got, exact, leaf in zip(found, expected, [prediction.nll, *leaves], strict=True):
         assert got.dtype == leaf.dtype
         assert (got.double() - exact).norm() <= tolerance * exact.norm() + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rounding"), [(torch.float32, 2**-24), (torch.float16, 2**-11), (torch.bfloat16, 2**-7)]
-)
+@pytest.mark.parametrize(("dtype", "rounding"), zip(TYPES, (2**-24, 2**-11, 2**-7), strict=True))
 def test_the_gradient_of_logits_is_rounded_once_in_their_place(logits_module, dtype, rounding: float) -> None:
     """Of given logits, element by element; its sums are those before rounding.
 
@@ -148,18 +148,14 @@ def test_correct_is_a_target_with_the_largest_logit_of_all_rows(kernels) -> None
     for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
         bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
         for sampler in (None, ReplacementSampler()):
-            prediction = output_layer.output_layer(
-                hidden, weight, bias, targets, torch.tensor([3, 4]), sampler, with_triton=True
-            )
+            prediction = triton_layer(hidden, weight, bias, targets, torch.tensor([3, 4]), sampler)
             assert prediction.correct[0].tolist() == expected
 
 
 def test_no_position_at_all_gives_nothing(kernels) -> None:
     hidden, weight, biases, targets = inputs(3, 1, 2, 40)
     sampler = MixtureReplacementSampler(torch.ones(0, 3), 5)
-    prediction = output_layer.output_layer(
-        hidden[:, :0], weight, biases, targets[:0], torch.tensor([0]), sampler, with_triton=True
-    )
+    prediction = triton_layer(hidden[:, :0], weight, biases, targets[:0], torch.tensor([0]), sampler)
     assert prediction.nll.shape == prediction.correct.shape == (3, 0)
     assert [len(part) for part in prediction.samples] == [0] * 5
     prediction.nll.sum().backward()
@@ -295,9 +291,7 @@ def test_numbers_that_are_not_finite_reach_the_loss_and_draw_rows(kernels, value
     leaves[0][:, 0], leaves[1][:, 0], leaves[2][:] = value, 1.0, 0.0
     leaves = [leaf.requires_grad_() for leaf in leaves]
     targets = torch.tensor([65, 66])
-    prediction = output_layer.output_layer(
-        *leaves, targets, torch.tensor([0, 69]), MixtureReplacementSampler(torch.ones(2, 1), 3), with_triton=True
-    )
+    prediction = triton_layer(*leaves, targets, torch.tensor([0, 69]), MixtureReplacementSampler(torch.ones(2, 1), 3))
     rows = prediction.samples[1]
     assert rows.ge(0).all()
     assert rows.lt(70).all()
@@ -358,9 +352,7 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     gamma = torch.tensor([[0.3, 0.7]]).repeat(count, 1)
     unsampled = torch.tensor([0, 99])
     sampler = MixtureReplacementSampler(gamma, 20, 0.3)
-    prediction = output_layer.output_layer(
-        hidden, weight, biases, torch.zeros(count, dtype=torch.int64), unsampled, sampler, with_triton=True
-    )
+    prediction = triton_layer(hidden, weight, biases, torch.zeros(count, dtype=torch.int64), unsampled, sampler)
     tokens, rows, scores, of_depths, lost = prediction.samples
     logits = hidden[:, 0] @ weight.T + biases
     mixed = (gamma[0, :, None] * logits).sum(0).index_fill(0, unsampled, -math.inf).double()
@@ -381,7 +373,7 @@ def test_the_same_inputs_give_the_same_bits(kernels, monkeypatch) -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(0)
-        prediction = output_layer.output_layer(*leaves, targets, torch.tensor([0]), sampler, with_triton=True)
+        prediction = triton_layer(*leaves, targets, torch.tensor([0]), sampler)
         results.append([*with_gradients(leaves, prediction.nll), prediction.correct, *prediction.samples])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 

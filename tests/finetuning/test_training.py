@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from forked_command import start_module
+from forked_command import ForkedCommand
 from tiny_runs import ROOT
 
 from amos_fairseq.errors import UserError
@@ -104,7 +104,7 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
         "train(python_command('child', with_parent=True), pathlib.Path(), dict(os.environ), threading.Event(), print)"
     )
     log, variables = tmp_path / "train.log", {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    parent = start_module("parent", [], tmp_path, tmp_path / "out", tmp_path / "err", variables)
+    parent = ForkedCommand("parent", [], tmp_path, tmp_path / "out", tmp_path / "err", env=variables)
     wait_until(lambda: log.exists() and "ready" in log.read_text())
     os.kill(parent.pid, signal.SIGKILL)
     wait_until(lambda: "saved" in log.read_text())

@@ -7,6 +7,7 @@ import torch
 from small_models import encoder_config
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
+from amos_fairseq.metrics_file import read_records
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -14,11 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def tiny_encoder() -> TransformerEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(
-        encoder_config(
-            num_layers=2, width=32, ffn_width=64, max_positions=192, position_buckets=32, position_max_distance=128
-        )
-    )
+    sizes = {"num_layers": 2, "width": 32, "ffn_width": 64, "max_positions": 192}
+    return TransformerEncoder(encoder_config(**sizes, position_buckets=32, position_max_distance=128))
 
 
 @pytest.mark.parametrize("length", [64, 128, 192])
@@ -53,13 +51,11 @@ def test_cross_entropy_in_half_precision_is_float32() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [(), ("--bf16",), ("--fp16",), ("--amp",)], ids=["fp32", "bf16", "fp16", "amp"])
-def test_trains_and_resumes_in_every_precision(
-    run_training, read_metrics, tmp_path, precision: tuple[str, ...]
-) -> None:
+def test_trains_and_resumes_in_every_precision(run_training, tmp_path, precision: tuple[str, ...]) -> None:
     """Finite losses that start at the entropy of a uniform prediction, and a resume."""
     run_training(tmp_path, *precision, "--max-update", "4")
     run_training(tmp_path, *precision, "--max-update", "8")
-    records = [record for record in read_metrics(tmp_path) if record["split"] == "train"]
+    records = [record for record in read_records(tmp_path) if record["split"] == "train"]
     assert [record["update"] for record in records][-1] == 8
     assert all(math.isfinite(record["loss"]) for record in records)
     # 256 embedding rows, of which the corpus uses about 205; an untrained head is close to uniform.

@@ -4,14 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from amos_fairseq.functional.attention import (
-    MASKED_SCORE,
-    AttentionBias,
-    choose_backend,
-    fast_attention,
-    prepare_bias,
-    reference_attention,
-)
+from amos_fairseq.functional import attention
+from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, fast_attention, prepare_bias
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -43,7 +37,7 @@ def relative_error(got: Tensor, exact: Tensor) -> float:
 def test_matches_the_reference_in_float64(length: int, kind: str, dtype: torch.dtype) -> None:
     """Also at T % 128 == 64, where cuDNN's backward pass gives NaN with a mask."""
     heads, bias = random_inputs(length, kind, dtype)
-    assert choose_backend(heads.device, dtype, D, kind != "none") != "math"  # a fused kernel
+    assert attention.choose_backend(heads.device, dtype, D, kind != "none") != "math"  # a fused kernel
     out = fast_attention(heads, prepare_bias(bias, heads.device, heads.dtype), 0.0)
     grad = torch.randn_like(out)
     out.backward(grad)
@@ -51,7 +45,7 @@ def test_matches_the_reference_in_float64(length: int, kind: str, dtype: torch.d
     parts = [None if part is None else part.detach().double() for part in bias]
     if parts[0] is not None:
         parts[0].requires_grad_()
-    exact = reference_attention(exact_heads, AttentionBias(*parts), 0.0)
+    exact = attention.reference_attention(exact_heads, AttentionBias(*parts), 0.0)
     exact.backward(grad.double())
     assert relative_error(out, exact) < TOLERANCES[dtype]
     assert relative_error(heads.grad[:, :, 2], exact_heads.grad[:, :, 2]) < TOLERANCES[dtype]

@@ -17,17 +17,15 @@ def test_benchmark_runs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch
         pytest.skip("this GPU has no bfloat16")
     monkeypatch.setattr(measurement, "MATMUL_EDGES", {"cuda": (512,)})
     monkeypatch.setattr(measurement, "COPIED_BYTES", {"cuda": 2**24})
-    settings = BenchSettings(
-        "electra_tiny",
-        ["dataset.batch_size=8"],
-        peers=["hf", "reference"],
-        precision=precision,
-        steps=3,
-        warmup=2,
-        device="cuda",
-        pieces=True,
-        vocabulary_size=2_000,
-    )
+    measured = {
+        "peers": ["hf", "reference"],
+        "steps": 3,
+        "warmup": 2,
+        "device": "cuda",
+        "pieces": True,
+        "vocabulary_size": 2_000,
+    }
+    settings = BenchSettings("electra_tiny", ["dataset.batch_size=8"], precision=precision, **measured)
     report = run_bench(settings)
     assert [row.name for row in report.rows] == ["ours", "hf", "reference"]
     for row in report.rows:

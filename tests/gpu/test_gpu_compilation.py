@@ -27,18 +27,9 @@ def nothing_compiled() -> Iterator[None]:
 
 def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settings) -> TransformerEncoder:
     torch.manual_seed(0)
-    defaults = {
-        "num_layers": num_layers,
-        "width": D,
-        "ffn_width": 4 * D,
-        "num_heads": HEADS,
-        "max_positions": T,
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "activation_dropout": 0.1,
-        "position_buckets": 32,
-        "position_max_distance": 128,
-    }
+    defaults = {"num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T}
+    defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.1)
+    defaults |= {"position_buckets": 32, "position_max_distance": 128}
     module = TransformerEncoder(encoder_config(**(defaults | settings))).to("cuda", dtype)
     module.is_compiled = is_compiled
     return module
@@ -85,9 +76,8 @@ def test_saved_bytes_of_a_layer() -> None:
     for recomputes in (False, True):
         peaks = []
         for num_layers in (6, 8):
-            module = encoder(
-                torch.bfloat16, False, num_layers, activation_dropout=0.0, activation_checkpointing=recomputes
-            ).train()
+            settings = {"activation_dropout": 0.0, "activation_checkpointing": recomputes}
+            module = encoder(torch.bfloat16, False, num_layers, **settings).train()
             embeddings = torch.randn(B, T, D, device="cuda", dtype=torch.bfloat16)
             module(embeddings)[-1].sum().backward()  # gradients are there before the step that counts
             peaks.append(step_peak(lambda m=module, e=embeddings: m(e)[-1].sum().backward(), torch.device("cuda")))

@@ -1,15 +1,16 @@
 """Attention in Triton on a CUDA device, against the reference in float64 and against the other backends."""
 
 import dataclasses
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import pytest
 import torch
 from small_models import encoder_config
 from torch import Tensor
+from triton_interpreter import attention_by_definition
 
-from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, ToeplitzBias, reference_attention
-from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.functional.attention import ToeplitzBias
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [
@@ -23,15 +24,8 @@ B, H = 3, 4
 TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-WIDE = {
-    "num_layers": 2,
-    "width": 256,
-    "ffn_width": 512,
-    "num_heads": 4,
-    "position_buckets": 32,
-    "position_max_distance": 128,
-    "kernels": "triton",
-}
+WIDE = {"num_layers": 2, "width": 256, "ffn_width": 512, "num_heads": 4, "kernels": "triton"}
+WIDE |= {"position_buckets": 32, "position_max_distance": 128}
 
 
 def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,14 +38,10 @@ def random_inputs(length: int, width: int, dtype: torch.dtype) -> tuple[Tensor, 
     return heads, values, padding
 
 
-def by_reference(heads: Tensor, values: Tensor, padding: Tensor | None, side: str) -> Tensor:
-    places = torch.arange(heads.size(1), device="cuda")
-    ahead = places - places[:, None]
-    forbidden = torch.zeros_like(ahead, dtype=torch.bool)[None] if padding is None else padding[:, None, :]
-    if side != "all":
-        forbidden = (ahead > 0 if side == "past" else ahead < 0) | (forbidden & (ahead != 0))
-    fixed = forbidden[:, None].to(heads.dtype) * MASKED_SCORE
-    return reference_attention(heads, AttentionBias(toeplitz(values), fixed), 0.0)
+def assert_close_norms(got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    for of_got, of_expected in zip(got, expected, strict=True):
+        assert of_got.isfinite().all()
+        assert (of_got.double() - of_expected).norm() <= tolerance * of_expected.norm() + 1e-3
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -66,16 +56,13 @@ def test_matches_the_reference_in_float64(
     heads, values, padding = random_inputs(length, width, dtype)
     out = triton_attention(heads, values, padding if has_padding else None, side)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
-    exact = by_reference(*exact_leaves, padding if has_padding else None, side)
+    exact = attention_by_definition(*exact_leaves, padding if has_padding else None, side)
     grad = torch.randn_like(out)
     if has_padding:
         grad *= ~padding[:, :, None, None]
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())
-    for of_got, of_expected in zip((out.detach(), *got), (exact.detach(), *expected), strict=True):
-        assert of_got.isfinite().all()
-        error = (of_got.double() - of_expected).norm()
-        assert error <= TOLERANCES[dtype] * of_expected.norm() + 1e-3
+    assert_close_norms((out.detach(), *got), (exact.detach(), *expected), TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -89,14 +76,11 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
     positions[:, :8] = positions[:, :1]
     out = triton_attention(heads, values, padding, "all", 0.0, positions)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
-    at = positions[:, :, None, None].expand(-1, -1, H, 64)
-    exact = by_reference(*exact_leaves, padding, "all").gather(1, at)
+    exact = attention_by_definition(*exact_leaves, padding, "all", positions)
     grad = torch.randn_like(out)
     got = torch.autograd.grad(out, (heads, values), grad)
     expected = torch.autograd.grad(exact, exact_leaves, grad.double())
-    for of_got, of_expected in zip((out.detach(), *got), (exact.detach(), *expected), strict=True):
-        assert of_got.isfinite().all()
-        assert (of_got.double() - of_expected).norm() <= TOLERANCES[dtype] * of_expected.norm() + 1e-3
+    assert_close_norms((out.detach(), *got), (exact.detach(), *expected), TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("length", [128, 200])
@@ -166,12 +150,8 @@ def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
     for is_set in (False, True):
         torch.manual_seed(0)
         recomputes = is_set and setting == "activation_checkpointing"
-        encoder = (
-            TransformerEncoder(dataclasses.replace(shape, activation_checkpointing=recomputes))
-            .cuda()
-            .bfloat16()
-            .train()
-        )
+        encoder = TransformerEncoder(dataclasses.replace(shape, activation_checkpointing=recomputes))
+        encoder.cuda().bfloat16().train()
         encoder.is_compiled = is_set and setting == "is_compiled"
         torch.manual_seed(1)
         encoder(embeddings)[-1].float().pow(3).mean().backward()

@@ -24,14 +24,9 @@ class FusedAdam(torch.optim.Optimizer):
         eps=1e-8,
         adam_w_mode=True,
         weight_decay=0.0,
-        amsgrad=False,
-        set_grad_none=True,
-        capturable=False,
-        master_weights=False,
+        **others,
     ):
-        assert not amsgrad
-        assert not capturable
-        assert not master_weights
+        assert others in ({}, {"set_grad_none": True})  # amsgrad, capturable and master_weights are not imitated
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps}
         super().__init__(params, {**defaults, "weight_decay": weight_decay})
         self.adam_w_mode = adam_w_mode
@@ -68,9 +63,8 @@ FusedAdam.__module__ = "apex.optimizers.fused_adam"
 class FusedLayerNorm(torch.nn.Module):
     def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
         super().__init__()
-        self.normalized_shape = torch.Size(
-            [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
-        )
+        is_number = isinstance(normalized_shape, int)
+        self.normalized_shape = torch.Size([normalized_shape] if is_number else normalized_shape)
         self.eps, self.elementwise_affine, self.memory_efficient = eps, elementwise_affine, memory_efficient
         self.weight = torch.nn.Parameter(torch.ones(self.normalized_shape))
         self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape))

@@ -34,10 +34,9 @@ def write_tagging(folder: Path, updates: int, run: Path) -> str:
         "tagging-upos": [{"accuracy": 80.0}, {"accuracy": 82.0}],
         "tagging-chunk": [{"f1": f1, "precision": 1.0, "recall": 2.0, "accuracy": 99.0} for f1 in (60.0, 64.0)],
     }
+    last = ("checkpoint_best.pt", 1.0, 1.0, None, {})
     results = [
-        RunResult(
-            task, "", seed, f"runs/{task}/seed{seed}", next(iter(own)), own, "checkpoint_best.pt", 1.0, 1.0, None, {}
-        )
+        RunResult(task, "", seed, f"runs/{task}/seed{seed}", next(iter(own)), own, *last)
         for task, of_seeds in scores.items()
         for seed, own in enumerate(of_seeds, start=1)
     ]

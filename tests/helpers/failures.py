@@ -1,6 +1,7 @@
 """How commands fail: a full disk, a changed file, and the one line of an error."""
 
 import resource
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,3 +45,12 @@ def error_line(
     assert reports_progress or not before, before
     assert not any("error" in earlier for earlier in before), before
     return line
+
+
+def refusal(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
+    """Return the error of a process that ended with ``code`` and a single line about it."""
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert line.startswith("amos_fairseq: error: ")
+    return line.removeprefix("amos_fairseq: error: ")

@@ -65,6 +65,12 @@ class FakeRun:
                 parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: run.reached.add(name))
         return run
 
+    def check(self) -> None:
+        """Two updates, the second with padding, and a validation."""
+        self.check_update(self.full)
+        self.check_update(self.padded)
+        self.check_validation(self.full)
+
     def check_update(self, batch: dict[str, Any]) -> None:
         """Train one update; assert that all parameters get gradients and that the host reads only the statistics."""
         self.reached.clear()

@@ -20,14 +20,8 @@ LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't 
 # In the order of the ids in the families' own vocabularies.
 _BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-SPECIAL_TOKENS = {
-    "bert": _BRACKETS,
-    "distilbert": _BRACKETS,
-    "electra": _BRACKETS,
-    "mpnet": _ANGLES,
-    "roberta": _ANGLES,
-    "xlm-roberta": _ANGLES,
-}
+SPECIAL_TOKENS = dict.fromkeys(("bert", "distilbert", "electra"), _BRACKETS)
+SPECIAL_TOKENS |= dict.fromkeys(("mpnet", "roberta", "xlm-roberta"), _ANGLES)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 POSITIONS = 40
 TOLERANCE = 1e-5
@@ -57,9 +51,7 @@ def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
             vocab_size=120, special_tokens=list(special.values()), unk_token=special["unk"], show_progress=False
         )
     else:
-        tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=special["unk"]))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=list(special.values()), show_progress=False)
+        tokenizer, trainer = wordpiece(special, 120)
     tokenizer.train_from_iterator(LINES, trainer)
     names = {f"{role}_token": token for role, token in special.items()}
     folder.mkdir(parents=True)
@@ -67,12 +59,16 @@ def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def wordpiece(special: dict[str, str], size: int) -> tuple[tokenizers.Tokenizer, trainers.WordPieceTrainer]:
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=special["unk"]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    symbols = list(special.values())
+    return tokenizer, trainers.WordPieceTrainer(vocab_size=size, special_tokens=symbols, show_progress=False)
+
+
 def train_wordpiece(folder: Path, lines: list[str]) -> tokenizers.Tokenizer:
     """WordPiece of BERT's kind, trained on ``lines``: a bare ``folder/tokenizer.json``."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=special, show_progress=False)
+    tokenizer, trainer = wordpiece(_BRACKETS, 150)
     tokenizer.train_from_iterator(lines, trainer)
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -92,16 +88,14 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
     """A folder with tokenizer, configuration and weights; the vocabulary is rounded up by ``padded_rows``."""
     tokenizer = write_tokenizer(folder, family)
     offset = 2 if SPECIAL_TOKENS[family] is _ANGLES else 0
+    sizes = SIZES | settings
+    if family == "distilbert":
+        sizes["hidden_dim"] = sizes.pop("intermediate_size")
     config = getattr(transformers, class_name).config_class(
         vocab_size=tokenizer.get_vocab_size() + padded_rows,
         max_position_embeddings=POSITIONS + offset,
         pad_token_id=tokenizer.token_to_id(SPECIAL_TOKENS[family]["pad"]),
-        **(
-            {
-                "hidden_dim" if (family, name) == ("distilbert", "intermediate_size") else name: size
-                for name, size in (SIZES | settings).items()
-            }
-        ),
+        **sizes,
     )
     model = randomized(getattr(transformers, class_name)(config))
     model.save_pretrained(folder)
@@ -110,13 +104,10 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
 
 def write_electra(folder: Path, embedding_size: int = 8) -> tuple[nn.Module, nn.Module]:
     """``folder/discriminator`` and ``folder/generator``, half as wide, with the same embeddings."""
-    discriminator = write_model(
-        folder / "discriminator", "electra", "ElectraForPreTraining", embedding_size=embedding_size
-    )
+    own = {"embedding_size": embedding_size}
     half = {name: SIZES[name] // 2 for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    generator = write_model(
-        folder / "generator", "electra", "ElectraForMaskedLM", embedding_size=embedding_size, **half
-    )
+    discriminator = write_model(folder / "discriminator", "electra", "ElectraForPreTraining", **own)
+    generator = write_model(folder / "generator", "electra", "ElectraForMaskedLM", **own, **half)
     generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
     generator.save_pretrained(folder / "generator")
     return discriminator, generator

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from forked_command import ForkedProcess, start_module
+from forked_command import ForkedCommand
 from tiny_runs import ROOT, TINY_RUN, environment
 
 # The synthetic corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that
@@ -30,12 +30,12 @@ def flags_command(data: Path, save_dir: Path, *flags: str) -> list[str]:
 class BackgroundRun:
     """A training in a process group of its own, so that its loader processes can be reached with it."""
 
-    process: ForkedProcess | subprocess.Popen
+    process: ForkedCommand | subprocess.Popen
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.log, self.errors = log, log.with_suffix(".err")
         if command[:2] == [sys.executable, "-m"]:
-            self.process = start_module(command[2], command[3:], ROOT, self.log, self.errors)
+            self.process = ForkedCommand(command[2], command[3:], ROOT, self.log, self.errors)
             return
         with self.log.open("w") as out, self.errors.open("w") as err:
             self.process = subprocess.Popen(
@@ -45,15 +45,16 @@ class BackgroundRun:
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8") + self.errors.read_text(encoding="utf-8")
 
-    def wait_for(self, pattern: str, timeout: float = 120.0) -> None:
-        end = time.monotonic() + timeout
-        while not re.search(pattern, self.text()):
+    def wait_until(self, condition: Callable[[], object], text: Callable[[], str] | None = None) -> None:
+        """Return when ``condition`` holds; the run must not end before, nor two minutes pass."""
+        end = time.monotonic() + 120
+        while not condition():
             ended = self.process.poll() is not None or time.monotonic() > end
-            assert not ended, f"no '{pattern}' in:\n{self.text()[-3000:]}"
+            assert not ended, (text or self.text)()[-3000:]
             time.sleep(0.005)
 
     def wait_for_update(self, update: int) -> None:
-        self.wait_for(rf"train_inner.* num_updates={update},")
+        self.wait_until(lambda: re.search(rf"train_inner.* num_updates={update},", self.text()))
 
     def signal_group(self, number: int) -> None:
         os.killpg(self.process.pid, number)
@@ -71,17 +72,11 @@ class BackgroundRun:
                 self.signal_group(signal.SIGKILL)
 
 
-_uninterrupted: dict[tuple[str, ...], Path] = {}
-
-
-def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Path:
-    """Return the SAVE_DIR of a run that was not interrupted; each is made once for all tests, which must not change it."""
-    if flags not in _uninterrupted:
-        save_dir = tmp_path_factory.mktemp("uninterrupted")
-        run = BackgroundRun(flags_command(data, save_dir, *flags), save_dir.with_suffix(".log"))
-        assert run.exit_code() == 0, run.text()[-3000:]
-        _uninterrupted[flags] = save_dir
-    return _uninterrupted[flags]
+def run_to_end(command: list[str], log: Path) -> str:
+    """Run a training, assert that it ends well, and return what it prints."""
+    run = BackgroundRun(command, log)
+    assert run.exit_code() == 0, run.text()[-3000:]
+    return run.text()
 
 
 def checkpoint(save_dir: Path, name: str = "checkpoint_last.pt") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from forked_command import run_ranks
+from forked_command import rank_variables, run_ranks
 
 HELPERS = Path(__file__).parent
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -18,7 +18,7 @@ NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK",
 def run_on_two_ranks(function: Callable[..., None], *arguments: object) -> list[subprocess.CompletedProcess]:
     """Call ``function(rank, *arguments)`` of a test file on two gloo ranks; the arguments are passed as strings."""
     names = [inspect.getfile(function), function.__name__, *map(str, arguments)]
-    return run_ranks(2, "rank_functions", names, HELPERS)
+    return run_ranks("rank_functions", names, rank_variables(2), HELPERS)
 
 
 def succeed_on_two_ranks(function: Callable[..., None], *arguments: object) -> None:

@@ -299,9 +299,8 @@ def naive_tower(tower: TransformerEncoder, embeddings: Tensor, keys_of) -> Tenso
         for i in range(length):
             keys = list(keys_of(i, length))
             for h in range(heads):
-                scores = torch.stack(
-                    [query[i, h] @ key[j, h] / math.sqrt(query.size(-1)) + bias[h, i, j] for j in keys]
-                )
+                products = [query[i, h] @ key[j, h] / math.sqrt(query.size(-1)) + bias[h, i, j] for j in keys]
+                scores = torch.stack(products)
                 mixed[i, h] = scores.softmax(0) @ value[keys, h]
         states = layer.attention_norm(states + layer.attention.output(mixed.view(length, -1)))
         states = layer.ffn_norm(states + layer.ffn_out(gelu(layer.ffn_in(states))))

@@ -1,12 +1,11 @@
 """Shell scripts of the checkout, run offline in the active environment."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT, environment, run_process
 
 
 def run_script(script: str, folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -16,5 +15,5 @@ def run_script(script: str, folder: Path, *arguments: str | Path, **variables: s
         {**proxies, "AMOS_ENVIRONMENT": "active", "OUT": str(folder / "out"), "CUDA_VISIBLE_DEVICES": ""} | variables
     )
     settings["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), settings["PATH"]])
-    command = [shutil.which("bash"), str(ROOT / script), *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+    command = ["bash", ROOT / script, *arguments]
+    return run_process(command, folder, settings, timeout=1200)

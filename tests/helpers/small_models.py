@@ -122,14 +122,10 @@ def encoder_config(**settings: Any) -> TransformerConfig:
         "ffn_width": 12,
         "num_heads": 2,
         "max_positions": 10,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
         "layer_norm_eps": 1e-5,
-        "position_scheme": "t5",
-        "position_buckets": 8,
-        "position_max_distance": 9,
     }
+    defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    defaults |= {"position_scheme": "t5", "position_buckets": 8, "position_max_distance": 9}
     return TransformerConfig(**(defaults | settings))
 
 
@@ -225,12 +221,8 @@ def small_batch(
     masked_tokens = tokens.clone()
     for row, slot in weights.nonzero().tolist():
         masked_tokens[row, positions[row, slot]] = mask
-    net_input = {
-        "tokens": tokens,
-        "masked_tokens": masked_tokens,
-        "masked_positions": positions,
-        "masked_weights": weights,
-    }
+    net_input = {"tokens": tokens, "masked_tokens": masked_tokens}
+    net_input |= {"masked_positions": positions, "masked_weights": weights}
     return {"id": torch.arange(len(lengths)), "first_id": 0} | batch_of(net_input)
 
 

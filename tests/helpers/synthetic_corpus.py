@@ -126,12 +126,6 @@ def write_corpus(directory: Path, *, seed: int = 0, num_lines: int = 60, tokeniz
 
 
 def make_task(data: Path | str, **settings) -> TextPretrainingTask:
-    values = {
-        "data": str(data),
-        "tokens_per_sample": TOKENS_PER_SAMPLE,
-        "seed": 3,
-        "save_dir": "unused",
-        "objective": "amos",
-    }
-    values |= {"train_subset": "train", "update_freq": [1]} | settings
+    values = {"data": str(data), "tokens_per_sample": TOKENS_PER_SAMPLE, "seed": 3, "save_dir": "unused"}
+    values |= {"objective": "amos", "train_subset": "train", "update_freq": [1]} | settings
     return TextPretrainingTask.setup_task(OmegaConf.merge(OmegaConf.structured(TextPretrainingConfig), values))

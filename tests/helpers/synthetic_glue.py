@@ -69,39 +69,36 @@ class Split(NamedTuple):
     """Texts and label of every row, in order; numbers of the broken lines; ids of a test set."""
 
     rows: list[tuple[str, ...]]
-    broken: list[int]
-    ids: list[str]
+    broken: list[int] = []
+    ids: list[str] = []
 
 
 # Written by hand, not by a program that reads TSV. The last item of a labelled row is its label.
 EXPECTED: dict[str, dict[str, Split]] = {
     "CoLA": {
-        "train": Split([('The "sailors rode.', "1"), ('Rode the\' sailors "breeze"', "0"), ("label", "1")], [], []),
-        "valid": Split([("The breeze rode.", "0")], [], []),
+        "train": Split([('The "sailors rode.', "1"), ('Rode the\' sailors "breeze"', "0"), ("label", "1")]),
+        "valid": Split([("The breeze rode.", "0")]),
         "test": Split([("The sailors.",), ("A breeze",)], [], ["0", "1"]),
     },
     "SST-2": {
-        "train": Split([("hide the sailors ", "0"), ("it 's a \" charming breeze ", "1")], [], []),
-        "valid": Split([("中国 </s> <mask> and more ", "1")], [], []),
+        "train": Split([("hide the sailors ", "0"), ("it 's a \" charming breeze ", "1")]),
+        "valid": Split([("中国 </s> <mask> and more ", "1")]),
     },
     "MRPC": {
-        "train": Split([('He said " the breeze', "The breeze , he said", "1"), ("A ship", "A shop", "0")], [3, 4], []),
-        "valid": Split([("A ship", "One ship", "1")], [], []),
+        "train": Split([('He said " the breeze', "The breeze , he said", "1"), ("A ship", "A shop", "0")], [3, 4]),
+        "valid": Split([("A ship", "One ship", "1")]),
         "test": Split([("A ship", "Two"), ("Two", "A ship")], [3], ["0", "2"]),
     },
     "STS-B": {
-        "train": Split(
-            [("A plane.", "An air plane.", "5.000"), ("A man.", "A woman.", "0"), ("Rain", "Snow", "2.75")], [], []
-        ),
-        "valid": Split([("Rain.", "Rain.", "3.2")], [], []),
+        "train": Split([("A plane.", "An air plane.", "5.000"), ("A man.", "A woman.", "0"), ("Rain", "Snow", "2.75")]),
+        "valid": Split([("Rain.", "Rain.", "3.2")]),
     },
     "QQP": {
         "train": Split(
             [("What is rain?", "What is snow?", "0"), ("Is it rain?", "", "0"), ("Who sails?", "Who is sailing?", "1")],
             [3, 4, 5],
-            [],
         ),
-        "valid": Split([("Snow?", "Snow?", "1")], [], []),
+        "valid": Split([("Snow?", "Snow?", "1")]),
         "test": Split([("Rain?", "Snow?"), ("Ship?", "Shop?")], [], ["5", "3"]),
     },
     "MNLI": {
@@ -110,42 +107,34 @@ EXPECTED: dict[str, dict[str, Split]] = {
                 ("It rains.", "It snows.", "contradiction"),
                 ("It rains now.", "It rains.", "entailment"),
                 ("It rains.", "It rains there.", "neutral"),
-            ],
-            [],
-            [],
+            ]
         ),
-        "valid": Split([("Rain", "Snow", "neutral")], [], []),
-        "valid1": Split([("Ship", "Shop", "entailment"), ("Shop", "Ship", "neutral")], [], []),
+        "valid": Split([("Rain", "Snow", "neutral")]),
+        "valid1": Split([("Ship", "Shop", "entailment"), ("Shop", "Ship", "neutral")]),
         "test": Split([("Sail", "Sailor")], [], ["9"]),
         "test1": Split([("Here", "There"), ("More", "Less")], [], ["8", "7"]),
     },
     "QNLI": {
-        "train": Split([("Who?", "The sailor.", "entailment"), ("When?", "Here", "not_entailment")], [], []),
-        "valid": Split([("Who sails?", "He sails.", "not_entailment")], [], []),
+        "train": Split([("Who?", "The sailor.", "entailment"), ("When?", "Here", "not_entailment")]),
+        "valid": Split([("Who sails?", "He sails.", "not_entailment")]),
     },
     "RTE": {
-        "train": Split([("A ship sails.", "It sails.", "not_entailment")], [], []),
-        "valid": Split([("Rain", "Snow", "entailment")], [], []),
+        "train": Split([("A ship sails.", "It sails.", "not_entailment")]),
+        "valid": Split([("Rain", "Snow", "entailment")]),
     },
     "WNLI": {
-        "train": Split([("It had a hole.", "The ship had.", "1")], [], []),
-        "valid": Split([("The drain", "The hair", "0")], [], []),
+        "train": Split([("It had a hole.", "The ship had.", "1")]),
+        "valid": Split([("The drain", "The hair", "0")]),
     },
     "AX": {"test": Split([("The cat sat.", "The cat did not sit.")], [], ["0"])},
 }
 
 # The order of the classes, on which every checkpoint and every submission depends.
-CLASSES = {
-    "CoLA": ["0", "1"],
-    "SST-2": ["0", "1"],
-    "MRPC": ["0", "1"],
+CLASSES: dict[str, list[str]] = {
+    **{task: ["0", "1"] for task in ("CoLA", "SST-2", "MRPC", "QQP", "WNLI")},
+    **{task: ["entailment", "not_entailment"] for task in ("QNLI", "RTE")},
+    **{task: list(INFERENCE) for task in ("MNLI", "AX")},
     "STS-B": [],
-    "QQP": ["0", "1"],
-    "MNLI": ["entailment", "neutral", "contradiction"],
-    "QNLI": ["entailment", "not_entailment"],
-    "RTE": ["entailment", "not_entailment"],
-    "WNLI": ["0", "1"],
-    "AX": ["entailment", "neutral", "contradiction"],
 }
 
 

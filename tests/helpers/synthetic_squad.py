@@ -34,14 +34,8 @@ def paragraph(generator: random.Random, number: int, facts: int, questions: int)
         impossible = index % 4 == 3
         name = word(generator) + "x" if impossible else names[fact]
         answers = [] if impossible else [{"text": colour, "answer_start": start}] * 2
-        qas.append(
-            {
-                "id": f"p{number}q{index}",
-                "question": f"What is the colour of {name}?",
-                "answers": answers,
-                "is_impossible": impossible,
-            }
-        )
+        asked = {"id": f"p{number}q{index}", "question": f"What is the colour of {name}?"}
+        qas.append(asked | {"answers": answers, "is_impossible": impossible})
     return {"context": context.rstrip(), "qas": qas}
 
 
@@ -93,10 +87,8 @@ def untrained_checkpoint(directory: Path, data: Path, max_positions: int = 64) -
         "encoder_embed_dim": 64,
         "encoder_ffn_embed_dim": 128,
         "encoder_attention_heads": 2,
-        "max_positions": max_positions,
-        "generator_depths": "1,2",
-        "linear_init_std": 0.1,
     }
+    settings |= {"max_positions": max_positions, "generator_depths": "1,2", "linear_init_std": 0.1}
     config = configuration("amos_tiny", settings, "synthetic")
     tokenizer = load_tokenizer(data / "tokenizer")
     model = build_model(config, tokenizer, seed=1)

@@ -1,56 +1,25 @@
-"""Settings of the smallest training runs, for fixtures and for tests that start processes themselves."""
+"""Settings of the smallest training runs, and new processes with the variables of the tests."""
 
 import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 # As small as a run can be that still has two depths, a mixture to learn, dropout, and several updates an epoch.
-TINY_RUN = [
-    "--user-dir",
-    "amos_fairseq",
-    "--task",
-    "text_pretraining",
-    "--arch",
-    "amos_tiny",
-    "--criterion",
-    "amos",
-    "--encoder-embed-dim",
-    "32",
-    "--encoder-ffn-embed-dim",
-    "64",
-    "--tokens-per-sample",
-    "32",
-    "--max-positions",
-    "32",
-    "--optimizer",
-    "grouped_adam",
-    "--lr",
-    "0.002",
-    "--lr-scheduler",
-    "polynomial_decay",
-    "--warmup-updates",
-    "2",
-    "--total-num-update",
-    "100",
-    "--clip-norm",
-    "2.0",
-    "--batch-size",
-    "16",
-    "--max-update",
-    "6",
-    "--num-workers",
-    "0",
-    "--log-interval",
-    "1",
-    "--log-format",
-    "simple",
-    "--no-epoch-checkpoints",
-    "--seed",
-    "7",
-    "--validate-interval-updates",
-    "6",
-]
+TINY_RUN = shlex.split(
+    "--user-dir amos_fairseq --task text_pretraining --arch amos_tiny --criterion amos --encoder-embed-dim 32 "
+    "--encoder-ffn-embed-dim 64 --tokens-per-sample 32 --max-positions 32 --optimizer grouped_adam --lr 0.002 "
+    "--lr-scheduler polynomial_decay --warmup-updates 2 --total-num-update 100 --clip-norm 2.0 --batch-size 16 "
+    "--max-update 6 --num-workers 0 --log-interval 1 --log-format simple --no-epoch-checkpoints --seed 7 "
+    "--validate-interval-updates 6"
+)
+# Added to those: losses fall within so many.
+SIXTY_UPDATES = shlex.split(
+    "--max-update 60 --validate-interval-updates 60 --total-num-update 400 --lr 0.004 --warmup-updates 10"
+)
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
@@ -60,3 +29,11 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return {**kept, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def run_process(
+    command: Sequence[object], cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new process, with the variables ``env`` alone (None: those of :func:`environment`)."""
+    words, variables = [str(word) for word in command], environment() if env is None else env
+    return subprocess.run(words, cwd=cwd, env=variables, timeout=timeout, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Modules whose kernels Triton's interpreter runs on the CPU."""
+"""Modules whose kernels Triton's interpreter runs on the CPU, and what their attention is compared with."""
 
 import importlib
 from collections.abc import Iterator
@@ -7,6 +7,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
+from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, reference_attention
+from amos_fairseq.functional.relative_position import toeplitz
 
 
 def interpreted(name: str) -> Iterator[ModuleType]:
@@ -30,3 +34,20 @@ def interpreted(name: str) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("TRITON_INTERPRET", "1")  # Triton imports some of itself at the first launch
         yield module
+
+
+def attention_by_definition(
+    heads: Tensor, bias: Tensor | None, padding: Tensor | None, side: str, positions: Tensor | None = None
+) -> Tensor:
+    """[B,T,H,d] of heads [B,T,3,H,d], biases by distance [H,2T-1] and padding [B,T], or at positions [B,M]."""
+    places = torch.arange(heads.size(1), device=heads.device)
+    ahead = places - places[:, None]
+    forbidden = None if padding is None else padding[:, None, None, :]
+    if side != "all":
+        wrong_side = (ahead > 0 if side == "past" else ahead < 0)[None, None]
+        forbidden = wrong_side if forbidden is None else wrong_side | (forbidden & (ahead != 0))
+    fixed = None if forbidden is None else forbidden.to(heads.dtype) * MASKED_SCORE
+    mixed = reference_attention(heads, AttentionBias(None if bias is None else toeplitz(bias), fixed), 0.0)
+    if positions is None:
+        return mixed
+    return mixed.gather(1, positions[:, :, None, None].expand(-1, -1, *mixed.shape[2:]))

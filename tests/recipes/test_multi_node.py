@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
-from tiny_runs import ROOT
+from omegaconf import DictConfig, OmegaConf
+from tiny_runs import ROOT, run_process
 
 from amos_fairseq.compat.distribution import arrange_ranks
 from amos_fairseq.composition import RECIPES, compose_with_hydra
@@ -21,8 +21,7 @@ MULTI_NODE = ROOT / "examples" / "multi_node"
 
 
 def launch(*flags: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(MULTI_NODE / "launch.py"), "--data", "DATA", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    return run_process([sys.executable, MULTI_NODE / "launch.py", "--data", "DATA", *flags])
 
 
 @pytest.mark.parametrize(
@@ -54,20 +53,13 @@ def test_global_batch_is_constant(flags, global_batch, num_gpus, per_gpu, update
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (
-            ["--gpus-per-node", "6"],
-            "6 GPUs x batch 32 does not divide the global batch of 2048 sequences: use a number of",
-        ),
-        (
-            ["--batch-size", "48"],
-            "8 GPUs x batch 48 does not divide the global batch of 2048 sequences: give --batch-size 32",
-        ),
+        (["--gpus-per-node", "6"], "6 GPUs x batch 32 does not divide the global batch of 2048 sequences: use a"),
+        (["--batch-size", "48"], "8 GPUs x batch 48 does not divide the global batch of 2048 sequences: give --batch-"),
         (["--nodes", "0"], "nodes, GPUs and batch sizes must be at least 1"),
         (["--nodes", "2"], "several nodes need a common address: give --rendezvous HOST:PORT"),
-        (["--config-name", "amos_huge"], "there is no configuration amos_huge: choose one of amos_base, "),
-        (
-            ["--config-name", "sizes/amos_large"],
-            "there is no configuration sizes/amos_large: choose one of amos_base, ",
+        *(
+            (["--config-name", name], f"there is no configuration {name}: choose one of amos_base, ")
+            for name in ("amos_huge", "sizes/amos_large")
         ),
     ],
 )
@@ -91,9 +83,7 @@ def test_ranks_of_the_slurm_command_are_accepted() -> None:
 
 
 def test_submitit_launcher_composes() -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
-    cfg = compose_with_hydra("amos_base", overrides)
+    cfg = composed_launch()
     launcher = cfg.hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     num_gpus = launcher.nodes * launcher.tasks_per_node
@@ -111,23 +101,20 @@ def fake_cluster(tmp_path: Path) -> dict[str, str]:
         path.write_text(f"#!/bin/sh\n{text}exit ${{{program.upper()}_EXIT:-0}}\n")
         path.chmod(0o755)
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {
-        **os.environ,
-        "PATH": path,
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": "42",
-        "SLURM_NNODES": "8",
-        "SLURM_NTASKS_PER_NODE": "8",
-        "SLURM_CPUS_PER_TASK": "14",
-    }
+    slurm = {"SUBMIT_DIR": str(ROOT), "JOB_ID": "42", "NNODES": "8", "NTASKS_PER_NODE": "8", "CPUS_PER_TASK": "14"}
+    return {**os.environ, "PATH": path} | {f"SLURM_{name}": value for name, value in slurm.items()}
+
+
+def composed_launch() -> DictConfig:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
+    return compose_with_hydra("amos_base", overrides)
 
 
 def submitit_script(folder: Path) -> Path:
     """The batch script that submitit writes for slurm_8x8.yaml."""
     slurm = pytest.importorskip("submitit.slurm.slurm")
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
-    launcher = compose_with_hydra("amos_base", overrides).hydra.launcher
+    launcher = composed_launch().hydra.launcher
     names = ("nodes", "gpus_per_node", "cpus_per_task", "signal_delay_s", "setup", "additional_parameters")
     settings = {name: OmegaConf.to_container(launcher)[name] for name in names}
     path = folder / "submission.sh"
@@ -146,7 +133,7 @@ def test_submitit_ranks_receive_cores_and_signal(fake_cluster, tmp_path) -> None
     lines = script.read_text().splitlines()
     assert {"#SBATCH --signal=USR2@300", "#SBATCH --requeue", "#SBATCH --cpus-per-task=6"} <= set(lines)
     assert signal.SIGUSR2 in SIGNALS
-    subprocess.run(["bash", str(script)], env=fake_cluster, timeout=60, check=True)
+    assert run_process(["bash", script], env=fake_cluster).returncode == 0
     assert "SRUN_CPUS_PER_TASK=14" in (tmp_path / "srun.env").read_text().splitlines()
 
 
@@ -156,7 +143,7 @@ def test_job_is_requeued_only_on_our_exit_code(
     fake_cluster, tmp_path, launcher: str, status: int, requeued: bool
 ) -> None:
     command = [*job_script(launcher, tmp_path), "common.seed=2"]
-    result = subprocess.run(command, env=fake_cluster | {"SRUN_EXIT": str(status)}, timeout=60, check=False)
+    result = run_process(command, env=fake_cluster | {"SRUN_EXIT": str(status)})
     assert result.returncode == status
     if launcher == "slurm.sbatch":
         arguments = (tmp_path / "srun.arguments").read_text()
@@ -183,9 +170,9 @@ def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) 
 
 
 def test_torchrun_script_starts_every_node(fake_cluster, tmp_path) -> None:
-    command = ["bash", str(MULTI_NODE / "torchrun.sh"), "amos_large", "DATA"]
+    command = ["bash", MULTI_NODE / "torchrun.sh", "amos_large", "DATA"]
     env = fake_cluster | {"FIRST_NODE": "node0", "NODES": "2", "GPUS_PER_NODE": "4", "TORCHRUN_EXIT": "3"}
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    result = run_process(command, env=env)
     assert result.returncode == 3, result.stderr
     arguments = (tmp_path / "torchrun.arguments").read_text()
     assert "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint node0:29500" in arguments

@@ -13,19 +13,16 @@ from omegaconf import OmegaConf
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.checkpoint_checks import check_content, check_fits
 
-POSITIONS = {
-    "relative_position_scheme": "t5",
-    "relative_position_buckets": 32,
-    "relative_position_max_distance": 128,
-    "layer_norm_eps": 1e-5,
-}
+POSITIONS = {"relative_position_scheme": "t5", "relative_position_buckets": 32, "relative_position_max_distance": 128}
+POSITIONS["layer_norm_eps"] = 1e-5
 NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
 
 
 POSITION = {"version": 2, "epoch": 2, "iterations_in_epoch": 3, "shuffle": True, "blocks_in_epoch": 12}
+HISTORY = {"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}
 WHOLE = {
     "model": {"weight": torch.zeros(2)},
-    "optimizer_history": [{"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}],
+    "optimizer_history": [HISTORY],
     "extra_state": {"train_iterator": POSITION, "previous_training_time": 3.5, "best": math.inf},
     "last_optimizer_state": {"state": {0: {}}, "param_groups": [{"params": [0], "lr": 0.1}]},
 }
@@ -47,24 +44,16 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
         ({"optimizer_history": []}, "does not say after how many updates"),
         ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
         *(
-            ({"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": number}]}, "after how many updates")
+            ({"optimizer_history": [HISTORY | {"num_updates": number}]}, "after how many updates")
             for number in (10**400, 10**5000, -5, True)
         ),
         ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is missing"),
-        (
-            {"optimizer_history": [WHOLE["optimizer_history"][0] | {"lr_scheduler_state": {"best": "x"}}]},
-            "lr_scheduler_state .best is not a number",
-        ),
+        ({"optimizer_history": [HISTORY | {"lr_scheduler_state": {"best": "x"}}]}, "state .best is not a number"),
         *(
             ({"last_optimizer_state": state}, "damaged optimizer state")
             for state in (
-                {},
-                {"state": 5},
-                {"state": {}},
-                OPTIMIZER | {"state": {0: 5}},
-                OPTIMIZER | {"param_groups": [5]},
-                OPTIMIZER | {"param_groups": [{"params": 5}]},
-                OPTIMIZER | {"param_groups": [{"params": [], "lr": "x"}]},
+                *({}, {"state": 5}, {"state": {}}, OPTIMIZER | {"state": {0: 5}}),
+                *(OPTIMIZER | {"param_groups": [group]} for group in (5, {"params": 5}, {"params": [], "lr": "x"})),
             )
         ),
         *(
@@ -86,18 +75,11 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
         ),
         *(
             ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name}: ")
-            for name, value in [
-                ("epoch", 0),
-                ("epoch", "2"),
-                ("epoch", None),
-                ("iterations_in_epoch", -1),
-                ("iterations_in_epoch", [3]),
-                ("blocks_in_epoch", 1.5),
-                ("blocks_per_update", -4),
-                ("epoch", 10**400),
-                ("iterations_in_epoch", 10**400),
-                ("version", "2"),
-            ]
+            for name, values in (
+                *(("epoch", [0, "2", None, 10**400]), ("iterations_in_epoch", [-1, [3], 10**400])),
+                *(("blocks_in_epoch", [1.5]), ("blocks_per_update", [-4]), ("version", ["2"])),
+            )
+            for value in values
         ),
     ],
 )
@@ -115,7 +97,7 @@ def test_weights_alone_start_a_new_run() -> None:
     weights = WHOLE | {"last_optimizer_state": None}
     check_content("a.pt", weights, SimpleNamespace(**START | {"finetune_from_model": "a.pt"}))
     check_content("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
-    imported = weights | {"optimizer_history": [WHOLE["optimizer_history"][0] | {"num_updates": 0}]}
+    imported = weights | {"optimizer_history": [HISTORY | {"num_updates": 0}]}
     check_content("a.pt", imported, SimpleNamespace(**START))
 
 

@@ -36,9 +36,8 @@ def test_console_of_hydra_is_quiet_and_its_file_complete(tmp_path: Any, monkeypa
     console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
     handlers = {"console": console, "file": {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}}
     root = {"level": "INFO", "handlers": ["console", "file"]}
-    cfg = OmegaConf.create(
-        {"job_logging_cfg": {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "root": root}}
-    )
+    settings = {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "root": root}
+    cfg = OmegaConf.create({"job_logging_cfg": settings})
     OmegaConf.set_struct(cfg, True)
     stdout = io.StringIO()
     monkeypatch.setattr("sys.stdout", stdout)

@@ -142,24 +142,20 @@ def trainer_whose_memory_is_full() -> Any:
     def train_step(**arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    criterion = nn.Identity()
-    cfg = SimpleNamespace(
-        ema=SimpleNamespace(store_ema=False), distributed_training=SimpleNamespace(distributed_world_size=1)
-    )
+    cfg = {"ema": {"store_ema": False}, "distributed_training": {"distributed_world_size": 1}}
+    nothing = dict.fromkeys(("get_num_updates", "zero_grad", "_set_seed"), lambda: 0)
     return SimpleNamespace(
-        cfg=cfg,
+        cfg=OmegaConf.create(cfg),
         model=nn.Identity(),
-        criterion=criterion,
-        get_criterion=lambda: criterion,
+        criterion=nn.Identity(),
+        get_criterion=nn.Identity,
         optimizer=None,
         task=SimpleNamespace(train_step=train_step),
         data_parallel_world_size=1,
         cuda=False,
-        get_num_updates=lambda: 0,
-        zero_grad=lambda: None,
-        _set_seed=lambda: None,
         _prepare_sample=lambda sample: (sample, False),
         _log_oom=lambda error: None,
+        **nothing,
     )
 
 

@@ -30,9 +30,8 @@ def read(save_dir):
 def _only_metrics(monkeypatch):
     """The hooks of other topics are left out."""
     for moment, called in hooks.HOOKS.items():
-        monkeypatch.setitem(
-            hooks.HOOKS, moment, tuple(hook for hook in called if hook.__module__ == metrics_log.__name__)
-        )
+        mine = tuple(hook for hook in called if hook.__module__ == metrics_log.__name__)
+        monkeypatch.setitem(hooks.HOOKS, moment, mine)
 
 
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):

@@ -98,6 +98,12 @@ def test_an_error_in_a_loader_process() -> None:
     assert line_for(error) == "block 3 of train.bin holds token 900, but the dictionary ends at 400"
 
 
+NO_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "400000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -109,11 +115,8 @@ def test_an_error_in_a_loader_process() -> None:
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
         (
-            RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-                "allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"
-            ),
-            "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and raise --update-freq",
+            RuntimeError(NO_MEMORY),
+            "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and raise",
         ),
         (MemoryError(), "memory is full: lower --batch-size"),
         (Exception("The dataset is empty. This could indicate that"), "more text"),

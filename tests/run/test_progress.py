@@ -47,44 +47,33 @@ def settings(**changes: Any) -> Any:
     return OmegaConf.merge(cfg, OmegaConf.from_dotlist([f"{key}={value}" for key, value in changes.items()]))
 
 
+BATCH = "128 sequences x 64 = 8,192 tokens, on 4 ranks"
+EPOCHS = f"3 epochs of {BATCH}; no checkpoints"
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {},
-            "runs/a: 1,750 updates of 128 sequences x 64 = 8,192 tokens, on 4 ranks; "
-            "a checkpoint every 400 updates and every 30 minutes",
-        ),
+        ({}, f"1,750 updates of {BATCH}; a checkpoint every 400 updates and every 30 minutes"),
         (
             {"dataset.batch_size": "null", "task.save_interval_minutes": 0},
-            "runs/a: 1,750 updates; a checkpoint every 400 updates",
+            "1,750 updates; a checkpoint every 400 updates",
         ),
-        (
-            {"optimization.max_update": 0, "optimization.max_epoch": 3, "checkpoint.no_save": True},
-            "runs/a: 3 epochs of 128 sequences x 64 = 8,192 tokens, on 4 ranks; no checkpoints",
-        ),
+        ({"optimization.max_update": 0, "optimization.max_epoch": 3, "checkpoint.no_save": True}, EPOCHS),
         ({"optimization.max_update": 0}, None),  # fairseq-validate
     ],
 )
 def test_first_line(changes: dict, line: str | None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         progress.announce(settings(**changes))
-    assert caplog.messages == ([] if line is None else [line])
+    assert caplog.messages == ([] if line is None else [f"runs/a: {line}"])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59.6, "1 min 0 s"),
-        (3599, "59 min 59 s"),
-        (7800, "2 h 10 min"),
-        (90000, "1 d 1 h"),
-        (86400, "1 d 0 h"),
-    ],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert progress.duration(seconds) == text
+DURATIONS = {0: "0 s", 59.6: "1 min 0 s", 3599: "59 min 59 s", 7800: "2 h 10 min", 90000: "1 d 1 h", 86400: "1 d 0 h"}
+
+
+def test_duration() -> None:
+    assert {seconds: progress.duration(seconds) for seconds in DURATIONS} == DURATIONS
 
 
 def epoch(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_command import run_command
+from interrupted_run import checkpoint
 from tiny_runs import TINY_RUN
 
 UPDATES = 5
@@ -18,8 +19,7 @@ def masters(data: Path, save_dir: Path, num_ranks: int, update_freq: int) -> lis
     """The float32 weights that a run ends with."""
     arguments = [str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir), "--update-freq", str(update_freq)]
     assert "added up in 16 bits" not in run_command("fairseq_cli.train", arguments, num_ranks)
-    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True, map_location="cpu")
-    return state["last_optimizer_state"]["master_weights"]
+    return checkpoint(save_dir)["last_optimizer_state"]["master_weights"]
 
 
 @pytest.mark.slow

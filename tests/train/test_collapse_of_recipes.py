@@ -1,5 +1,6 @@
 """The discriminators of our own recipes stay alive on real text, and those of the settings that kill them do not."""
 
+import shlex
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -12,19 +13,11 @@ from amos_fairseq.recipe_files import RECIPES
 
 # 1,024 tokens an update instead of 4,096, and a warm-up of 100 updates instead of 500: noisier gradients, with which a
 # discriminator collapses after 300 updates instead of 1,600 (docs/collapse.md).
-SHORTER = [
-    "task.tokens_per_sample=64",
-    "dataset.batch_size=16",
-    "dataset.num_workers=0",
-    "dataset.max_valid_steps=20",
-    "optimization.max_update=300",
-    "lr_scheduler.total_num_update=1600",
-    "lr_scheduler.warmup_updates=100",
-    "dataset.validate_interval_updates=300",
-    "common.bf16=true",
-    "common.tensorboard_logdir=null",
-]
-
+SHORTER = shlex.split(
+    "task.tokens_per_sample=64 dataset.batch_size=16 dataset.num_workers=0 dataset.max_valid_steps=20 "
+    "optimization.max_update=300 lr_scheduler.total_num_update=1600 lr_scheduler.warmup_updates=100 "
+    "dataset.validate_interval_updates=300 common.bf16=true common.tensorboard_logdir=null"
+)
 OWN_BATCH = ["dataset.batch_size=128", "optimization.max_update=120", "dataset.validate_interval_updates=120"]
 
 

@@ -2,24 +2,13 @@
 
 import random
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from fairseq_cli import train
 from forked_command import run_command
-from interrupted_run import (
-    LAST_UPDATE,
-    RUN,
-    BackgroundRun,
-    assert_same_run,
-    checkpoint,
-    flags_command,
-    records,
-    uninterrupted,
-)
-from tiny_runs import ROOT
+from interrupted_run import LAST_UPDATE, RUN, assert_same_run, checkpoint, flags_command, records, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +33,8 @@ def other_corpus(corpus_text: Path, binarized_corpus: Path, tmp_path_factory: py
 
 
 @pytest.fixture
-def old(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return uninterrupted(binarized_corpus, tmp_path_factory) / "checkpoint_last.pt"
+def old(uninterrupted: Callable[..., Path]) -> Path:
+    return uninterrupted() / "checkpoint_last.pt"
 
 
 def assert_first_update_starts_from(old: Path, save_dir: Path) -> None:
@@ -65,9 +54,7 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
     """The old run stands at update 38; the new ones count from 0, and one that was killed goes on where it was."""
     tuned, restored = tmp_path / "tuned", tmp_path / "restored"
     command = flags_command(other_corpus, tuned, *FLAGS, "--finetune-from-model", str(old))
-    run = BackgroundRun(command, tmp_path / "tuned.log")
-    assert run.exit_code() == 0, run.text()[-3000:]
-    assert f"loading pretrained model from {old}" in run.text()
+    assert f"loading pretrained model from {old}" in run_to_end(command, tmp_path / "tuned.log")
     assert torch.load(old, weights_only=True)["optimizer_history"][-1]["num_updates"] == LAST_UPDATE
     assert_first_update_starts_from(old, tuned)
     logged = [record for record in records(tuned) if record["split"] == "train"]
@@ -79,40 +66,24 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
         if path.name != "checkpoint_1_2.pt":
             path.unlink()
     (killed / "checkpoint_1_2.pt").rename(killed / "checkpoint_last.pt")
-    again = BackgroundRun([str(killed) if part == str(tuned) else part for part in command], tmp_path / "again.log")
-    assert again.exit_code() == 0, again.text()[-3000:]
-    assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in again.text()
-    assert "loading pretrained model" not in again.text()
+    again = run_to_end([str(killed) if part == str(tuned) else part for part in command], tmp_path / "again.log")
+    assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in again
+    assert "loading pretrained model" not in again
     assert_same_run(killed, tuned)
 
     reset = flags_command(other_corpus, restored, *FLAGS, "--restore-file", str(old), *RESETS)
-    run = BackgroundRun(reset, tmp_path / "restored.log")
-    assert run.exit_code() == 0, run.text()[-3000:]
+    run_to_end(reset, tmp_path / "restored.log")
     assert_first_update_starts_from(old, restored)
     assert_same_run(restored, tuned)
 
 
 @pytest.mark.parametrize("way", [["--finetune-from-model", "OLD"], ["--restore-file", "OLD", *RESETS]])
-def test_text_with_a_vocabulary_of_its_own_is_refused(
-    way: list[str],
-    other_corpus: Path,
-    old: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_text_with_a_vocabulary_of_its_own_is_refused(way, other_corpus, old, tmp_path, refused_training) -> None:
     """Of the same size, so that all shapes fit: every word would get the embedding of another one."""
     corpus = shutil.copytree(other_corpus, tmp_path / "corpus")
     lines = (corpus / "dict.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (corpus / "dict.txt").write_text("".join(reversed(lines)), encoding="utf-8")
     save_dir, way = tmp_path / "run", [str(old) if flag == "OLD" else flag for flag in way]
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["fairseq-train", str(corpus), *RUN, *FLAGS, "--save-dir", str(save_dir), *way])
-    with pytest.raises(SystemExit) as ended:
-        train.cli_main()
-    assert ended.value.code == 1
-    (said,) = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
-    assert said.startswith(
-        f"amos_fairseq: error: {old} does not fit: the checkpoint was trained with another dictionary"
-    )
+    line = refused_training(corpus, *RUN, *FLAGS, "--save-dir", save_dir, *way)
+    assert line.startswith(f"{old} does not fit: the checkpoint was trained with another dictionary")
     assert [path.name for path in save_dir.glob("*")] == [".lock"]

@@ -4,23 +4,15 @@ import math
 from pathlib import Path
 
 import pytest
+from tiny_runs import SIXTY_UPDATES
+
+from amos_fairseq.metrics_file import read_records
 
 
 @pytest.mark.slow
-def test_electra_trains_and_its_losses_fall(run_training, read_metrics, tmp_path: Path) -> None:
-    flags = [
-        "--arch",
-        "electra_tiny",
-        "--criterion",
-        "electra",
-        "--max-update",
-        "60",
-        "--validate-interval-updates",
-        "60",
-    ]
-    flags += ["--total-num-update", "400", "--lr", "0.004", "--warmup-updates", "10"]
-    run_training(tmp_path, *flags)
-    records = read_metrics(tmp_path)
+def test_electra_trains_and_its_losses_fall(run_training, tmp_path: Path) -> None:
+    run_training(tmp_path, "--arch", "electra_tiny", "--criterion", "electra", *SIXTY_UPDATES)
+    records = read_records(tmp_path)
     train = [record for record in records if record["split"] == "train"]
     first, last = ([record[key] for key in ("mlm_loss_2", "loss")] for record in (train[0], train[-1]))
     # 200 words: a prediction by chance costs log 200 nats; each word has four frequent successors.

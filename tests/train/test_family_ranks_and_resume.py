@@ -4,7 +4,6 @@ AMOS has its own, harder tests (test_ranks, test_resume); what ranks and resume 
 objective has only to use random numbers and normalisers as they ask. Dropout is on, an epoch ends before the last update.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from forked_command import run_command
 from interrupted_run import assert_same_run, checkpoint
 from tiny_runs import TINY_RUN
 
+from amos_fairseq.metrics_file import read_records
+
 # Global batch 16: the synthetic corpus gives 18 updates an epoch.
 LAST_UPDATE, SAVED_UPDATE = 21, 11
 # As in test_ranks: float32 sums in another order (1e-7 of a gradient), which Adam divides by the gradient's own size. An
@@ -20,20 +21,18 @@ LAST_UPDATE, SAVED_UPDATE = 21, 11
 PARAMETER_TOLERANCE = 5e-5
 LOSS_TOLERANCE = 2e-3  # fairseq rounds what it logs to 3 digits
 
+# The model, and flags beside its name.
 SETTINGS = {
-    "mlm": ["--arch", "mlm_tiny", "--criterion", "mlm"],
-    "electra": ["--arch", "electra_tiny", "--criterion", "electra"],
-    "electra_adversarial": ["--arch", "electra_tiny", "--criterion", "electra", "--adversarial"],
-    "electra_random_15": ["--arch", "electra_tiny", "--criterion", "electra", "--detection-positions", "random"],
-    "electra_unigram": ["--arch", "electra_tiny", "--criterion", "electra", "--generator", "unigram"],
-    "all_tokens_mlm": ["--arch", "electra_tiny", "--criterion", "electra", "--main-objective", "all_tokens_mlm"],
-    "teams": ["--arch", "teams_tiny", "--criterion", "teams"],
-    "electric": ["--arch", "electric_tiny", "--criterion", "electric"],
-    "electra_tt": ["--arch", "electric_tiny", "--criterion", "electric", "--electric-variant", "electra_tt"],
-    "two_tower": [
-        *("--arch", "electric_tiny", "--criterion", "electric", "--electric-variant", "two_tower"),
-        *("--generator-size", "1", "--generator-loss-tokens", "all"),
-    ],
+    "mlm": ("mlm", ""),
+    "electra": ("electra", ""),
+    "electra_adversarial": ("electra", "--adversarial"),
+    "electra_random_15": ("electra", "--detection-positions random"),
+    "electra_unigram": ("electra", "--generator unigram"),
+    "all_tokens_mlm": ("electra", "--main-objective all_tokens_mlm"),
+    "teams": ("teams", ""),
+    "electric": ("electric", ""),
+    "electra_tt": ("electric", "--electric-variant electra_tt"),
+    "two_tower": ("electric", "--electric-variant two_tower --generator-size 1 --generator-loss-tokens all"),
 }
 
 
@@ -46,10 +45,10 @@ def train(data: Path, save_dir: Path, *flags: str, num_ranks: int = 1) -> None:
 
 def losses(save_dir: Path) -> list[dict[str, float]]:
     """What is logged of every update and validation, without speeds and gradients' norms."""
-    lines = (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     parts = ("loss", "_acc", "_auc", "replaced", "reward")
     return [
-        {key: value for key, value in json.loads(line).items() if any(part in key for part in parts)} for line in lines
+        {key: value for key, value in record.items() if any(part in key for part in parts)}
+        for record in read_records(save_dir)
     ]
 
 
@@ -57,7 +56,8 @@ def losses(save_dir: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("objective", SETTINGS)
 def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path) -> None:
     one, two, resumed = tmp_path / "one", tmp_path / "two", tmp_path / "resumed"
-    flags = [*SETTINGS[objective], "--dropout", "0.1"]
+    model, more = SETTINGS[objective]
+    flags = ["--arch", f"{model}_tiny", "--criterion", model, *more.split(), "--dropout", "0.1"]
     train(binarized_corpus, one, *flags, "--batch-size", "8", "--update-freq", "2")
 
     shutil.copytree(one, resumed)

@@ -3,7 +3,6 @@
 import json
 import signal
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from synthetic_glue import write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
+from amos_fairseq.metrics_file import updates_so_far
 
 # Long enough for a signal to find the first task training; the rest is short.
 RECIPE = """\
@@ -42,19 +42,12 @@ def command(place: Path, out: str, tasks: str, seeds: int, *flags: str) -> list[
     return ["glue", *map(str, arguments)]
 
 
-def wait_for_updates(run: BackgroundRun, metrics: Path, updates: int) -> None:
-    end = time.monotonic() + 120
-    while not (metrics.is_file() and f'"update": {updates},' in metrics.read_text(encoding="utf-8")):
-        assert time.monotonic() < end and run.process.poll() is None, run.text()[-3000:]  # noqa: PT018
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_two_tasks_two_seeds_stopped_and_continued(place):
     first = place / "out" / "runs" / "CoLA" / "seed1"
     start = [sys.executable, "-m", "amos_start"]
     run = BackgroundRun([*start, *command(place, "out", "CoLA,STS-B", 2)], place / "stopped.log")
-    wait_for_updates(run, first / "metrics.jsonl", 3)
+    run.wait_until(lambda: updates_so_far(first) >= 3)
     run.process.send_signal(signal.SIGINT)
     assert run.exit_code() == 130, run.text()[-3000:]
     assert "stopped; finished runs are in" in run.text()

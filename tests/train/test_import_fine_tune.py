@@ -46,31 +46,11 @@ def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tenso
 
 def train(data: Path, save_dir: Path, *flags: str) -> str:
     """One update; what was logged."""
-    arguments = [
-        str(data),
-        "--user-dir",
-        "amos_fairseq",
-        "--lr",
-        "0.001",
-        "--lr-scheduler",
-        "fixed",
-        "--batch-size",
-        "8",
-        "--max-update",
-        "1",
-        "--num-workers",
-        "0",
-        "--cpu",
-        "--save-dir",
-        str(save_dir),
-        "--log-format",
-        "simple",
-        "--log-interval",
-        "1",
-        "--no-epoch-checkpoints",
-        *flags,
-    ]
-    return run_command("fairseq_cli.train", arguments)
+    common = (
+        "--user-dir amos_fairseq --lr 0.001 --lr-scheduler fixed --batch-size 8 --max-update 1 --num-workers 0 --cpu "
+    )
+    common += "--log-format simple --log-interval 1 --no-epoch-checkpoints"
+    return run_command("fairseq_cli.train", [str(data), *common.split(), "--save-dir", str(save_dir), *flags])
 
 
 def assert_started_from(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
@@ -92,18 +72,9 @@ def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     rows = [pretrained.tokens(line)[1:] for line in LINES[:8]]  # --init-token puts <s> in front
     write_lines(tmp_path / "data" / "input0", dictionary, rows)
     write_lines(tmp_path / "data" / "label", labels, [torch.tensor([4 + i % 2]) for i in range(len(rows))])
-    task = [
-        "--task",
-        "sentence_prediction",
-        "--criterion",
-        "sentence_prediction",
-        "--num-classes",
-        "2",
-        "--init-token",
-        "0",
-    ]
-    start = ["--finetune-from-model", str(checkpoint), "--optimizer", "adam"]
-    said = train(tmp_path / "data", tmp_path / "run", *task, *start, *flags)
+    task = "--task sentence_prediction --criterion sentence_prediction --num-classes 2 --init-token 0 --optimizer adam"
+    start = ["--finetune-from-model", str(checkpoint)]
+    said = train(tmp_path / "data", tmp_path / "run", *task.split(), *start, *flags)
     assert "fine-tuning uses the encoder of a pretraining checkpoint" in said
     before, after = read_state(checkpoint), read_state(tmp_path / "run" / "checkpoint_last.pt")
     assert after["optimizer_history"][-1]["num_updates"] == 1
@@ -120,20 +91,10 @@ def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, c
     """As a checkpoint of ours: --restore-file alone, and nothing to reset."""
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator", "--generator", folders / "generator")
-    write_lines(
-        tmp_path / "data", dictionary_of(checkpoint), [load_checkpoint(checkpoint).tokens(line)[1:] for line in LINES]
-    )
-    task = ["--task", "text_pretraining", "--criterion", "electra", "--tokens-per-sample", str(POSITIONS)]
-    said = train(
-        tmp_path / "data",
-        tmp_path / "run",
-        *task,
-        "--restore-file",
-        str(checkpoint),
-        "--optimizer",
-        "grouped_adam",
-        *flags,
-    )
+    rows = [load_checkpoint(checkpoint).tokens(line)[1:] for line in LINES]
+    write_lines(tmp_path / "data", dictionary_of(checkpoint), rows)
+    task = f"--task text_pretraining --criterion electra --tokens-per-sample {POSITIONS} --optimizer grouped_adam"
+    said = train(tmp_path / "data", tmp_path / "run", *task.split(), "--restore-file", str(checkpoint), *flags)
     assert f"Loaded checkpoint {checkpoint} (epoch 1 @ 0 updates)" in said
     after = read_state(tmp_path / "run" / "checkpoint_last.pt")
     assert after["optimizer_history"][-1]["num_updates"] == 1

@@ -2,11 +2,10 @@
 
 import resource
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fairseq_cli import train
 from interrupted_run import (
     LAST_UPDATE,
     RUN,
@@ -17,10 +16,9 @@ from interrupted_run import (
     flags_command,
     num_updates,
     records,
-    uninterrupted,
+    run_to_end,
     updates_per_epoch,
 )
-from tiny_runs import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -39,11 +37,7 @@ def error_lines(run: BackgroundRun) -> list[str]:
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(
-    flags: list[str],
-    moments: list[int],
-    binarized_corpus: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
+    flags: list[str], moments: list[int], binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
 ) -> None:
     """kill -9 within the first and the second epoch, while loader processes hold the next batches."""
     save_dir = tmp_path / "run"
@@ -54,17 +48,15 @@ def test_killed_and_resumed_is_uninterrupted(
         run.kill()
         saved = num_updates(save_dir)
         assert moment - 5 < saved < LAST_UPDATE
-    last = BackgroundRun(command, tmp_path / "last.log")
-    assert last.exit_code() == 0, last.text()[-3000:]
-    reference = uninterrupted(binarized_corpus, tmp_path_factory, *flags)
+    last = run_to_end(command, tmp_path / "last.log")
+    reference = uninterrupted(*flags)
     epoch = saved // updates_per_epoch(reference) + 1
     assert epoch >= 2
-    assert f"checkpoint_last.pt (epoch {epoch} @ {saved} updates)" in last.text()
+    assert f"checkpoint_last.pt (epoch {epoch} @ {saved} updates)" in last
     assert num_updates(save_dir) == LAST_UPDATE
+    logged = [line["update"] for line in records(reference) if line["split"] == "train"]
     interval = int(flags[1]) if "--log-interval" in flags else 1
-    assert [line["update"] for line in records(reference) if line["split"] == "train"] == list(
-        range(interval, LAST_UPDATE + 1, interval)
-    )
+    assert logged == list(range(interval, LAST_UPDATE + 1, interval))
     assert_same_run(save_dir, reference)
     if "--bf16" in flags:
         masters = checkpoint(save_dir)["last_optimizer_state"]["master_weights"]
@@ -72,36 +64,34 @@ def test_killed_and_resumed_is_uninterrupted(
 
 
 def test_a_finished_run_is_left_alone_and_a_damaged_one_repaired(
-    binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
 ) -> None:
     save_dir = tmp_path / "run"
-    reference = uninterrupted(binarized_corpus, tmp_path_factory)
+    reference = uninterrupted()
     shutil.copytree(reference, save_dir)
     command = flags_command(binarized_corpus, save_dir)
 
     before = files(save_dir)
-    again = BackgroundRun(command, tmp_path / "again.log")
-    assert again.exit_code() == 0, again.text()[-3000:]
-    assert f"is finished ({LAST_UPDATE} updates of --max-update {LAST_UPDATE})" in again.text()
+    again = run_to_end(command, tmp_path / "again.log")
+    assert f"is finished ({LAST_UPDATE} updates of --max-update {LAST_UPDATE})" in again
     assert files(save_dir) == before
 
     last = save_dir / "checkpoint_last.pt"
     last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     # checkpoint_best.pt may be of the last update: then nothing would be left to train
     (save_dir / "checkpoint_best.pt").unlink()
-    repaired = BackgroundRun(command, tmp_path / "repaired.log")
-    assert repaired.exit_code() == 0, repaired.text()[-3000:]
-    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in repaired.text()
-    assert "checkpoint_3_35.pt (35 updates)" in repaired.text()
+    repaired = run_to_end(command, tmp_path / "repaired.log")
+    assert "checkpoint_last.pt is damaged: resuming from the newest complete checkpoint" in repaired
+    assert "checkpoint_3_35.pt (35 updates)" in repaired
     assert_same_run(save_dir, reference)
 
 
 def test_a_full_disk_costs_no_checkpoint(
-    binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
 ) -> None:
     save_dir = tmp_path / "run"
     save_dir.mkdir()
-    reference = uninterrupted(binarized_corpus, tmp_path_factory)
+    reference = uninterrupted()
     shutil.copytree(reference / "tokenizer", save_dir / "tokenizer")
     shutil.copy(reference / "checkpoint_2_20.pt", save_dir / "checkpoint_last.pt")
     before = files(save_dir)
@@ -128,53 +118,31 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
     assert not list((tmp_path / "run").glob("*.pt"))
 
 
+OTHER_MODEL = "contains another model than the flags describe; Error(s)"
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        pytest.param(
-            ["--finetune-from-model", "OLD", "--relative-position-buckets", "16"],
-            "was trained with --relative-position-buckets 32, not 16",
-            id="positions",
+        (
+            "--finetune-from-model OLD --relative-position-buckets 16",
+            "trained with --relative-position-buckets 32, not 16",
         ),
-        pytest.param(
-            ["--finetune-from-model", "OLD", "--encoder-embed-dim", "16"],
-            "contains another model than the flags describe; Error(s) in loading state_dict for AmosModel: size mismatch",
-            id="size",
+        (
+            "--finetune-from-model OLD --encoder-embed-dim 16",
+            f"{OTHER_MODEL} in loading state_dict for AmosModel: size",
         ),
-        pytest.param(
-            ["--restore-file", "OLD", "--max-update", "60", "--total-num-update", "20"],
-            f"after update {LAST_UPDATE} the learning rate is 0",
-            id="learning-rate",
-        ),
-        pytest.param(
-            ["--restore-file", "OLD"],
-            f"is at update {LAST_UPDATE}, and --max-update {LAST_UPDATE} is reached",
-            id="no-update-left",
-        ),
-        pytest.param(["--restore-file", "gone.pt"], "--restore-file gone.pt does not exist", id="missing"),
+        ("--restore-file OLD --max-update 60 --total-num-update 20", f"update {LAST_UPDATE} the learning rate is 0"),
+        ("--restore-file OLD", f"is at update {LAST_UPDATE}, and --max-update {LAST_UPDATE} is reached"),
+        ("--restore-file gone.pt", "--restore-file gone.pt does not exist"),
     ],
+    ids=["positions", "size", "learning-rate", "no-update-left", "missing"],
 )
 def test_continuing_in_vain_is_refused(
-    flags: list[str],
-    line: str,
-    binarized_corpus: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    flags, line, binarized_corpus, uninterrupted, refused_training, tmp_path
 ) -> None:
-    """fairseq-train in this process: none of these comes as far as an update."""
-    old = str(uninterrupted(binarized_corpus, tmp_path_factory) / "checkpoint_last.pt")
-    flags = [old if flag == "OLD" else flag for flag in flags]
+    """None of these comes as far as an update."""
+    flags = flags.replace("OLD", str(uninterrupted() / "checkpoint_last.pt")).split()
     save_dir = tmp_path / "run"
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(
-        sys, "argv", ["fairseq-train", str(binarized_corpus), *RUN, "--save-dir", str(save_dir), *flags]
-    )
-    with pytest.raises(SystemExit) as ended:
-        train.cli_main()
-    assert ended.value.code == 1
-    (said,) = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
-    assert said.startswith("amos_fairseq: error: ")
-    assert line in said
+    assert line in refused_training(binarized_corpus, *RUN, "--save-dir", save_dir, *flags)
     assert [path.name for path in save_dir.glob("*")] in ([], [".lock"])

@@ -2,8 +2,8 @@
 
 import os
 import re
+import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +18,10 @@ from interrupted_run import (
     checkpoint,
     flags_command,
     num_updates,
-    uninterrupted,
+    run_to_end,
     updates_per_epoch,
 )
+from tiny_runs import run_process
 from torch.distributed.run import get_args_parser
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
@@ -56,9 +57,7 @@ def stop_and_continue(
         position = checkpoint(save_dir)["extra_state"]["train_iterator"]
         assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
         before = stopped
-    last = BackgroundRun(command, logs / "last.log")
-    assert last.exit_code() == 0, last.text()[-3000:]
-    assert f"@ {before} updates)" in last.text()
+    assert f"@ {before} updates)" in run_to_end(command, logs / "last.log")
 
 
 def stopped_after(run: BackgroundRun, number: int) -> int:
@@ -71,7 +70,7 @@ def stopped_after(run: BackgroundRun, number: int) -> int:
 
 
 def test_every_signal_to_the_whole_group_costs_nothing(
-    binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Loader processes receive it as well, as from Slurm; the run goes on where it stopped, within the epoch."""
     # Without fairseq's buffer the loader process is two batches ahead, and not at the end of the epoch already.
@@ -79,23 +78,23 @@ def test_every_signal_to_the_whole_group_costs_nothing(
     stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group)
     for log in tmp_path.glob("*.err"):
         assert "Traceback" not in log.read_text()
-    assert_same_run(tmp_path / "run", uninterrupted(binarized_corpus, tmp_path_factory))
+    assert_same_run(tmp_path / "run", uninterrupted())
 
 
 def hydra_flags(data: Path, save_dir: Path) -> list[str]:
     """A run between whose ends the YAML saves nothing (every 700 updates)."""
-    flags = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny", f"task.data={data}"]
-    flags += [f"checkpoint.save_dir={save_dir}", f"optimization.max_update={LAST_UPDATE}"]
-    flags += ["lr_scheduler.warmup_updates=2", "model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64"]
-    flags += ["task.tokens_per_sample=32", "model.max_positions=32", "dataset.batch_size=16", "common.log_interval=1"]
-    return flags
+    return shlex.split(
+        f"--config-dir examples/pretraining/config --config-name amos_tiny task.data={data} checkpoint.save_dir={save_dir} "
+        f"optimization.max_update={LAST_UPDATE} lr_scheduler.warmup_updates=2 model.encoder_embed_dim=32 "
+        "model.encoder_ffn_embed_dim=64 task.tokens_per_sample=32 model.max_positions=32 dataset.batch_size=16 "
+        "common.log_interval=1"
+    )
 
 
 @pytest.fixture(scope="module")
 def uninterrupted_hydra_run(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_dir = tmp_path_factory.mktemp("hydra") / "run"
-    run = BackgroundRun(hydra_command(binarized_corpus, save_dir), save_dir.with_suffix(".log"))
-    assert run.exit_code() == 0, run.text()[-3000:]
+    run_to_end(hydra_command(binarized_corpus, save_dir), save_dir.with_suffix(".log"))
     return save_dir
 
 
@@ -153,40 +152,34 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
     command += ["hydra.searchpath=[file://examples/multi_node/config]", "distributed_training.distributed_world_size=1"]
     command += ["hydra.launcher.nodes=1", "hydra.launcher.tasks_per_node=1", "hydra.launcher.gpus_per_node=0"]
     submission = BackgroundRun(command, tmp_path / "submission.log")
-    job = JobLog(tmp_path / "job.log")
+
+    def job() -> str:
+        return text_of_job(tmp_path / "job.log")
+
+    def wait_for(pattern: str) -> None:
+        submission.wait_until(lambda: re.search(pattern, job()), lambda: job() + submission.text())
+
     for starts, number in enumerate((signal.SIGUSR2, signal.SIGTERM), start=1):
-        job.wait_for(rf"num_updates={12 * starts},", submission)
+        wait_for(rf"num_updates={12 * starts},")
         os.kill(int((tmp_path / "pid").read_text()), number)
-        job.wait_for(rf"{signal.Signals(number).name}: stopped after update \d+, exit code {REQUEUE}", submission)
-        job.wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}", submission)
-    assert submission.exit_code() == 0, submission.text()[-3000:] + job.text()[-3000:]
-    assert job.text().count("srun gives 6 CPUs") == 3
+        wait_for(rf"{signal.Signals(number).name}: stopped after update \d+, exit code {REQUEUE}")
+        wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}")
+    assert submission.exit_code() == 0, submission.text()[-3000:] + job()[-3000:]
+    assert job().count("srun gives 6 CPUs") == 3
     end = time.monotonic() + 60  # the launcher ends with the task's result; the script writes its last line after that
-    while "exit code 0\n" not in job.text() and time.monotonic() < end:
+    while "exit code 0\n" not in job() and time.monotonic() < end:
         time.sleep(0.02)
-    assert job.text().count("exit code 0\n") == 1
+    assert job().count("exit code 0\n") == 1
     script = (tmp_path / "script").read_text()
     assert "#SBATCH --signal=USR2@300\n" in script
     assert "#SBATCH --requeue\n" in script
     assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
 
 
-class JobLog:
+def text_of_job(log: Path) -> str:
     """The output of the job and of its task."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def text(self) -> str:
-        tasks = "".join(path.read_text() for path in sorted(self.path.parent.rglob("*_log.*")))
-        return (self.path.read_text() if self.path.exists() else "") + tasks
-
-    def wait_for(self, pattern: str, submission: BackgroundRun, timeout: float = 120.0) -> None:
-        end = time.monotonic() + timeout
-        while not re.search(pattern, self.text()):
-            ended = submission.process.poll() is not None or time.monotonic() > end
-            assert not ended, f"no '{pattern}' in:\n{self.text()[-3000:]}{submission.text()[-3000:]}"
-            time.sleep(0.02)
+    tasks = "".join(path.read_text() for path in sorted(log.parent.rglob("*_log.*")))
+    return (log.read_text() if log.exists() else "") + tasks
 
 
 def two_ranks(module: str, *flags: str) -> list[str]:
@@ -201,9 +194,7 @@ def passes_signals_on() -> bool:
 
 
 def to_the_second_rank(run: BackgroundRun, number: int) -> None:
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(run.process.pid)], capture_output=True, text=True, check=True
-    )
+    listed = run_process(["ps", "-o", "pid=", "--ppid", run.process.pid])
     os.kill(max(int(child) for child in listed.stdout.split()), number)
 
 
@@ -211,16 +202,14 @@ def to_torchrun(run: BackgroundRun, number: int) -> None:
     os.kill(run.process.pid, number)
 
 
+needs_signals = pytest.mark.skipif(not passes_signals_on(), reason="this torchrun dies at SIGUSR2")
+
+
 @pytest.mark.parametrize(
     ("through_hydra", "number", "send"),
     [
         (False, signal.SIGTERM, to_the_second_rank),
-        pytest.param(
-            True,
-            signal.SIGUSR2,
-            to_torchrun,
-            marks=pytest.mark.skipif(not passes_signals_on(), reason="this torchrun dies at SIGUSR2"),
-        ),
+        pytest.param(True, signal.SIGUSR2, to_torchrun, marks=needs_signals),
     ],
 )
 def test_a_signal_to_two_ranks(
@@ -243,10 +232,9 @@ def test_a_signal_to_two_ranks(
         flags = [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
         return two_ranks("fairseq_cli.train", *flags)
 
-    undisturbed = BackgroundRun(command("undisturbed"), tmp_path / "undisturbed.log")
-    assert undisturbed.exit_code() == 0, undisturbed.text()[-3000:]
+    undisturbed = run_to_end(command("undisturbed"), tmp_path / "undisturbed.log")
     for rank in range(2):
         cores = len(os.sched_getaffinity(0))
-        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed.text())
+        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed)
     stop_and_continue(command("run"), tmp_path / "run", tmp_path, send, [number], exit_code=1)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")

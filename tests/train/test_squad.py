@@ -2,13 +2,13 @@
 
 import json
 import signal
-import time
+import sys
 from pathlib import Path
 
 import pytest
-from forked_command import run_main, start_module
+from forked_command import run_main
+from interrupted_run import BackgroundRun
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
-from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.metrics_file import updates_so_far
@@ -81,15 +81,11 @@ def test_a_stopped_run_continues_to_the_same_predictions(place, learned):
     if head == "independent":
         pytest.skip("the joint head has dropout of its own and is enough")
     out = place / "stopped"
-    said = place / "said"
-    process = start_module("amos_start", command(place, out, "--span-head", head), ROOT, place / "printed", said)
-    deadline = time.monotonic() + 200
-    while updates_so_far(out / RUN) < 60:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, said.read_text()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130, said.read_text()
+    arguments = command(place, out, "--span-head", head)
+    stopped = BackgroundRun([sys.executable, "-m", "amos_start", *arguments], place / "stopped.log")
+    stopped.wait_until(lambda: updates_so_far(out / RUN) >= 60)
+    stopped.process.send_signal(signal.SIGINT)
+    assert stopped.exit_code() == 130, stopped.text()
     assert not (out / RUN / "predictions.json").exists()
     run(place, out, "--span-head", head)
     for name in ("predictions.json", "nbest_predictions.json", "null_odds.json", "scores.json"):

@@ -10,34 +10,18 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from tiny_runs import SIXTY_UPDATES
 
+from amos_fairseq.metrics_file import read_records
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
-FLAGS = [
-    "--arch",
-    "teams_tiny",
-    "--criterion",
-    "teams",
-    "--max-update",
-    "60",
-    "--validate-interval-updates",
-    "60",
-    "--total-num-update",
-    "400",
-    "--lr",
-    "0.004",
-    "--warmup-updates",
-    "10",
-]
 SMALLER = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "max_positions": 32}  # tiny_runs.TINY_RUN
 
 
 @pytest.mark.slow
-def test_teams_trains_and_leaves_both_branches(
-    run_training, read_metrics, binarized_corpus: Path, tmp_path: Path
-) -> None:
-    run_training(tmp_path, *FLAGS)
-    records = read_metrics(tmp_path)
+def test_teams_trains_and_leaves_both_branches(run_training, binarized_corpus: Path, tmp_path: Path) -> None:
+    run_training(tmp_path, "--arch", "teams_tiny", "--criterion", "teams", *SIXTY_UPDATES)
+    records = read_records(tmp_path)
     train = [record for record in records if record["split"] == "train"]
     first, last = train[0], train[-1]
     # 200 words: a prediction by chance costs log 200 nats, among six candidates log 6; each word has four frequent successors.

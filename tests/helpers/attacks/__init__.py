@@ -6,57 +6,67 @@ command ends in a traceback or leaves an unfinished file, or if code of a file i
 
 import argparse
 import multiprocessing
+import random
+import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
-from attacks.commands import Attack, Place
+from attacks.commands import Place
 from attacks.data import bombs, damaged_data, damaged_results
 from attacks.models import hostile_files, imported_folders
 from attacks.runs import damaged_files, killed_commands, kills, links, prepare
 from attacks.settings import command_settings, settings
 from attacks.surroundings import consoles, planted_modules
 
-# Attacks of each kind for one of --tries, the longest first.
-SHARES: dict[Callable[[Place, int, int], Iterator[Attack]], float] = {
-    kills: 1,
-    settings: 3,
-    damaged_files: 1,
-    command_settings: 1,
-    damaged_results: 1,
-    consoles: 0.5,
-    planted_modules: 0.2,
-    bombs: 0.5,
-    killed_commands: 0.05,
-    hostile_files: 0.6,
-    links: 0.2,
-    imported_folders: 3,
-    damaged_data: 5,
+# Each attacks for ever, in a folder that is new for each attack, and yields what it did and what it achieved ("": nothing).
+# Beside it the number of its attacks for one of --tries. The longest come first.
+KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str, str]]], float]] = {
+    "kill": (kills, 1),
+    "setting": (settings, 3),
+    "damaged file": (damaged_files, 1),
+    "setting of a command": (command_settings, 1),
+    "damaged results": (damaged_results, 1),
+    "console and disk": (consoles, 0.5),
+    "planted module": (planted_modules, 0.2),
+    "compression bomb": (bombs, 0.5),
+    "killed command": (killed_commands, 0.05),
+    "hostile file": (hostile_files, 0.6),
+    "link in SAVE_DIR": (links, 0.2),
+    "imported folder": (imported_folders, 3),
+    "damaged labels or features": (damaged_data, 5),
 }
+
+
+class Attack(NamedTuple):
+    kind: str
+    what: str
+    harm: str
 
 
 def attack(tries: int, seed: int, folder: Path, processes: int = 1) -> list[Attack]:
     """Run all attacks, print those that succeed, and return all, which do not depend on the number of processes."""
     place = prepare(folder)
-    plan = [(make, place, max(1, int(share * tries)), seed) for make, share in SHARES.items()]
+    plan = [(kind, place, max(1, int(share * tries)), seed) for kind, (_, share) in KINDS.items()]
     if processes == 1:
-        return [result for kind in plan for result in attack_kind(*kind)]
+        return [result for part in plan for result in attack_kind(*part)]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        running = [pool.submit(attack_kind, *kind) for kind in plan]
-        return [result for kind in running for result in kind.result()]
+        running = [pool.submit(attack_kind, *part) for part in plan]
+        return [result for part in running for result in part.result()]
 
 
-def attack_kind(
-    make: Callable[[Place, int, int], Iterator[Attack]], place: Place, tries: int, seed: int
-) -> list[Attack]:
-    results = []
-    for result in make(place, tries, seed):
-        results.append(result)
-        if result.harm:
-            print(f"{result.kind}: {result.what}: {result.harm}", file=sys.stderr, flush=True)
+def attack_kind(kind: str, place: Place, tries: int, seed: int) -> list[Attack]:
+    results, folder = [], place.folder / kind
+    attacks = KINDS[kind][0](place, folder, random.Random(seed))
+    for number, (what, harm) in zip(range(tries), attacks, strict=False):
+        results.append(Attack(kind, f"{what}, seed {seed}, number {number}", harm))
+        shutil.rmtree(folder, ignore_errors=True)
+        if harm:
+            print(f"{kind}: {results[-1].what}: {harm}", file=sys.stderr, flush=True)
     return results
 
 

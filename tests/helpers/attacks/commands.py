@@ -30,14 +30,6 @@ LONGEST_LINE = 4000
 ERROR = "amos_fairseq: error: "
 
 
-class Attack(NamedTuple):
-    """One attack: its kind, what was done, and what it achieved ("" if nothing)."""
-
-    kind: str
-    what: str
-    harm: str
-
-
 class Place(NamedTuple):
     """Where the attacks happen: a folder for copies, and what is copied.
 
@@ -155,15 +147,7 @@ def amos_script(folder: Path) -> list[str]:
 
 def run_interpreter(command: Sequence[object], cwd: Path, variables: Mapping[str, str]) -> tuple[int, str]:
     """Run a command in a new process, where an attack needs all that happens when Python starts."""
-    env = environment({"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **variables})
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=900,
-    )
-    return done.returncode, done.stdout.decode(errors="replace")
+    env = environment({"PYTHONPATH": str(ROOT), **ON_CPU, **variables})
+    words, streams = [str(part) for part in command], {"stdin": subprocess.DEVNULL, "capture_output": True}
+    done = subprocess.run(words, cwd=cwd, env=env, timeout=900, check=False, **streams)
+    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")

@@ -8,35 +8,9 @@ from pathlib import Path
 
 from amos_fairseq.strangers import values_in
 
-HOSTILE_VALUES = (
-    None,
-    True,
-    0,
-    -1,
-    5,
-    10**9,
-    2**62,
-    10**30,
-    10**400,
-    0.5,
-    1e308,
-    -1e308,
-    math.inf,
-    math.nan,
-    "",
-    "x",
-    "x" * 5000,
-    "a\0b",
-    "\x1b[31m",
-    "\ud800",
-    "../../x",
-    "/dev/zero",
-    "__class__",
-    [],
-    [5],
-    {},
-    {"a": 5},
-)
+_NUMBERS = (None, True, 0, -1, 5, 10**9, 2**62, 10**30, 10**400, 0.5, 1e308, -1e308, math.inf, math.nan)
+_TEXTS = ("", "x", "x" * 5000, "a\0b", "\x1b[31m", "\ud800", "../../x", "/dev/zero", "__class__")
+HOSTILE_VALUES = (*_NUMBERS, *_TEXTS, [], [5], {}, {"a": 5})
 _DEEP = "(a value that is nested deeply)"
 LEVELS = 100_000
 

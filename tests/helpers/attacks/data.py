@@ -18,29 +18,28 @@ from amos_fairseq.data.tagging import TaggedSentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing.features import encode_split, parts_of, stored_features
 from amos_fairseq.probing.targets import AnnotatedText
-from attacks.commands import Attack, Place, amos_harm, run_amos
+from attacks.commands import Place, amos_harm, run_amos
 from attacks.damage import attack_json, damage
 from attacks.workplace import COMMANDS
 
 
-def damaged_data(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def damaged_data(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Damage prepared labels or stored features; the labels are refused, the features computed again."""
-    draw = random.Random(seed)
-    folder = place.folder / "data"
-    labels = prepare_tagging(folder)
-    loaded = load_checkpoint(write_run(folder / "run"))
+    data = place.folder / "data"
+    labels = prepare_tagging(data)
+    loaded = load_checkpoint(write_run(data / "run"))
     part, dictionary = parts_of(loaded.model)["generator"], Dictionary.load(str(labels / "dict.txt"))
     encoded = {"train": encode_split(loaded, [AnnotatedText(["the", "quick", "brown", "fox"], [])] * 9)}
 
     def features() -> torch.Tensor:
-        stored = stored_features(folder / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+        stored = stored_features(data / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
         return stored["train"][1].clone()
 
     expected = features()
-    for number in range(tries):
+    while True:
         in_labels = draw.random() < 0.5
         names = ("valid.*.bin", "valid.*.idx", "valid.*.jsonl") if in_labels else ("*",)
-        root = labels if in_labels else folder / "features"
+        root = labels if in_labels else data / "features"
         path = draw.choice(sorted(path for name in names for path in root.glob(name)))
         content = path.read_bytes()
         how = damage(path, draw)
@@ -55,7 +54,7 @@ def damaged_data(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             harm = "" if in_labels else f"refused: {error}"
         except Exception as error:
             harm = f"traceback: {type(error).__name__}: {error}"
-        yield Attack("damaged labels or features", f"{path.name}, {how}, seed {seed}, number {number}", harm)
+        yield f"{path.name}, {how}", harm
         if in_labels:
             path.write_bytes(content)
 
@@ -82,11 +81,9 @@ ENDLESS = {
 }
 
 
-def bombs(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def bombs(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Prepare a small file that holds up to 4 GiB: it is refused, in little memory, and nothing is left."""
-    draw = random.Random(seed)
-    for number in range(tries):
-        folder = place.folder / "bomb"
+    while True:
         folder.mkdir()
         suffix, kind = draw.choice(list(COMPRESS)), draw.choice(list(ENDLESS))
         before, unit, after = draw.choice(ENDLESS[kind])
@@ -98,11 +95,7 @@ def bombs(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         harm = amos_harm(code, output, folder)
         if not harm and (code == 0 or (folder / "out").exists()):
             harm = "accepted" if code == 0 else "left OUT"
-        what = f"{before}{unit[:5]}{after}".strip()
-        yield Attack(
-            "compression bomb", f"{text.name} of {what}, {size // MIB} MiB, seed {seed}, number {number}", harm
-        )
-        shutil.rmtree(folder)
+        yield f"{text.name} of {f'{before}{unit[:5]}{after}'.strip()}, {size // MIB} MiB", harm
 
 
 def write_bomb(path: Path, before: str, unit: str, after: str, size: int, suffix: str) -> None:
@@ -117,12 +110,10 @@ def write_bomb(path: Path, before: str, unit: str, after: str, size: int, suffix
         file.write(compress(after.encode()))
 
 
-def damaged_results(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def damaged_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Attack a file that ``amos report`` or ``amos plot`` reads; the page and the figures are drawn, or it is refused."""
-    draw = random.Random(seed)
     files = [f"glue/{name}.json" for name in ("glue", "squad")] + ["tag/tagging.json", "probe/results.json"]
-    for number in range(tries):
-        folder = place.folder / "results"
+    while True:
         shutil.copytree(place.workplace, folder)
         name = draw.choice(["run/metrics.jsonl"] * 4 + files)
         how = attack_json(folder / name, draw)
@@ -133,5 +124,4 @@ def damaged_results(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         harm = amos_harm(code, text, folder)
         if not harm and code == 0 and not any(path.is_file() for path in (folder / "out").rglob("*")):
             harm = "nothing is drawn"
-        yield Attack("damaged results", f"amos {command[0]}, {name}: {how}, seed {seed}, number {number}", harm)
-        shutil.rmtree(folder)
+        yield f"amos {command[0]}, {name}: {how}", harm

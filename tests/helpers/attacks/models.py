@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
-from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_command
+from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command
 from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
 from attacks.runs import FLAGS
 
@@ -92,12 +92,10 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
     return state
 
 
-def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Give a stranger's checkpoint to the commands that read one; nothing of it is executed."""
-    draw = random.Random(seed)
     original = place.references["float32"]
-    for number in range(tries):
-        folder = place.folder / "hostile"
+    while True:
         (folder / "run").mkdir(parents=True)
         shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
         canary = folder / "executed"
@@ -116,31 +114,23 @@ def hostile_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             harm = command_harm(*run_command("fairseq_cli.train", arguments), folder)
         else:
             harm = amos_harm(*run_amos([name, *arguments], folder), folder)
-        harm = "executed" if canary.exists() else harm
-        yield Attack("hostile file", f"amos {name}, seed {seed}, number {number}", harm)
-        shutil.rmtree(folder)
+        yield f"amos {name}", "executed" if canary.exists() else harm
 
 
-FAMILIES = {
-    "mpnet": "MPNetForMaskedLM",
-    "electra": "ElectraForPreTraining",
-    "bert": "BertModel",
-    "roberta": "RobertaModel",
-}
+FAMILIES = {"mpnet": "MPNetForMaskedLM", "electra": "ElectraForPreTraining"}
+FAMILIES |= {"bert": "BertModel", "roberta": "RobertaModel"}
 JSON_FILES = ("config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 CLASSES = ("Rag", "Marian", "Flaubert", "XLM", "Speech2Text", "Bert", "Evil", 5, ["a"], None)
 
 
-def imported_folders(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def imported_folders(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Import an attacked folder: it is refused and nothing is left, or the model computes what transformers computes."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    draw = random.Random(seed)
     originals = place.folder / "originals"
     for family, name in FAMILIES.items():
         write_model(originals / family, family, name)
-    for number in range(tries):
-        folder = place.folder / "imported"
+    while True:
         family = draw.choice(list(FAMILIES))
         shutil.copytree(originals / family, folder / "in")
         canary, file = folder / "executed", folder / "out" / "model.pt"
@@ -152,8 +142,7 @@ def imported_folders(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             harm = f"left {[path.name for path in file.parent.iterdir()]}"
         if not harm and code == 0:
             harm = other_states(folder / "in", file)
-        yield Attack("imported folder", f"{family}, {how}, seed {seed}, number {number}", harm)
-        shutil.rmtree(folder)
+        yield f"{family}, {how}", harm
 
 
 def attack_settings(folder: Path, canary: Path, draw: random.Random) -> str:

@@ -7,15 +7,16 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import preparing
 import torch
-from forked_command import start_module
-from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command
+from forked_command import ForkedCommand
+from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command, run_to_end
 
 from amos_fairseq.python_process import SECONDS_TO_SAVE
-from attacks.commands import Attack, Place, amos_harm, amos_script, command_harm, run_command
+from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
 from attacks.settings import TINY_RECIPE
 from attacks.workplace import COMMANDS, SMALL_RUN, write_workplace
@@ -34,8 +35,7 @@ def prepare(folder: Path) -> Place:
     references = {}
     for precision, flags in PRECISIONS.items():
         references[precision] = folder / precision
-        run = BackgroundRun(flags_command(corpus, folder / precision, *FLAGS, *flags), folder / f"{precision}.log")
-        assert run.exit_code(300) == 0, run.text()[-3000:]
+        run_to_end(flags_command(corpus, folder / precision, *FLAGS, *flags), folder / f"{precision}.log")
     return Place(folder, corpus, references, write_workplace(folder / "workplace"), amos_script(folder))
 
 
@@ -43,8 +43,9 @@ def prepare(folder: Path) -> Place:
 FLAGS = ["--log-interval", "3", "--keep-interval-updates", "2"]
 
 
-def kill(run: BackgroundRun, save_dir: Path, draw: random.Random, at_write: bool) -> bool:
-    """Kill a run after a random time, or while it writes a checkpoint; return False if it ended before."""
+def kill(command: list[str], save_dir: Path, draw: random.Random, at_write: bool) -> bool:
+    """Start a run and kill it after a random time, or while it writes a checkpoint; return False if it ended before."""
+    run = BackgroundRun(command, save_dir.with_suffix(".log"))
     end = time.monotonic() + draw.uniform(0.5, 5.0)
     while run.process.poll() is None:
         is_writing = at_write and any(save_dir.glob("checkpoint*.unfinished.*"))
@@ -57,34 +58,22 @@ def kill(run: BackgroundRun, save_dir: Path, draw: random.Random, at_write: bool
     return False
 
 
-def kills(place: Place, tries: int, seed: int) -> Iterator[Attack]:
-    """Kill each run up to three times, every other time at a checkpoint's write; it must end as the undisturbed run."""
-    draw = random.Random(seed)
-    number, run_number = 0, 0
-    while number < tries:
+def kills(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Kill each run one to three times, some times at a checkpoint's write; it must end as the undisturbed run."""
+    for run_number in count():
+        shutil.rmtree(folder, ignore_errors=True)
         precision = list(PRECISIONS)[run_number % 2]
-        save_dir = place.folder / f"killed{run_number}"
-        command = flags_command(place.corpus, save_dir, *FLAGS, *PRECISIONS[precision])
-        times, ended = [], False
-        while not ended and number < tries and len(times) < 3:
-            run = BackgroundRun(command, place.folder / "killed.log")
-            at_write = number % 2 == 0
-            if kill(run, save_dir, draw, at_write):
-                number += 1
-                times.append("write" if at_write else "any time")
-            else:
-                ended = True
-        code, text = run_command(command[2], command[3:])
-        harm = command_harm(code, text, save_dir)
+        command = flags_command(place.corpus, folder, *FLAGS, *PRECISIONS[precision])
+        moments = (True, False, True)[: 1 + run_number % 3]
+        killed = [at_write for at_write in moments if kill(command, folder, draw, at_write)]
+        harm = command_harm(*run_command(command[2], command[3:]), folder)
         if not harm:
             try:
-                assert_same_run(save_dir, place.references[precision])
+                assert_same_run(folder, place.references[precision])
             except AssertionError as error:
                 harm = f"another result: {str(error).splitlines()[0]}"
-        for time_of_kill in times:
-            yield Attack(f"kill, {precision}", f"run {run_number}, {time_of_kill}", harm)
-        shutil.rmtree(save_dir, ignore_errors=True)
-        run_number += 1
+        for at_write in killed:
+            yield f"{precision}, run {run_number}, at {'the write' if at_write else 'any time'}", harm
 
 
 def copy_of_interrupted_run(place: Place, run: Path) -> None:
@@ -97,11 +86,9 @@ def copy_of_interrupted_run(place: Place, run: Path) -> None:
         path.unlink()
 
 
-def damaged_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def damaged_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Damage a file of a run or of its corpus, then continue the run: it ends as the undisturbed one, or is refused."""
-    draw = random.Random(seed)
-    for number in range(tries):
-        folder = place.folder / "damaged"
+    while True:
         copy_of_interrupted_run(place, folder / "run")
         shutil.copytree(place.corpus, folder / "corpus")
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
@@ -116,17 +103,14 @@ def damaged_files(place: Place, tries: int, seed: int) -> Iterator[Attack]:
                 assert_same_weights(folder / "run", place.references["float32"])
             except AssertionError:
                 harm = "accepted, with another result"
-        yield Attack("damaged file", f"{path.relative_to(folder)}, {how}, seed {seed}, number {number}", harm)
-        shutil.rmtree(folder)
+        yield f"{path.relative_to(folder)}, {how}", harm
 
 
-def links(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def links(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Put a link to a file elsewhere into SAVE_DIR, then continue the run; the file elsewhere does not change."""
-    draw = random.Random(seed)
     names = [".lock", "metrics.jsonl", "checkpoint_last.pt", "checkpoint_best.pt", "tokenizer", "tokenizer/dict.txt"]
     of_hydra = ["hydra_train.log", ".hydra", ".hydra/config.yaml"]
-    for number in range(tries):
-        folder = place.folder / "links"
+    while True:
         copy_of_interrupted_run(place, folder / "run")
         name = draw.choice([*names, *of_hydra])
         link, elsewhere = folder / "run" / name, folder / "elsewhere"
@@ -140,11 +124,8 @@ def links(place: Place, tries: int, seed: int) -> Iterator[Attack]:
         if name in of_hydra:
             overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={folder / 'run'}"]
             command[2:] = ["fairseq_cli.hydra_train", *TINY_RECIPE, *overrides]
-        code, text = run_command(command[2], command[3:])
-        changed = elsewhere.read_text() != "precious\n"
-        harm = "changed a file elsewhere" if changed else command_harm(code, text, folder / "run")
-        yield Attack("link in SAVE_DIR", f"{name}, seed {seed}, number {number}", harm)
-        shutil.rmtree(folder)
+        harm = command_harm(*run_command(command[2], command[3:]), folder / "run")
+        yield name, "changed a file elsewhere" if elsewhere.read_text() != "precious\n" else harm
 
 
 def assert_same_weights(save_dir: Path, reference: Path) -> None:
@@ -153,21 +134,19 @@ def assert_same_weights(save_dir: Path, reference: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def killed_commands(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def killed_commands(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Kill ``amos tag`` alone: its training ends by itself, and the repeated command has the undisturbed result."""
-    draw = random.Random(seed)
-    folder = place.folder / "killed command"
     arguments = ["tag", *COMMANDS["tag"]]
     shutil.copytree(place.workplace, folder)
     begin = time.monotonic()
     code, text = run_command("amos_start", arguments, folder)
     assert code == 0, text[-3000:]
     duration, expected = time.monotonic() - begin, results(folder)
-    for number in range(tries):
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
+    while True:
         shutil.copytree(place.workplace, folder)
-        log = place.folder / "killed command.log"
-        command = start_module("amos_start", arguments, folder, log, log.with_suffix(".err"))
+        log = folder.with_suffix(".log")
+        command = ForkedCommand("amos_start", arguments, folder, log, log.with_suffix(".err"))
         end = time.monotonic() + draw.uniform(0, 0.8 * duration)
         while command.poll() is None and (time.monotonic() < end or not training_processes(folder)):
             time.sleep(0.01)
@@ -183,8 +162,7 @@ def killed_commands(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             harm = amos_harm(code, text, folder)
         if not harm and (code != 0 or results(folder) != expected):
             harm = f"another result: exit code {code}"
-        what = "while it trained" if was_running else "after its end"
-        yield Attack("killed command", f"amos tag, {what}, seed {seed}, number {number}", harm)
+        yield f"amos tag, {'while it trained' if was_running else 'after its end'}", harm
 
 
 def training_processes(folder: Path) -> list[int]:

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import resource
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -12,63 +13,26 @@ from pathlib import Path
 from tiny_runs import TINY_RUN
 
 from amos_fairseq.python_process import python_command
-from attacks.commands import Attack, Place, amos_harm, command_harm, run_amos, run_interpreter
+from attacks.commands import Place, amos_harm, command_harm, run_amos, run_interpreter
 from attacks.workplace import COMMANDS, SMALL_RUN
 
 # Of the standard library, of what the package needs, and the package itself.
-PLANTED = (
-    "json",
-    "queue",
-    "pickle",
-    "multiprocessing",
-    "yaml",
-    "numpy",
-    "torch",
-    "fairseq",
-    "hydra",
-    "amos_fairseq",
-    "typing",
-    "sitecustomize",
-    "transformers",
-    "matplotlib",
-    "tokenizers",
-    "fairseq_cli",
-    "amos_start",
-    "sentencepiece",
+PLANTED = shlex.split(
+    "json queue pickle multiprocessing yaml numpy torch fairseq hydra amos_fairseq typing sitecustomize transformers "
+    "matplotlib tokenizers fairseq_cli amos_start sentencepiece"
 )
 
 
-def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def planted_modules(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Run a command in a folder with modules named like those that it imports; they are not executed."""
-    draw = random.Random(seed)
-    folder = place.folder / "modules"
     canary = place.folder / "executed"
-    of_trainings = {
-        "amos train": [
-            *place.amos,
-            "train",
-            "amos_tiny",
-            *SMALL_RUN,
-            f"task.data={place.corpus}",
-            "checkpoint.save_dir=out/run",
-        ],
-        "fairseq-train": [
-            *python_command("fairseq_cli.train"),
-            place.corpus,
-            *TINY_RUN,
-            "--save-dir",
-            "out/run",
-            "--max-update",
-            "2",
-            "--num-workers",
-            "1",
-        ],
-    }
-    commands = {f"amos {name}": [*place.amos, name, *arguments] for name, arguments in COMMANDS.items()} | of_trainings
     refused = ["--checkpoint", "run", "--data", "nothing", "--out", "out/x", "--cpu"]
-    commands |= {f"amos {name}": [*place.amos, name, *refused] for name in ("glue", "squad")}
-    commands |= {"amos verify": [*place.amos, "verify", place.corpus], "amos bench": [*place.amos, "bench", "nothing"]}
-    for number in range(tries):
+    of_amos = COMMANDS | {"glue": refused, "squad": refused, "verify": [place.corpus], "bench": ["nothing"]}
+    of_amos["train"] = ["amos_tiny", *SMALL_RUN, f"task.data={place.corpus}", "checkpoint.save_dir=out/run"]
+    commands = {f"amos {name}": [*place.amos, name, *arguments] for name, arguments in of_amos.items()}
+    flags = [*TINY_RUN, "--save-dir", "out/run", "--max-update", "2", "--num-workers", "1"]
+    commands["fairseq-train"] = [*python_command("fairseq_cli.train"), place.corpus, *flags]
+    while True:
         shutil.copytree(place.workplace, folder)
         name = draw.choice(list(commands))
         planted = draw.sample(PLANTED, 10)
@@ -78,9 +42,8 @@ def planted_modules(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             source.write_text(f"open({str(canary)!r}, 'a').write({module + ' '!r})\n")
         code, text = run_interpreter(commands[name], folder, {})
         harm = f"executed {canary.read_text()}" if canary.exists() else command_harm(code, text, folder)
-        yield Attack("planted module", f"{name}, {', '.join(planted)}, seed {seed}, number {number}", harm)
+        yield f"{name}, {', '.join(planted)}", harm
         canary.unlink(missing_ok=True)
-        shutil.rmtree(folder)
 
 
 # Python reads these when it starts: such a command needs a new process.
@@ -123,13 +86,12 @@ def fail_to_rename(number: int) -> Callable[[], None]:
     return before
 
 
-def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
+def consoles(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Run a command in another locale, with a closed or full output, or on a disk that is full or fails.
 
     It ends well, or in one line; all of its files are then there, or the repeated command writes them.
     """
-    draw = random.Random(seed)
-    folder = place.folder / "console of Ω"
+    folder = folder / "of Ω"
     disturbances = {
         **{str(variables): variables for variables in LOCALES},
         **{f"at most {size} bytes in a file": limit_files(size) for size in FILE_SIZES},
@@ -139,7 +101,7 @@ def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     }
     names = [name for name in COMMANDS if name != "tag"]  # it trains as the command train does
     expected: dict[str, set[str]] = {}
-    for number in range(tries):
+    while True:
         name, what = draw.choice(names), draw.choice(list(disturbances))
         command = [name, *COMMANDS[name]]
         if name not in expected:
@@ -159,8 +121,7 @@ def consoles(place: Place, tries: int, seed: int) -> Iterator[Attack]:
             code, text = run_amos(command, folder)
             if not harm and (code != 0 or files_in(folder / "out") != expected[name]):
                 harm = f"the repeated command ends with {code}: {text[-300:]}"
-        yield Attack("console and disk", f"amos {name}, {what}, seed {seed}, number {number}", harm)
-        shutil.rmtree(folder)
+        yield f"amos {name}, {what}", harm
 
 
 def files_in(folder: Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 from pathlib import Path
 
 from benchmark_summary import write_summary, write_tagging
@@ -12,78 +13,31 @@ from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.probing.results import ProbeResult, write_results
 
-SMALL_RUN = (
-    "task.tokens_per_sample=32",
-    "model.max_positions=32",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64",
-    "dataset.batch_size=16",
-    "dataset.num_workers=0",
-    "optimization.max_update=2",
+SMALL_RUN = shlex.split(
+    "task.tokens_per_sample=32 model.max_positions=32 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64 "
+    "dataset.batch_size=16 dataset.num_workers=0 optimization.max_update=2"
 )
 RECIPE = """\
 defaults: {lr: 3.0e-3, epochs: 4, batch_size: 8, warmup: 0.1, dropout: 0.1, attention_dropout: 0.1, num_separators: 2}
 tasks: {tagging: {}}
 """
 # Each writes to the folder out alone, and takes seconds.
-COMMANDS = {
-    "recipes": ["amos_tiny"],
-    "flops": ["run"],
-    "inspect": ["run", "--text", "the quick ± fox", "--html", "out/page.html"],
-    "score": ["mlm", "text.txt", "--out", "out/scores.tsv"],
-    "plot": ["run", "--out", "out/plots"],
-    "report": [
-        "run",
-        "--glue",
-        "glue",
-        "--tag",
-        "tag",
-        "--probe",
-        "probe",
-        "--text",
-        "text.txt",
-        "--sentence",
-        "the fox",
-        "--masked-tokens",
-        "50",
-        "--out",
-        "out/page.html",
-    ],
-    "import": ["bert", "out/model.pt", "--arch", "amos_tiny"],
-    "export": ["run", "out/folder", "--no-check"],
-    "prepare": ["text.txt", "--out", "out/corpus", "--vocab-size", "60", "--workers", "1"],
-    "probe": [
-        "--checkpoint",
-        "run",
-        "--data",
-        "probing",
-        "--out",
-        "out/probe",
-        "--part",
-        "generator",
-        "--layers",
-        "1",
-        "--updates",
-        "4",
-        "--batch-size",
-        "16",
-        "--seeds",
-        "2",
-    ],
-    "tag": [
-        "--checkpoint",
-        "start/checkpoint_last.pt",
-        "--data",
-        "labels/data",
-        "--out",
-        "out/tag",
-        "--recipe",
-        "recipe.yaml",
-        "--seeds",
-        "1",
-        "--cpu",
-    ],
+_COMMANDS = {
+    "recipes": "amos_tiny",
+    "flops": "run",
+    "inspect": "run --text 'the quick ± fox' --html out/page.html",
+    "score": "mlm text.txt --out out/scores.tsv",
+    "plot": "run --out out/plots",
+    "report": "run --glue glue --tag tag --probe probe --text text.txt --sentence 'the fox' --masked-tokens 50 "
+    "--out out/page.html",
+    "import": "bert out/model.pt --arch amos_tiny",
+    "export": "run out/folder --no-check",
+    "prepare": "text.txt --out out/corpus --vocab-size 60 --workers 1",
+    "probe": "--checkpoint run --data probing --out out/probe --part generator --layers 1 --updates 4 --batch-size 16 "
+    "--seeds 2",
+    "tag": "--checkpoint start/checkpoint_last.pt --data labels/data --out out/tag --recipe recipe.yaml --seeds 1 --cpu",
 }
+COMMANDS = {name: shlex.split(arguments) for name, arguments in _COMMANDS.items()}
 
 
 def write_workplace(folder: Path) -> Path:
@@ -107,16 +61,10 @@ def write_workplace(folder: Path) -> Path:
 
 
 def write_metrics(file: Path) -> None:
-    values = {
-        "mlm_loss_1": 5.0,
-        "mlm_loss_2": 4.0,
-        "mixture_1": 0.4,
-        "rtd_recall": 0.2,
-        "unigram_entropy": 4.5,
-        "wps": 9.0,
-    }
+    values = {"mlm_loss_1": 5.0, "mlm_loss_2": 4.0, "mixture_1": 0.4, "rtd_recall": 0.2, "unigram_entropy": 4.5}
+    values |= {"wps": 9.0, "lr": 0.1, "loss": None}
     records = [
-        {"split": split, "update": update, "epoch": update / 10, **values, "lr": 0.1, "loss": None}
+        {"split": split, "update": update, "epoch": update / 10, **values}
         for update in (10, 20, 30)
         for split in ("train", "valid")
     ]
