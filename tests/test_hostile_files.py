@@ -16,8 +16,9 @@ from amos_fairseq.data.official_squad import read_null_odds, read_predictions, r
 from amos_fairseq.data.squad import Example, _parsed, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION
-from amos_fairseq.hugging_face.parts import dataset_of, label_settings
+from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
+from amos_fairseq.hugging_face.model_card import dataset_of
+from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.prepare import glue, probing
 from amos_fairseq.prepare.glue import GlueWorkspace
 from amos_fairseq.prepare.text_workspace import TextWorkspace, is_finished_corpus
@@ -125,10 +126,9 @@ def notes_of_glue(path: Path) -> list[str]:
     return notes
 
 
-def labels(path: Path, head: str | None = None) -> list[str]:
-    task, model = {"data": str(path.parent)}, SimpleNamespace(tagging_head=head)
-    loaded = SimpleNamespace(model=model, task=task, file=path.parent / "checkpoint_last.pt")
-    names = list(label_settings(loaded, 2, None)["id2label"].values())
+def labels(path: Path, kind: str = SEQUENCE_CLASSIFICATION) -> list[str]:
+    loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt")
+    names = list(label_settings(loaded, kind, 2, None)["id2label"].values())
     assert all(isinstance(name, str) and name.encode() for name in names)
     return names
 
@@ -173,7 +173,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),
-    "labels.txt": ("labels.txt", None, lambda path: labels(path, "a head")),
+    "labels.txt": ("labels.txt", None, lambda path: labels(path, TOKEN_CLASSIFICATION)),
     "task in a model card": ("task.json", LABELS, name_in_card),
 }
 

@@ -30,8 +30,6 @@ from amos_fairseq.functional.relative_position import amos_bucket
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
 
-# Conversions: their detection logit is positive for "original", ours for "replaced"; their v is the matrix of a linear layer.
-NEGATED, ONE_ROW = "-", "[0]"
 EMBEDDING = "encoder.sentence_encoder.embed_tokens.weight"
 # Copies of the embedding in the file; a single tensor in training.
 _TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.weight")
@@ -54,15 +52,15 @@ def _encoder(ours: str, theirs: str) -> tuple[Renaming, ...]:
 
 
 DISCRIMINATOR = _encoder("discriminator", "encoder")
-DETECTION = (
-    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
+DETECTION = (  # positive for "original", ours for "replaced"
+    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", torch.neg),
 )
 GENERATOR = _encoder("generators.0", "auxiliary")
 MLM_HEAD = (
     Renaming("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
     Renaming("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
     Renaming("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
-    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", ONE_ROW),
+    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", Tensor.squeeze),
 )
 # fmt: on
 
@@ -255,7 +253,6 @@ def convert(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, 
         for ours, (name,), conversion in expand_names(rows, count_layers(theirs, f"{side}.sentence_encoder.layers.")):
             if name not in theirs:
                 raise UserError(f"{path}: {name} is missing: this is not the whole released checkpoint")
-            tensor = theirs[name]
-            weights[ours] = -tensor if conversion == NEGATED else tensor[0] if conversion == ONE_ROW else tensor
+            weights[ours] = conversion(theirs[name]) if conversion else theirs[name]
             used.add(name)
     return weights, used

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import IMPORTED_FROM, dictionary_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import os_error_behind, whole_file, whole_folder
+from amos_fairseq.files import explain_write_errors, whole_file, whole_folder
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization import Tokenizer
@@ -39,15 +39,15 @@ class Renaming(NamedTuple):
     Attributes:
         ours: the name in this package.
         theirs: the name in the other library, or several names whose tensors are one tensor of ours.
-        conversion: what changes beside the name; its meaning is that of the table. Empty: nothing.
+        conversion: what changes beside the name, in a form that the tables of a library share; None: nothing.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
-    conversion: str = ""
+    conversion: Any = None
 
 
-def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], str]]:
+def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], Any]]:
     """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
     for line in table:
         theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
@@ -188,19 +188,17 @@ def write(imported: Imported, out: Path) -> None:
     check_output_file(out)
     directory = out.parent / TOKENIZER_DIRECTORY
     is_new = not directory.exists()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write_tokenizer(imported.tokenizer, directory)
-        # An open file instead of its name: only then torch reports why it could not write.
-        with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
-            torch.save(checkpoint_state(imported, directory), file)
-    except BaseException as error:
-        if is_new:
-            shutil.rmtree(directory, ignore_errors=True)
-        cause = os_error_behind(error) if isinstance(error, Exception) and not isinstance(error, UserError) else None
-        if cause is None:
+    with explain_write_errors(out, "make room, or give another place"):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _write_tokenizer(imported.tokenizer, directory)
+            # An open file instead of its name: only then torch reports why it could not write.
+            with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
+                torch.save(checkpoint_state(imported, directory), file)
+        except BaseException:
+            if is_new:
+                shutil.rmtree(directory, ignore_errors=True)
             raise
-        raise UserError(f"{out} cannot be written ({cause.strerror}): make room, or give another place") from error
 
 
 def check_output_file(out: Path) -> None:

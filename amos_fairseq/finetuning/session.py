@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header, task_state_of
-from amos_fairseq.checkpoints.read import check_state, model_settings, read_tokenizer
+from amos_fairseq.checkpoints.read import check_state, read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
@@ -19,6 +19,7 @@ from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256,
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.setting_checks import model_settings
 
 ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.

@@ -21,12 +21,10 @@ from amos_fairseq.hugging_face.families import (
     MASKED_LM,
     MPNET_BUCKETS,
     MPNET_MAX_DISTANCE,
-    PLUS_2,
     POSITION_OFFSET,
-    Q_K_V,
+    RENAMED_ONLY,
     SEQUENCE_CLASSIFICATION,
     WEIGHTS_FILE,
-    ZERO_AND_W,
     Family,
 )
 from amos_fairseq.hugging_face.parts import ExportedPart
@@ -58,7 +56,6 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     AutoModel adds a pooling layer to a bare encoder. It gets the identity: ``pooler_output`` is then tanh of the first state,
     not random.
     """
-    state = to_hugging_face(part.family, part.kind, in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows))
     ids = {name: tokenizer.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
     config = hugging_face_config(
         part.family, part.shape, tokenizer.num_rows, **part.settings, **ids, architectures=[part.class_name]
@@ -71,6 +68,8 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     else:
         import transformers as classes
     model = getattr(classes, part.class_name)(config)
+    weights = in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows)
+    state = to_hugging_face(part.family, part.kind, weights)
     if part.kind == ENCODER and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
@@ -113,7 +112,7 @@ def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
     for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
         if ours.startswith(PROJECTION) and ours not in ours_by_name:
             continue  # embeddings as wide as the encoder
-        converted.update(zip(theirs, _convert_to_theirs(ours_by_name[ours], conversion), strict=True))
+        converted.update(zip(theirs, (conversion or RENAMED_ONLY).to_theirs(ours_by_name[ours]), strict=True))
     if kind == MASKED_LM:
         converted.update({copy: converted[source] for copy, source in table.tied.items()})
     if kind == ENCODER:
@@ -156,7 +155,11 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()
                 f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
                 + "".join(f" with the head {kind}" for kind in heads)
             )
-        converted[ours] = _convert_to_ours(theirs, [weights[names[name]] for name in theirs], conversion)
+        tensors = [weights[names[name]] for name in theirs]
+        shapes = [list(tensor.shape) for tensor in tensors]
+        if [] in shapes or shapes.count(shapes[0]) < len(shapes):
+            raise UserError(f"{' and '.join(theirs)} have the shapes {shapes}: these are not the weights of a model")
+        converted[ours] = (conversion or RENAMED_ONLY).to_ours(*tensors)
         used.update(theirs)
     for copy, source in table.tied.items():
         if copy not in names or source not in used:
@@ -182,32 +185,6 @@ def _current_names(table: Family, weights: Weights) -> dict[str, str]:
             current = current.replace(former, now)
         names[f"{table.prefix}.{current}" if bare else current] = name
     return names
-
-
-def _convert_to_theirs(tensor: Tensor, conversion: str) -> list[Tensor]:
-    if conversion == Q_K_V:
-        return [part.clone() for part in tensor.chunk(3)]
-    if conversion == PLUS_2:
-        return [torch.cat([tensor.new_zeros(2, tensor.size(1)), tensor])]
-    if conversion == ZERO_AND_W:
-        return [torch.cat([torch.zeros_like(tensor), tensor])]
-    return [tensor.clone()]
-
-
-def _convert_to_ours(names: list[str], tensors: list[Tensor], conversion: str) -> Tensor:
-    shapes = [list(tensor.shape) for tensor in tensors]
-    if [] in shapes or shapes.count(shapes[0]) < len(shapes):
-        raise UserError(f"{' and '.join(names)} have the shapes {shapes}: these are not the weights of a model")
-    if conversion == Q_K_V:
-        return torch.cat(tensors)
-    (tensor,) = tensors
-    if conversion == PLUS_2:
-        return tensor[2:].clone()
-    if conversion == ZERO_AND_W:
-        if len(tensor) != 2:
-            raise UserError(f"a detection head has 2 labels, original and replaced; this classifier has {len(tensor)}")
-        return tensor[1:] - tensor[:1]
-    return tensor.clone()
 
 
 def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:

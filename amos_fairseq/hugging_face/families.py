@@ -4,16 +4,16 @@ On the left is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~am
 ``mlm_head.*``, ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. On the right are the names
 of the class with the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*``
 means ``weight`` and ``bias``. Rows of the vocabulary keep their order. :mod:`.convert` uses these tables in both directions.
-Three conversions change more than the name:
-
-    q|k|v   three matrices, concatenated by rows on our side (three names on theirs)
-    +2      a position table whose first two rows belong to no position; ours counts from 0
-    0,w     a classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from amos_fairseq.checkpoints.write import Renaming
+from amos_fairseq.errors import UserError
 
 # Kinds of parts. Each is one Hugging Face class per family and includes the encoder.
 ENCODER = "encoder"
@@ -38,7 +38,6 @@ _CLASS_ENDINGS = {
 DETECTION_LABELS = {0: "original", 1: "replaced"}
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-Q_K_V, PLUS_2, ZERO_AND_W = "q|k|v", "+2", "0,w"
 # MPNet with the positions of the released AMOS checkpoint: no class of Hugging Face has them (see custom_code/).
 CUSTOM = "custom"
 # Constants in MPNet's code, whatever its configuration says.
@@ -47,6 +46,30 @@ MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
 POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, CUSTOM: 2}
 # Other names of model_type: the same classes with another vocabulary.
 SAME_AS = {"xlm-roberta": "roberta"}
+
+
+class Conversion(NamedTuple):
+    """What changes beside the name: a copy of our tensor as theirs, one for each of their names, and of theirs as ours."""
+
+    to_theirs: Callable[[Tensor], list[Tensor]]
+    to_ours: Callable[..., Tensor]
+
+
+def _difference_of_rows(classifier: Tensor) -> Tensor:
+    if len(classifier) != 2:
+        raise UserError(f"a detection head has 2 labels, original and replaced; this classifier has {len(classifier)}")
+    return classifier[1:] - classifier[:1]
+
+
+RENAMED_ONLY = Conversion(lambda ours: [ours.clone()], lambda theirs: theirs.clone())
+# Three matrices, concatenated by rows on our side.
+Q_K_V = Conversion(lambda ours: [part.clone() for part in ours.chunk(3)], lambda *theirs: torch.cat(theirs))
+# A position table whose first two rows belong to no position; ours counts from 0.
+PLUS_2 = Conversion(
+    lambda ours: [torch.cat([ours.new_zeros(2, ours.size(1)), ours])], lambda theirs: theirs[2:].clone()
+)
+# A classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x.
+ZERO_AND_W = Conversion(lambda ours: [torch.cat([torch.zeros_like(ours), ours])], _difference_of_rows)
 
 
 class Family(NamedTuple):

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of
+from amos_fairseq.data.glue_tasks import SCORED
+from amos_fairseq.data.labeled_texts import TASK_FILE
+from amos_fairseq.data.tagging import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.families import (
@@ -27,6 +30,7 @@ from amos_fairseq.hugging_face.families import (
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.hugging_face.verify import Agreement
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
 from amos_fairseq.versions import version_of
 
@@ -171,12 +175,13 @@ def write_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
+    task = str(loaded.task.get("_name", PRETRAINING_TASK))
+    dataset = dataset_of(part.kind, Path(str(loaded.task.get("data", ""))))
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    task = str(loaded.task.get("_name", PRETRAINING_TASK))
     first, imported, objective = first_source(loaded), loaded.imported_from, objective_of(loaded)
-    results = eval_results(part, validation)
+    results = eval_results(part.kind, dataset, validation)
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
@@ -299,19 +304,35 @@ def license_text(settings: CardSettings, source: str) -> str:
     return f"Of the training data: `{settings.data_license}`.{of_model}"
 
 
-def eval_results(part: ExportedPart, validation: dict[str, Any] | None) -> "list[EvalResult] | None":
+def eval_results(
+    kind: str, dataset: tuple[str, str] | None, validation: dict[str, Any] | None
+) -> "list[EvalResult] | None":
     """Return scores of the last validation of a fine-tuned task for the card's ``model-index``, if its data have a name."""
     from huggingface_hub import EvalResult
 
-    if part.dataset is None or validation is None:
+    if dataset is None or validation is None:
         return None
     scores = {metric or key: validation.get(key) for key, metric in _SCORES.items()}
     results = [
-        EvalResult(_KINDS[part.kind].pipeline, *part.dataset, metric, round(score / 100, 4), dataset_split="validation")
+        EvalResult(_KINDS[kind].pipeline, *dataset, metric, round(score / 100, 4), dataset_split="validation")
         for metric, score in scores.items()
         if isinstance(score, (int, float))
     ]
     return results or None
+
+
+def dataset_of(kind: str, directory: Path) -> tuple[str, str] | None:
+    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
+    try:
+        if kind == SEQUENCE_CLASSIFICATION:
+            task = read_json(directory / TASK_FILE, "")["task"]
+            return ("glue", f"GLUE {task}") if task in SCORED else None
+        if kind == TOKEN_CLASSIFICATION:
+            manifest = read_json(directory / MANIFEST, "")
+            return "unknown", f"{plain_name(manifest['column'])} of {plain_name(manifest['sources']['valid']['name'])}"
+    except (UserError, ValueError, KeyError, TypeError):  # the card does without
+        pass
+    return None
 
 
 def as_table(rows: dict[str, str]) -> str:

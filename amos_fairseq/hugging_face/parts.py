@@ -12,9 +12,8 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import Weights
-from amos_fairseq.data.glue_tasks import SCORED
 from amos_fairseq.data.labeled_texts import TASK_FILE
-from amos_fairseq.data.tagging import are_labels, read_labels, read_manifest
+from amos_fairseq.data.tagging import are_labels, read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import (
     CUSTOM,
@@ -39,7 +38,7 @@ from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_last_layer
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
-from amos_fairseq.strangers import plain_name, read_json
+from amos_fairseq.strangers import read_json
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class ExportedPart:
         head: states -> what the exported class returns: the states of a bare encoder; logits [B,T,dictionary size] of the
             masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
         settings: for its configuration: labels, kind of problem.
-        dataset: identifier and name of the data of fine-tuning, for the model card.
         limits: for the model card, instead of the text for its kind.
         family: of the exported class.
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
@@ -67,7 +65,6 @@ class ExportedPart:
     head: Callable[[Tensor], Tensor]
     description: str
     settings: dict[str, Any] = field(default_factory=dict)
-    dataset: tuple[str, str] | None = None
     limits: str = ""
     family: str = ""
     token_types: Callable[[Tensor], Tensor | None] | None = None
@@ -217,7 +214,7 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
 def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence[str] | None) -> ExportedPart:
     """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
     model: FineTunedModel = loaded.model
-    heads, settings = model.classification_heads, {}
+    heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
     if name == "encoder" or not (heads or model.span_head or model.tagging_head):
@@ -231,8 +228,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
             )
     elif model.tagging_head is not None:
         kind, prefix, head = TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
-        description, settings = "its head for labels of words", label_settings(loaded, head.output.out_features, labels)
-        del settings["problem_type"]  # of sequence classification
+        description = "its head for labels of words"
     elif len(heads) > 1:
         raise UserError(
             f"{loaded.file} has several heads ({', '.join(heads)}), a Hugging Face class has one: "
@@ -241,7 +237,6 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     else:
         (head,) = heads.values()
         kind, prefix, description = SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
-        settings = label_settings(loaded, head.output.out_features, labels)
     return ExportedPart(
         kind,
         model.encoder.shape,
@@ -249,8 +244,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
         model.extract_features,
         head.output if kind == QUESTION_ANSWERING else head,  # without the mask of answers
         f"the encoder with {description}",
-        settings,
-        dataset_of(kind, Path(str(loaded.task.get("data", "")))),
+        {} if kind == QUESTION_ANSWERING else label_settings(loaded, kind, head.output.out_features, labels),
     )
 
 
@@ -300,8 +294,10 @@ def _check_mpnet(shape: TransformerConfig, projected: bool) -> None:
         )
 
 
-def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return settings of the exported configuration: names of the classes, and the kind of problem.
+def label_settings(
+    loaded: LoadedCheckpoint, kind: str, num_classes: int, labels: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return settings of the exported configuration: names of the classes, and for whole texts the kind of problem.
 
     The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words) or in the ``task.json``
     of the task's data, if the file is there and has as many as the head, else ``LABEL_0``, ``LABEL_1``, ...
@@ -311,7 +307,7 @@ def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[
     """
     if labels:
         names = list(labels)
-    elif loaded.model.tagging_head is not None:
+    elif kind == TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
         path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
@@ -325,27 +321,12 @@ def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[
         raise UserError(
             f"--labels needs {num_classes} different names, one per class in their order; got {', '.join(names)}"
         )
-    regression = bool(loaded.task.get("regression_target")) or num_classes == 1
-    return {
-        "num_labels": num_classes,
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "regression" if regression else "single_label_classification",
-    }
-
-
-def dataset_of(kind: str, directory: Path) -> tuple[str, str] | None:
-    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
-    try:
-        if kind == SEQUENCE_CLASSIFICATION:
-            task = read_json(directory / TASK_FILE, "prepare the data again")["task"]
-            return ("glue", f"GLUE {task}") if task in SCORED else None
-        if kind == TOKEN_CLASSIFICATION:
-            manifest = read_manifest(directory)
-            return "unknown", f"{manifest['column']} of {plain_name(manifest['sources']['valid']['name'])}"
-    except (UserError, ValueError, KeyError, TypeError):
-        pass
-    return None
+    label2id = {name: number for number, name in enumerate(names)}
+    settings = {"num_labels": num_classes, "id2label": dict(enumerate(names)), "label2id": label2id}
+    if kind == SEQUENCE_CLASSIFICATION:
+        regression = bool(loaded.task.get("regression_target")) or num_classes == 1
+        settings["problem_type"] = "regression" if regression else "single_label_classification"
+    return settings
 
 
 def encoder_weights(embedding: nn.Embedding, encoder: TransformerEncoder, num_layers: int | None = None) -> Weights:
