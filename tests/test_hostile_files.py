@@ -13,7 +13,7 @@ import pytest
 
 from amos_fairseq.data.glue_tasks import SCORED, TASKS
 from amos_fairseq.data.official_squad import read_null_odds, read_predictions, read_squad
-from amos_fairseq.data.squad import Example, _parsed, read_manifest
+from amos_fairseq.data.squad import Example, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
@@ -24,6 +24,7 @@ from amos_fairseq.prepare.glue import GlueWorkspace
 from amos_fairseq.prepare.text_workspace import TextWorkspace, is_finished_corpus
 from amos_fairseq.prepare.workspace import Sample, is_finished
 from amos_fairseq.scoring.reranking import read_nbest
+from amos_fairseq.strangers import read_json_lines
 
 TEXTS = (
     *(
@@ -158,7 +159,11 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "predictions": ("predictions.json", {"q": "a"}, read_predictions),
     "null odds": ("odds.json", {"q": 1.5}, read_null_odds),
     "n-best lists": ("nbest.json", NBEST, read_nbest),
-    "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: _parsed(path, Example.from_json)),
+    "prepared questions": (
+        "train.examples.jsonl",
+        EXAMPLE,
+        lambda path: read_json_lines(path, "prepare it", Example.from_json),
+    ),
     "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_manifest(path.parent)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
