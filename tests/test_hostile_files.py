@@ -16,7 +16,7 @@ from amos_fairseq.data.official_squad import read_null_odds, read_predictions, r
 from amos_fairseq.data.squad import Example, read_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION
+from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.prepare import glue, probing
@@ -127,7 +127,7 @@ def notes_of_glue(path: Path) -> list[str]:
     return notes
 
 
-def labels(path: Path, kind: str = SEQUENCE_CLASSIFICATION) -> list[str]:
+def labels(path: Path, kind: PartKind = PartKind.SEQUENCE_CLASSIFICATION) -> list[str]:
     loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt")
     names = list(label_settings(loaded, kind, 2, None)["id2label"].values())
     assert all(isinstance(name, str) and name.encode() for name in names)
@@ -135,7 +135,7 @@ def labels(path: Path, kind: str = SEQUENCE_CLASSIFICATION) -> list[str]:
 
 
 def name_in_card(path: Path) -> None:
-    found = dataset_of(SEQUENCE_CLASSIFICATION, path.parent)
+    found = dataset_of(PartKind.SEQUENCE_CLASSIFICATION, path.parent)
     assert found is None or found[1].removeprefix("GLUE ") in SCORED
 
 
@@ -178,7 +178,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),
-    "labels.txt": ("labels.txt", None, lambda path: labels(path, TOKEN_CLASSIFICATION)),
+    "labels.txt": ("labels.txt", None, lambda path: labels(path, PartKind.TOKEN_CLASSIFICATION)),
     "task in a model card": ("task.json", LABELS, name_in_card),
 }
 

@@ -128,14 +128,23 @@ def build_model(config: DictConfig, tokenizer: Tokenizer, seed: int) -> BaseFair
 
 
 @torch.no_grad()
-def fill(model: BaseFairseqModel, weights: Weights) -> list[str]:
+def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
     """Copy ``weights`` (names of the model) into the model; return the names of the parameters that got none.
+
+    The rows of the vocabulary are put in our order. An embedding without a foreign one keeps its initial values; in the output
+    layer of an MLM head it is never predicted, so that its softmax is the imported one.
+
+    Args:
+        ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
 
     Raises:
         UserError: a weight has another shape than its parameter, or the model has no such parameter.
     """
     state = model.state_dict()
     for name, tensor in weights.items():
+        if name in state and re.fullmatch(r"embed_tokens\.weight|mlm_heads?(\.\d+)?\.bias", name):
+            initial = state[name] if tensor.dim() > 1 else torch.full_like(state[name], NEVER_PREDICTED)
+            tensor = to_our_rows(tensor, ids, initial)
         if name not in state or state[name].shape != tensor.shape:
             expected = list(state[name].shape) if name in state else "nothing"
             raise UserError(
@@ -152,7 +161,7 @@ def to_our_rows(theirs: Tensor, ids: Tensor, initial: Tensor) -> Tensor:
 
     Args:
         theirs: an embedding or output bias in the order of the foreign ids.
-        ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
+        ids: see :func:`fill`.
         initial: [our rows, ...], the values of rows without a foreign one.
 
     Raises:

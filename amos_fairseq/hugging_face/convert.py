@@ -16,16 +16,14 @@ from amos_fairseq.hugging_face.export_tokenizer import FolderTokenizer
 from amos_fairseq.hugging_face.families import (
     CONFIG_FILE,
     CUSTOM,
-    ENCODER,
     FAMILIES,
-    MASKED_LM,
     MPNET_BUCKETS,
     MPNET_MAX_DISTANCE,
     POSITION_OFFSET,
     RENAMED_ONLY,
-    SEQUENCE_CLASSIFICATION,
     WEIGHTS_FILE,
     Family,
+    PartKind,
 )
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.modules.encoder import TransformerConfig
@@ -70,7 +68,7 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     model = getattr(classes, part.class_name)(config)
     weights = in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows)
     state = to_hugging_face(part.family, part.kind, weights)
-    if part.kind == ENCODER and getattr(model, "pooler", None) is not None:
+    if part.kind == PartKind.ENCODER and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
     model.load_state_dict(state, strict=True)
@@ -79,7 +77,7 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
 
 
-def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
+def to_hugging_face(family: str, kind: PartKind, weights: Weights) -> Weights:
     """Return the state of the class of this family, complete for ``load_state_dict(strict=True)``.
 
     A bare encoder is the class without a pooling layer. Tensors are copies, except the tied ones. Rows of a position table
@@ -98,7 +96,7 @@ def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
     if TOKEN_TYPES not in weights:
         positions = weights["encoder.embed_positions.weight"]
         ours_by_name[TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
-    if kind == SEQUENCE_CLASSIFICATION and "classification_head.dense.weight" not in weights:
+    if kind == PartKind.SEQUENCE_CLASSIFICATION and "classification_head.dense.weight" not in weights:
         # A dense layer after which the linear head computes the same as before.
         scale, slope = LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
         output = weights["classification_head.output.weight"]
@@ -107,15 +105,15 @@ def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
             "classification_head.dense.bias": torch.zeros(output.size(1)),
             "classification_head.output.weight": output / (scale * slope),
         }
-    names = table.encoder + (table.heads[kind] if kind != ENCODER else ())
+    names = table.encoder + (table.heads[kind] if kind != PartKind.ENCODER else ())
     converted: Weights = {}
     for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
         if ours.startswith(PROJECTION) and ours not in ours_by_name:
             continue  # embeddings as wide as the encoder
         converted.update(zip(theirs, (conversion or RENAMED_ONLY).to_theirs(ours_by_name[ours]), strict=True))
-    if kind == MASKED_LM:
+    if kind == PartKind.MASKED_LM:
         converted.update({copy: converted[source] for copy, source in table.tied.items()})
-    if kind == ENCODER:
+    if kind == PartKind.ENCODER:
         return {name.removeprefix(f"{table.prefix}."): tensor for name, tensor in converted.items()}
     return converted
 
@@ -127,7 +125,7 @@ class Converted(NamedTuple):
     unexpected_keys: list[str]
 
 
-def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()) -> Converted:
+def from_hugging_face(family: str, weights: Weights, heads: Collection[PartKind] = ()) -> Converted:
     """Return the encoder of a Hugging Face state, and some of its heads, under our names.
 
     Values are bit for bit those of the state, except for a detection classifier whose first row is not 0: the difference of
@@ -153,7 +151,7 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()
         if absent:
             raise UserError(
                 f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
-                + "".join(f" with the head {kind}" for kind in heads)
+                + "".join(f" with the head {kind.label}" for kind in heads)
             )
         tensors = [weights[names[name]] for name in theirs]
         shapes = [list(tensor.shape) for tensor in tensors]
@@ -166,7 +164,7 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()
             continue
         if torch.equal(weights[names[copy]], weights[names[source]]):
             used.add(copy)
-        elif MASKED_LM in heads:
+        elif PartKind.MASKED_LM in heads:
             raise UserError(
                 f"{names[copy]} differs from {names[source]}: the output layer of a masked language model is tied to "
                 "the token embeddings here, so this one cannot be imported; import the encoder alone (--arch amos_base, no "

@@ -17,17 +17,10 @@ from amos_fairseq.data.tagging import are_labels, read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import (
     CUSTOM,
-    DETECTION,
     DETECTION_LABELS,
-    ENCODER,
-    ENERGY,
-    MASKED_LM,
     MPNET_BUCKETS,
     MPNET_MAX_DISTANCE,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
+    PartKind,
     class_name,
 )
 from amos_fairseq.models.amos import AmosModel
@@ -46,7 +39,6 @@ class ExportedPart:
     """One model to export.
 
     Attributes:
-        kind: one of the kinds in :mod:`.families`.
         shape: of its encoder.
         weights: under our names of :mod:`.families`, the vocabulary in our rows.
         states: our own code, which the exported model is compared with: tokens [B,T] in our ids -> states [B,T,D].
@@ -58,7 +50,7 @@ class ExportedPart:
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
     """
 
-    kind: str
+    kind: PartKind
     shape: TransformerConfig
     weights: Weights
     states: Callable[[Tensor], Tensor]
@@ -131,7 +123,9 @@ def choose_part(
 def encoder_part(model: nn.Module) -> ExportedPart:
     """Return the encoder that fine-tuning would use."""
     weights = encoder_weights(model.embed_tokens, model.encoder)
-    return ExportedPart(ENCODER, model.encoder.shape, weights, model.extract_features, nn.Identity(), "the encoder")
+    return ExportedPart(
+        PartKind.ENCODER, model.encoder.shape, weights, model.extract_features, nn.Identity(), "the encoder"
+    )
 
 
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
@@ -161,7 +155,7 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
     embedding, num_tokens = model.generator_embedding, len(loaded.dictionary)
 
     return ExportedPart(
-        MASKED_LM,
+        PartKind.MASKED_LM,
         dataclasses.replace(encoder.shape, num_layers=num_layers),
         encoder_weights(embedding, encoder, num_layers) | state_of("mlm_head.", head),
         lambda tokens: encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1],
@@ -188,16 +182,16 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
     if isinstance(model, TeamsModel):
         own_layer = getattr(model, "rtd_layer", None)
         encoder = model.discriminator if own_layer is None else with_last_layer(model.discriminator, own_layer)
-    kind, settings, description = DETECTION, {}, "the discriminator"
+    kind, settings, description = PartKind.DETECTION, {}, "the discriminator"
     if isinstance(head, DenseDetectionHead):
         if encoder.relative_position is not None:
             raise UserError(
                 "no Hugging Face class has a detection head of two layers on relative positions: export the encoder alone, "
                 "with --part encoder"
             )
-        kind = PRETRAINING
+        kind = PartKind.PRETRAINING
         if isinstance(model, ElectricModel) and model.variant == "electric":
-            kind, description = ENERGY, "the energies of tokens"
+            kind, description = PartKind.ENERGY, "the energies of tokens"
     else:  # the others have one logit, and a random classifier must not get these names
         settings = {"id2label": DETECTION_LABELS, "label2id": {label: i for i, label in DETECTION_LABELS.items()}}
     return ExportedPart(
@@ -220,14 +214,19 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     if name == "encoder" or not (heads or model.span_head or model.tagging_head):
         return encoder_part(model)
     if model.span_head is not None:
-        kind, prefix, head, description = QUESTION_ANSWERING, "span_head.", model.span_head, "its head for answers"
+        kind, prefix, head, description = (
+            PartKind.QUESTION_ANSWERING,
+            "span_head.",
+            model.span_head,
+            "its head for answers",
+        )
         if not isinstance(head, IndependentSpanHead):
             raise UserError(
                 f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
                 "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
             )
     elif model.tagging_head is not None:
-        kind, prefix, head = TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
+        kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
         description = "its head for labels of words"
     elif len(heads) > 1:
         raise UserError(
@@ -236,23 +235,23 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
         )
     else:
         (head,) = heads.values()
-        kind, prefix, description = SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
+        kind, prefix, description = PartKind.SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
     return ExportedPart(
         kind,
         model.encoder.shape,
         encoder_weights(model.embed_tokens, model.encoder) | state_of(prefix, head),
         model.extract_features,
-        head.output if kind == QUESTION_ANSWERING else head,  # without the mask of answers
+        head.output if kind == PartKind.QUESTION_ANSWERING else head,  # without the mask of answers
         f"the encoder with {description}",
-        {} if kind == QUESTION_ANSWERING else label_settings(loaded, kind, head.output.out_features, labels),
+        {} if kind == PartKind.QUESTION_ANSWERING else label_settings(loaded, kind, head.output.out_features, labels),
     )
 
 
-def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
+def families_of(kind: PartKind, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
     """Return the families of classes that compute a part, the closest first: mpnet, electra, bert, roberta or ``CUSTOM``.
 
     Args:
-        kind: of the part, one of the kinds in :mod:`.families`.
+        kind: of the part.
         shape: of its encoder.
         activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
             linear, a head without dense layer, which all of them can compute.
@@ -266,16 +265,16 @@ def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -
     if shape.position_scheme == "t5":
         _check_mpnet(shape, projected)
         return ["mpnet"]
-    if kind in (PRETRAINING, ENERGY):
+    if kind in (PartKind.PRETRAINING, PartKind.ENERGY):
         return ["electra"]
-    if kind == SEQUENCE_CLASSIFICATION and activation == "tanh":
+    if kind == PartKind.SEQUENCE_CLASSIFICATION and activation == "tanh":
         if projected:
             raise UserError(
                 "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
                 "narrower than the encoder: export the encoder alone, with --part encoder"
             )
         return ["bert", "roberta"]
-    if projected or (kind == SEQUENCE_CLASSIFICATION and activation == "gelu"):
+    if projected or (kind == PartKind.SEQUENCE_CLASSIFICATION and activation == "gelu"):
         return ["electra"]
     return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
 
@@ -295,7 +294,7 @@ def _check_mpnet(shape: TransformerConfig, projected: bool) -> None:
 
 
 def label_settings(
-    loaded: LoadedCheckpoint, kind: str, num_classes: int, labels: Sequence[str] | None
+    loaded: LoadedCheckpoint, kind: PartKind, num_classes: int, labels: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and for whole texts the kind of problem.
 
@@ -307,7 +306,7 @@ def label_settings(
     """
     if labels:
         names = list(labels)
-    elif kind == TOKEN_CLASSIFICATION:
+    elif kind == PartKind.TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
         path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
@@ -323,7 +322,7 @@ def label_settings(
         )
     label2id = {name: number for number, name in enumerate(names)}
     settings = {"num_labels": num_classes, "id2label": dict(enumerate(names)), "label2id": label2id}
-    if kind == SEQUENCE_CLASSIFICATION:
+    if kind == PartKind.SEQUENCE_CLASSIFICATION:
         regression = bool(loaded.task.get("regression_target")) or num_classes == 1
         settings["problem_type"] = "regression" if regression else "single_label_classification"
     return settings
