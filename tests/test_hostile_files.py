@@ -13,7 +13,7 @@ import pytest
 
 from amos_fairseq.data.glue_tasks import SCORED, TASKS
 from amos_fairseq.data.official_squad import read_null_odds, read_predictions, read_squad
-from amos_fairseq.data.squad import Example, read_manifest
+from amos_fairseq.data.squad import Example, read_squad_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.hugging_face.families import PartKind
@@ -164,7 +164,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
         EXAMPLE,
         lambda path: read_json_lines(path, "prepare it", Example.from_json),
     ),
-    "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_manifest(path.parent)),
+    "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_squad_manifest(path.parent)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),

@@ -132,7 +132,7 @@ class SquadSplit:
         return self.starts[context].numpy(), self.ends[context].numpy()
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_squad_manifest(directory: Path) -> dict[str, Any]:
     """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")

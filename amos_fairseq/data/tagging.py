@@ -36,7 +36,7 @@ NO_LABEL = -100
 _HINT = "give the directory that preprocess/tagging/prepare.sh wrote"
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_tagging_manifest(directory: Path) -> dict[str, Any]:
     """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")

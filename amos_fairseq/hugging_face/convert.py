@@ -203,7 +203,7 @@ def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:
     return result
 
 
-def config_class(family: str) -> type["PretrainedConfig"]:
+def their_config_class(family: str) -> type["PretrainedConfig"]:
     if family == CUSTOM:
         from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
 
@@ -239,7 +239,7 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
         settings["relative_attention_max_distance"] = shape.position_max_distance
     if family == "electra":
         settings["embedding_size"] = shape.embedding_width or shape.width
-    return config_class(family)(**settings, **others)
+    return their_config_class(family)(**settings, **others)
 
 
 def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, object]:

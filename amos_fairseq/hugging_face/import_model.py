@@ -26,7 +26,7 @@ from amos_fairseq.checkpoints.write import (
     fill,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.convert import config_class, encoder_settings, from_hugging_face
+from amos_fairseq.hugging_face.convert import encoder_settings, from_hugging_face, their_config_class
 from amos_fairseq.hugging_face.families import (
     CONFIG_FILE,
     CUSTOM,
@@ -133,7 +133,7 @@ def import_folder(
         raise UserError(
             f"--generator cannot be used with --arch {arch}, whose generator is newly initialized; give --arch electra_base"
         )
-    folder_tokenizer = read_tokenizer(tokenizer or path)
+    folder_tokenizer = read_folder_tokenizer(tokenizer or path)
     ids = row_map(folder_tokenizer)
     settings = encoder_settings(folder.family, folder.config)
     generator_folder = None if generator is None else read_generator(folder, generator)
@@ -186,7 +186,7 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
         other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
         raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {', '.join(known)}")
     try:
-        config = config_class(family).from_dict(content)
+        config = their_config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
         reason = _reason(error)
         raise UserError(
@@ -311,7 +311,7 @@ def _check_weights(file: Path, weights: Any) -> None:
         raise UserError(f"{file} has tensors of more values than it stores: save the model again, as safetensors")
 
 
-def read_tokenizer(path: Path) -> FastTokenizer:
+def read_folder_tokenizer(path: Path) -> FastTokenizer:
     """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``.
 
     Raises :class:`UserError` if there is none, or it is broken.

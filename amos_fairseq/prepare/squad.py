@@ -34,7 +34,7 @@ def prepare_squad(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, sampl
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
-    from amos_fairseq.data.squad import MANIFEST, read_manifest  # imports fairseq, which takes seconds
+    from amos_fairseq.data.squad import MANIFEST, read_squad_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": train, "valid": dev}
     description = {
@@ -42,7 +42,7 @@ def prepare_squad(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, sampl
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: describe_source(path) for split, path in sources.items()},
     }
-    if is_finished(out, description, "SQuAD", MANIFEST, read_manifest):
+    if is_finished(out, description, "SQuAD", MANIFEST, read_squad_manifest):
         say(f"{out} is finished already, with these files and settings: nothing to do")
         return
     files = {split: read_squad(path) for split, path in sources.items()}

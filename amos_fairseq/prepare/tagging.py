@@ -82,7 +82,7 @@ def prepare_tagging(
     Raises:
         UserError: bad input, or ``out`` contains other files.
     """
-    from amos_fairseq.data.tagging import MANIFEST, read_manifest  # imports fairseq, which takes seconds
+    from amos_fairseq.data.tagging import MANIFEST, read_tagging_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": train, "valid": dev}
     description: dict[str, Any] = {
@@ -90,7 +90,7 @@ def prepare_tagging(
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: describe_source(path) for split, path in sources.items()},
     }
-    if is_finished(out, description, "tagging", MANIFEST, read_manifest):
+    if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
         say(f"{out} is finished already, with these files and settings: nothing to do")
         return
     sentences = {split: read_sentences(path, names) for split, path in sources.items()}

@@ -116,11 +116,11 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     # SAVE_DIR, "train", update, logged values
     "interval_logged": (
-        metrics_log.record,  # first: it records what fairseq logs
+        metrics_log.append_record,  # first: it records what fairseq logs
         progress.show_interval,
     ),
     # SAVE_DIR, subset, update, logged values
-    "validation_logged": (metrics_log.record,),
+    "validation_logged": (metrics_log.append_record,),
     # trainer -> whether to save it
     "may_save": (divergence.is_unsuspicious,),
     # trainer, state

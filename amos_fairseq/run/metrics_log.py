@@ -147,7 +147,7 @@ def follow_epoch(save_dir: str, epoch: int, iterator: Any) -> None:
         on_first_rank(functools.partial(log.cut_back, _resumed_updates.pop(save_dir)))
 
 
-def record(save_dir: str, split: str, update: int, stats: dict[str, Any]) -> None:
+def append_record(save_dir: str, split: str, update: int, stats: dict[str, Any]) -> None:
     """Append what fairseq logs after an interval of updates or a validation."""
     _log_in(save_dir).append(split, update, stats)
 

@@ -56,7 +56,7 @@ _trains = threading.Event()
 _started_at = time.monotonic()
 
 
-def record(number: int, frame: FrameType | None) -> None:
+def note_signal(number: int, frame: FrameType | None) -> None:
     """Handler: record the signal, and forward it to spawned ranks if this process only launches them.
 
     Raises:
@@ -94,7 +94,7 @@ def install_handlers(*details: Any) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
-        signal.signal(number, record)
+        signal.signal(number, note_signal)
         signal.siginterrupt(number, False)  # system calls of NCCL and gloo must not fail with EINTR
 
 

@@ -9,7 +9,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from amos_fairseq.data.tagging import TaggedSentences, read_manifest, write_labels
+from amos_fairseq.data.tagging import TaggedSentences, read_tagging_manifest, write_labels
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.tasks.corpus_task import LabeledTask, prepared_directory
@@ -49,7 +49,7 @@ class SequenceTaggingTask(LabeledTask):
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
         """Read vocabulary and labels; raise :class:`UserError` for a directory that cannot be used."""
         directory = prepared_directory(cfg, "tagging")
-        manifest = read_manifest(directory)
+        manifest = read_tagging_manifest(directory)
         vocabulary = Vocabulary.of_corpus([directory], None)
         return cls(cfg, vocabulary, vocabulary.load_dictionary(), manifest["labels"], manifest["has_spans"])
 

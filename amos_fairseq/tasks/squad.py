@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
+from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -68,7 +68,7 @@ class SquadTask(LabeledTask):
         """Read the vocabulary; raise :class:`UserError` for a directory or lengths that cannot be used."""
         directory = prepared_directory(cfg, "squad")
         window_limits(cfg).check()
-        read_manifest(directory)
+        read_squad_manifest(directory)
         vocabulary = Vocabulary.of_corpus([directory], None)
         dictionary = vocabulary.load_dictionary()
         if cfg.separator_token not in (None, dictionary.eos()):

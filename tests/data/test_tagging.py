@@ -13,7 +13,7 @@ from amos_fairseq.data.tagging import (
     NO_LABEL,
     TaggedSentences,
     read_labels,
-    read_manifest,
+    read_tagging_manifest,
     read_words,
     write_labels,
 )
@@ -163,7 +163,7 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
     with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
         read_labels(tmp_path)
     with pytest.raises(UserError, match=r"tagging\.json is missing"):
-        read_manifest(tmp_path)
+        read_tagging_manifest(tmp_path)
 
 
 def test_a_manifest_names_no_folder_outside(tmp_path):
@@ -186,13 +186,13 @@ def test_a_manifest_names_no_folder_outside(tmp_path):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         if change:
             with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
-                read_manifest(tmp_path)
+                read_tagging_manifest(tmp_path)
         else:
-            assert read_manifest(tmp_path) == good
+            assert read_tagging_manifest(tmp_path) == good
     (tmp_path / "tagging.json").unlink()
     (tmp_path / "tagging.json").mkdir()
     with pytest.raises(UserError, match=r"tagging\.json is a folder, not a file"):
-        read_manifest(tmp_path)
+        read_tagging_manifest(tmp_path)
 
 
 def test_labels_are_read_as_they_were_written(tmp_path):

@@ -8,7 +8,7 @@ made relative, so that the folder does not depend on this package.
 import re
 from pathlib import Path
 
-from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, PartKind, class_name
+from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, class_name
 
 # Name in the folder | path in this package.
 _MODEL_CODE = {
