@@ -211,8 +211,6 @@ def read_blocks(
 
     Args:
         path: of the split, without its suffix.
-        dictionary: of the text.
-        tokens_per_block: T.
         break_mode: none, complete or complete_doc, as in fairseq.
         combine: whether to append ``path``1, ``path``2, ...
     """

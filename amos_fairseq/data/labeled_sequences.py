@@ -14,6 +14,12 @@ from amos_fairseq.data.seeding import EpochOrder
 class LabeledSequences(EpochOrder, FairseqDataset):
     """The sequences of a split; a subclass makes the items, which have at least ``id`` and ``tokens``.
 
+    Args:
+        directory: that of the binarized files.
+        dictionary: of the special tokens.
+        seed: of the training order.
+        training: shuffle.
+
     Attributes:
         sizes: number of tokens of each item.
     """

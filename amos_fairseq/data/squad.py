@@ -236,10 +236,6 @@ class SquadWindowDataset(LabeledSequences):
     other window is 0 and 0, the position of ``<s>``.
 
     Args:
-        split: the binarized data.
-        dictionary: of the special tokens.
-        limits: lengths in tokens.
-        seed: of the training order.
         training: shuffle, and exclude questions whose answers could not be aligned to tokens, which would be trained as
             unanswerable. Otherwise all questions are included, in order.
     """

@@ -101,12 +101,8 @@ class TaggedSentences(LabeledSequences):
     """The sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
 
     Args:
-        directory: that of the files.
-        split: train or valid.
-        dictionary: of the special tokens.
         num_labels: of the manifest.
         max_tokens: of a sentence with ``<s>`` and ``</s>``.
-        seed: of the training order.
         training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
             order.
 

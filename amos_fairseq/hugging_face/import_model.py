@@ -368,12 +368,7 @@ def head_to_import(folder: Folder, objective: str) -> PartKind | None:
 
 
 def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
-    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes.
-
-    Args:
-        settings: those of the encoder, under the names of our flags.
-        weights: under our names.
-    """
+    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes."""
     width, layers = settings["encoder_embed_dim"], settings["encoder_layers"]
     num_layers = count_layers(weights, "encoder.layers.")
     problem = f"they have {num_layers} layers, the configuration says {layers}" if layers != num_layers else ""

@@ -81,11 +81,7 @@ def choose_part(
     """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder, the network of MLM with
     its head, or the encoder of any other pretraining.
 
-    Args:
-        name: encoder, generator, discriminator or mlm.
-        depth: of the generator, as in the log keys; the default is the deepest.
-        labels: names of the classes of a fine-tuned head, in their order.
-        family: mpnet, electra, bert or roberta; the default is the closest.
+    For the arguments see :func:`.export.export`; the default family is the closest.
 
     Raises:
         UserError: the checkpoint has no such part, or no Hugging Face class (of the family) computes it.

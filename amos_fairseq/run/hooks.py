@@ -33,14 +33,13 @@ from amos_fairseq.run import (
     collapse,
     compilation,
     console,
-    cpu,
+    device,
     divergence,
     failed_updates,
     hydra_callback,
     metrics_log,
     mistakes,
     names,
-    precision,
     progress,
     resume,
     save_dir,
@@ -61,16 +60,16 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # cfg; no rank exists
     "before_launch": (
         check_configuration,
-        precision.choose_precision,
+        device.choose_precision,
         distribution.arrange_ranks,
         distribution.isolate_ranks,
         progress.announce,  # the number of ranks is known
-        cpu.advise_passive_threads,
+        device.advise_passive_threads,
     ),
     #
     # In each rank, once.
     # cfg
-    "before_rank": (console.quiet_console, cpu.keep_memory),
+    "before_rank": (console.quiet_console, device.keep_memory),
     # cfg; the model exists
     "before_trainer": (distribution.check_connection, patching.patch_training_script, signals.install_handlers),
     # trainer
