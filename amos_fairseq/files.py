@@ -179,8 +179,8 @@ def _exchange(unfinished: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def explain_write_errors(path: Path, hint: str) -> Iterator[None]:
-    """Raise :class:`UserError` with ``hint``, how to fix it, for a disk error behind any exception."""
+def explain_write_errors(what: object, hint: str) -> Iterator[None]:
+    """Raise :class:`UserError` for a disk error behind any exception: ``what`` is not written, ``hint`` says how to fix it."""
     try:
         yield
     except UserError:
@@ -189,7 +189,7 @@ def explain_write_errors(path: Path, hint: str) -> Iterator[None]:
         cause = os_error_behind(error)
         if cause is None:
             raise
-        raise UserError(f"{path} cannot be written ({cause.strerror or cause}): {hint}") from error
+        raise UserError(f"{what} cannot be written ({cause.strerror or cause}): {hint}") from error
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:

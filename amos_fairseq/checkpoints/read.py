@@ -15,7 +15,7 @@ from fairseq.models import BaseFairseqModel, build_model
 from omegaconf import DictConfig
 from torch import Tensor
 
-from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_content
+from amos_fairseq.checkpoint_files import checkpoint_file, read_content
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -130,12 +130,6 @@ def read_state(file: Path) -> dict[str, Any]:
     state = read_content(file)
     check_saved_settings(file, state["cfg"])
     return state
-
-
-def check_state(file: Path, state: Any) -> None:
-    """Raise :class:`UserError` unless the content of a file is a checkpoint of fairseq-train, with valid settings."""
-    check_content(file, state)
-    check_saved_settings(file, state["cfg"])
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
