@@ -29,17 +29,11 @@ def save_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     tokenizer = write_save_dir(directory)
     state = torch.load(directory / "checkpoint_last.pt", weights_only=True)
-    weights = {
-        name: tensor for name, tensor in state["model"].items() if name.startswith(("embed_tokens", "discriminator"))
-    }
+    weights = {n: t for n, t in state["model"].items() if n.startswith(("embed_tokens", "discriminator"))}
     encoder = {name.replace("discriminator.", "encoder."): tensor for name, tensor in weights.items()}
-    head = {
-        "dense.weight": torch.randn(16, 16),
-        "dense.bias": torch.randn(16),
-        "output.weight": torch.randn(3, 16),
-        "output.bias": torch.randn(3),
-    }
-    classifier = {f"classification_heads.sentence_classification_head.{name}": value for name, value in head.items()}
+    shapes = {"dense.weight": (16, 16), "dense.bias": (16,), "output.weight": (3, 16), "output.bias": (3,)}
+    head = "classification_heads.sentence_classification_head"
+    classifier = {f"{head}.{name}": torch.randn(shape) for name, shape in shapes.items()}
     write_checkpoint(directory, tokenizer, "fine_tuned.pt", model=encoder | classifier)
     settings = {"model": state["cfg"]["model"] | {"token_types": 2}, "task": {"_name": "sentence_prediction"}}
     types = {"encoder.embed_token_types.weight": torch.randn(2, 16)}
@@ -76,15 +70,14 @@ def test_batched_texts_equal_single_texts(encoder):
     assert every.states[~every.mask].abs().max() == 0
 
 
-def test_batches_are_of_like_length_and_never_larger(encoder, monkeypatch):
+def test_batches_are_of_like_length_and_never_larger(encoder):
     seen = []
-    encode = encoder.model.encoder.forward
-    monkeypatch.setattr(
-        encoder.model.encoder, "forward", lambda x, *a, **k: seen.append(tuple(x.shape[:2])) or encode(x, *a, **k)
-    )
+    network = encoder.model.encoder
+    hook = network.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[:2])))
     lengths = sorted((encoder([text]).tokens.size(1) for text in TEXTS), reverse=True)
     seen.clear()
     encoder(TEXTS)
+    hook.remove()
     assert seen == [(3, lengths[0]), (3, lengths[3]), (1, lengths[6])]
 
 
@@ -113,14 +106,12 @@ def test_stream_reads_no_text_ahead(encoder):
 def test_pair_is_two_texts_in_one_sequence(encoder):
     """``<s> A </s> B </s>``; a line break inside a text of a pair is a space, as two sequences are all there are."""
     pair = symbols(encoder, encoder([("the dog", "the\nfox")]).tokens[0])
-    assert pair == f"{symbols(encoder, encoder('the dog').tokens[0])} " + symbols(
-        encoder, encoder("the fox").tokens[0, 1:]
-    )
+    first, second = encoder("the dog").tokens[0], encoder("the fox").tokens[0]
+    assert pair == f"{symbols(encoder, first)} {symbols(encoder, second[1:])}"
     assert torch.equal(encoder([["the dog", "the fox"]]).tokens, encoder([("the dog", "the fox")]).tokens)
 
 
 def test_features_of_a_fine_tuned_checkpoint_are_those_of_its_encoder(save_dir, encoder):
-    """The same weights under their names after fine-tuning."""
     fine_tuned = amos_fairseq.load(save_dir / "fine_tuned.pt")
     assert list(fine_tuned.model.classification_heads) == ["sentence_classification_head"]
     torch.testing.assert_close(fine_tuned(TEXTS).states, encoder(TEXTS).states, **ROUNDING)
@@ -130,9 +121,8 @@ def test_token_types_of_a_pair(save_dir):
     """By separators, as in fine-tuning; the lines of one text are one sequence."""
     typed = amos_fairseq.load(save_dir / "typed.pt")
     pair = typed([("the dog", "the fox"), ("a fox", "over the lazy dog")])
-    torch.testing.assert_close(
-        pair.states[pair.mask], typed.model.extract_features(pair.tokens)[pair.mask].detach(), **ROUNDING
-    )
+    expected = typed.model.extract_features(pair.tokens).detach()
+    torch.testing.assert_close(pair.states[pair.mask], expected[pair.mask], **ROUNDING)
     pretraining = amos_fairseq.load(save_dir / "typed_pretraining.pt")
     table = pretraining.model.encoder.embed_token_types.weight
     lines = pretraining("the dog\nthe fox")

@@ -87,7 +87,6 @@ def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path
 
 
 def circle(times: int = 1) -> list:
-    """A list that contains itself."""
     content: list = []
     content.extend([content] * times)
     return content
@@ -98,21 +97,15 @@ def circle(times: int = 1) -> list:
     [
         (lambda state: state.update(optimizer_history=[{}]), "does not say after how many updates"),
         (lambda state: state["cfg"]["model"].update(encoder_layers=3), r"Missing key.*discriminator\.layers\.2"),
-        (
-            lambda state: state["model"].pop("embed_tokens.weight"),
-            r"other\.pt does not contain a model of this package",
-        ),
+        (lambda state: state["model"].pop("embed_tokens.weight"), r"other\.pt does not contain a model of"),
         # Building it would need the settings of its own task.
         (
             lambda state: state["cfg"].update(model={"_name": "transformer_lm"}),
-            "architecture 'transformer_lm', which is not one of this package",
+            "architecture 'transformer_lm', which is",
         ),
         (lambda state: state["cfg"].pop("task"), r"other\.pt does not say what was trained"),
         (lambda state: state["cfg"].pop("model"), r"other\.pt does not say what was trained"),
-        (
-            lambda state: state["optimizer_history"][-1].update(num_updates=10**400),
-            "does not say after how many updates",
-        ),
+        (lambda state: state["optimizer_history"][-1].update(num_updates=10**400), "does not say after how many"),
         (lambda state: state["optimizer_history"][-1].update(num_updates=-1), "does not say after how many updates"),
         (lambda state: state["cfg"]["model"].update(dropout=10**400), "contains a setting that no run has: 1000"),
         (lambda state: state["cfg"].update(more=[10**30]), "contains a setting that no run has: 1000"),

@@ -59,26 +59,18 @@ def test_hugging_face_starts_where_a_row_starts(binarized_corpus: Path, tmp_path
     table = (tmp_path / "collapse.md").read_text(encoding="utf-8").splitlines()
     assert table[0].startswith("| row | update | generator loss | AUC |")
     assert [line.split("|")[1:3] for line in table[2:]] == [[" positions_none ", " 3 "]]
-    row = [
-        "model.discriminator_lr_scale=1",
-        "model.relative_position_scheme=none",
-        "lr_scheduler.total_num_update=6400",
-    ]
-    theirs = run(
-        "hugging_face.py", "electra_mini", "--out", tmp_path / "theirs", f"task.data={binarized_corpus}", *row, *SMALLER
-    )
-    assert theirs.returncode == 0, theirs.stderr
-    ours = values(tmp_path / "positions_none", "mlm_loss_2", "train")
+    row = ["model.discriminator_lr_scale=1", "model.relative_position_scheme=none"]
+    row += ["lr_scheduler.total_num_update=6400", f"task.data={binarized_corpus}", *SMALLER]
+    compared = run("hugging_face.py", "electra_mini", "--out", tmp_path / "theirs", *row)
+    assert compared.returncode == 0, compared.stderr
+    theirs, ours = tmp_path / "theirs", tmp_path / "positions_none"
+    losses, expected = (values(run, "mlm_loss_2", "train") for run in (theirs, ours))
     # The embeddings also learn from detection, whose samples differ; three updates change the loss by some hundredths.
-    assert values(tmp_path / "theirs", "mlm_loss_2", "train") == pytest.approx(ours, abs=0.02)
-    assert values(tmp_path / "theirs", "mlm_loss_2", "train")[0] == pytest.approx(ours[0], abs=2e-4)
-    spread = (
-        values(tmp_path / "theirs", "rtd_state_variance", "valid"),
-        values(tmp_path / "positions_none", "rtd_state_variance", "valid"),
-    )
-    assert spread[0] == pytest.approx(
-        spread[1], rel=0.2
-    )  # theirs is of the original text, ours of the text with samples
+    assert losses == pytest.approx(expected, abs=0.02)
+    assert losses[0] == pytest.approx(expected[0], abs=2e-4)
+    # Theirs is of the original text, ours of the text with samples.
+    spread, expected = (values(run, "rtd_state_variance", "valid") for run in (theirs, ours))
+    assert spread == pytest.approx(expected, rel=0.2)
 
 
 def test_unknown_rows_and_settings_are_one_line(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ def test_all_entries_share_everything_but_the_objective(size: str):
     assert [entry.name for entry in entries.read_entries(ENTRIES, size, None)] == names
     configs = {name: composed(size, name) for name in names}
     shared = entries.check_shared(configs)
-    assert {"model.embedding_dim", "model.relative_position_scheme", "optimizer.adam_betas", "common.seed"} < set(
-        shared
-    )
+    assert {"model.embedding_dim", "model.relative_position_scheme", "optimizer.adam_betas"} < set(shared)
+    assert "common.seed" in shared
     assert [cfg.model._name for cfg in configs.values()] == [*names[:5], "amos", "amos"]
     assert [configs[name].model.mixture for name in names[4:]] == ["learned", "uniform", "random_layer"]
     assert len({cfg.optimization.max_update for cfg in configs.values()}) == 1

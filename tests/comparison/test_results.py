@@ -11,19 +11,8 @@ from amos_fairseq.finetuning.summary import paper_results
 
 
 def result(task: str, seed: int, value: float) -> RunResult:
-    return RunResult(
-        task=task,
-        trial="",
-        seed=seed,
-        directory=f"runs/{task}/seed{seed}",
-        main_score="accuracy",
-        scores={"accuracy": value, "f1": 0.0},
-        checkpoint="checkpoint_best.pt",
-        epoch=1.0,
-        seconds=1.0,
-        start_sha256=None,
-        identity={},
-    )
+    directory, scores = f"runs/{task}/seed{seed}", {"accuracy": value, "f1": 0.0}
+    return RunResult(task, "", seed, directory, "accuracy", scores, "checkpoint_best.pt", 1.0, 1.0, None, identity={})
 
 
 def results(**scores: list[float]) -> list[RunResult]:
@@ -50,17 +39,17 @@ def test_deviation_without_seeds_that_a_task_lacks():
 
 def test_fine_tuning_is_finished_with_all_results(tmp_path):
     runs = FineTuning("x", tmp_path / "c.pt", tmp_path, tmp_path / "out", ("RTE", "MRPC"), 2, ())
+
+    def write(found: RunResult) -> None:
+        (tmp_path / "out" / found.directory).mkdir(parents=True)
+        write_result(tmp_path / "out", found)
+
     for found in results(RTE=[50.0, 51.0, 99.0], MRPC=[70.0], CoLA=[1.0]):
-        write_result_in(tmp_path / "out", found)
+        write(found)
     assert not runs.finished
     assert sorted(found.main for found in runs.results) == [50.0, 51.0, 70.0]
-    write_result_in(tmp_path / "out", result("MRPC", 2, 71.0))
+    write(result("MRPC", 2, 71.0))
     assert runs.finished
-
-
-def write_result_in(out, found: RunResult) -> None:
-    (out / found.directory).mkdir(parents=True)
-    write_result(out, found)
 
 
 def entry(label: str, *averages: tuple[float, float | None]) -> dict:
@@ -70,16 +59,9 @@ def entry(label: str, *averages: tuple[float, float | None]) -> dict:
         share = 2.0 ** (number + 1 - len(averages))
         scores = {"tasks": {}, "average": {"value": value, "deviation": deviation, "count": 3}}
         points[f"{share:g}"] = {"flops_thesis": share * 1e12, "hours": share * 4, "scores": scores, "complete": True}
-    return {
-        "label": label,
-        "max_update": 16,
-        "updates_so_far": 16,
-        "tokens": 1000,
-        "tokens_per_second": 12.5,
-        "flops_per_update_thesis": 1e12 / 16,
-        "flops_per_update_matmuls": 5e11 / 16,
-        "points": points,
-    }
+    progress = {"max_update": 16, "updates_so_far": 16, "tokens": 1000, "tokens_per_second": 12.5}
+    flops = {"flops_per_update_thesis": 1e12 / 16, "flops_per_update_matmuls": 5e11 / 16}
+    return {"label": label, **progress, **flops, "points": points}
 
 
 @pytest.fixture
@@ -110,13 +92,8 @@ def test_difference_within_the_spread_and_without_one():
     close = {"a": entry("A", (60.0, 3.0)), "b": entry("B", (56.1, 2.5))}
     assert compare_findings(findings, close)[0]["ours"] == "within the spread"
     single = {"a": entry("A", (60.0, None)), "b": entry("B", (60.1, None))}
-    assert compare_findings(findings, single)[0] | {"our_points": 0} == {
-        "better": "a",
-        "worse": "b",
-        "our_points": 0,
-        "our_spread": None,
-        "ours": "disagrees",
-    }
+    expected = {"better": "a", "worse": "b", "our_points": 0, "our_spread": None, "ours": "disagrees"}
+    assert compare_findings(findings, single)[0] | {"our_points": 0} == expected
     single["a"]["points"]["1"]["complete"] = False
     assert compare_findings(findings, single) == []
 
@@ -145,17 +122,15 @@ def test_curves_of_score_and_cost_without_unfinished_points(content, tmp_path):
     assert comparison_report.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
     assert comparison_report.curve(content["entries"]["amos"], "hours") == [(4.0, 58.0, 1.0)]
     paper = read_yaml(CONFIGS / "paper.yaml")
-    curves = {
-        name: {"flops_thesis": comparison_report.curve(own, "flops_thesis")} for name, own in content["entries"].items()
-    }
+    x = "flops_thesis"
+    curves = {name: {x: comparison_report.curve(own, x)} for name, own in content["entries"].items()}
     ours, theirs = comparison_report.flops_figure(content, curves, paper["flops_curve"]).axes
     assert [text.get_text() for text in ours.get_legend().get_texts()] == ["MLM (BERT)", "ELECTRA", "AMOS"]
     (small,) = [line for line in theirs.get_lines() if line.get_label() == "ELECTRA-Small"]
     assert list(small.get_ydata()) == [74.1, 76.0, 77.7, 79.0, 79.9]
     written = comparison_report.draw_all(content, paper, tmp_path)
-    assert {path.name for path in written} == {
-        f"score_by_{x}.{kind}" for x in ("flops", "hours") for kind in ("png", "svg")
-    }
+    names = {f"score_by_{x}.{kind}" for x in ("flops", "hours") for kind in ("png", "svg")}
+    assert {path.name for path in written} == names
     nothing = {**content, "entries": {"teams": content["entries"]["teams"]}}
     assert comparison_report.draw_all(nothing, paper, tmp_path / "absent") == []
 

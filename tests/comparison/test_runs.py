@@ -29,12 +29,8 @@ def save(run: Pretraining, name: str, updates: int, seconds: float = 0.0, **chan
     # An older version of the package has no such setting, and knows one that is gone.
     cfg["model"] = {**cfg["model"], **changed, "setting_of_old": 1}
     del cfg["model"]["gumbel_temperature"]
-    state = {
-        "cfg": cfg,
-        "optimizer_history": [{"num_updates": updates}],
-        "extra_state": {"previous_training_time": seconds},
-    }
-    torch.save(state, run.save_dir / name)
+    state = {"optimizer_history": [{"num_updates": updates}], "extra_state": {"previous_training_time": seconds}}
+    torch.save(state | {"cfg": cfg}, run.save_dir / name)
 
 
 def test_checkpoints_of_other_updates_than_the_shares_are_removed(pretraining):
@@ -91,11 +87,8 @@ class TimedRunner:
         directory.mkdir(parents=True)
         assert total == 48
         assert "checkpoint.no_save=true" in command
-        speeds = [1.0, 100.0, 50.0, 25.0, 12.5, 200.0]
-        lines = [
-            {"split": "train", "update": 8 * (number + 1), "wps": speed, "wpb": 100.0}
-            for number, speed in enumerate(speeds)
-        ]
+        speeds = {8: 1.0, 16: 100.0, 24: 50.0, 32: 25.0, 40: 12.5, 48: 200.0}
+        lines = [{"split": "train", "update": update, "wps": wps, "wpb": 100.0} for update, wps in speeds.items()]
         (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 

@@ -8,29 +8,18 @@ import torch
 from fairseq.distributed import ModuleProxyWrapper
 from fairseq.logging import metrics
 from sklearn.metrics import roc_auc_score
-from small_models import AMOS_SETTINGS, amos_criterion, batch_of, random_replaced, small_amos, small_batch
+from small_models import AMOS_SETTINGS, amos_criterion, batch_of, logged, random_replaced, small_amos, small_batch
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.models.amos import AmosOutput
 
 DEPTHS = ("1", "2", "4")
-KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth in DEPTHS} | {
-    "loss",
-    "mixture_entropy",
-    "replaced",
-    "rtd_loss",
-    "rtd_acc",
-    "rtd_auc",
-    "rtd_recall",
-    "rtd_precision",
-    "rtd_loss_above_prior",
-    "rtd_logit_std",
-}
+DETECTION = ("loss", "acc", "auc", "recall", "precision", "loss_above_prior", "logit_std")
+KEYS = {f"{key}_{depth}" for key in ("mlm_loss", "mlm_acc", "mixture") for depth in DEPTHS}
+KEYS |= {f"rtd_{key}" for key in DETECTION} | {"loss", "mixture_entropy", "replaced"}
 
 
 class GivenOutput(torch.nn.Module):
-    """A model with a given output."""
-
     depth_names = list(DEPTHS)
 
     def __init__(self, batch: dict, seed: int):
@@ -55,12 +44,6 @@ class GivenOutput(torch.nn.Module):
         return self.output
 
 
-def logged(*logging_outputs: dict) -> dict[str, float]:
-    with metrics.aggregate(new_root=True) as aggregated:
-        AmosCriterion.reduce_metrics(list(logging_outputs))
-    return dict(aggregated.get_smoothed_values())
-
-
 def test_total_by_hand():
     """sum of nll over masked positions and depths + lambda r sum of binary cross entropies over real tokens; r = 3 / 12."""
     batch = small_batch()
@@ -79,15 +62,13 @@ def test_total_by_hand():
     assert (sample_size, type(sample_size)) == (11, int)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "mask_prob", "share"), [(512, 0.15, 77 / 512), (128, 0.15, 20 / 128), (12, 0.3, 4 / 12)]
-)
-def test_detection_is_weighted_by_a_constant_not_by_the_batch(tokens, mask_prob, share):
+@pytest.mark.parametrize(("tokens", "mask_prob", "count"), [(512, 0.15, 77), (128, 0.15, 20), (12, 0.3, 4)])
+def test_detection_is_weighted_by_a_constant_not_by_the_batch(tokens, mask_prob, count):
     batch = small_batch()
     model = GivenOutput(batch, seed=0)
     losses = [amos_criterion(w, block_length=tokens, mask_prob=mask_prob)(model, batch)[0].item() for w in (0.0, 1.0)]
     rtd_loss = amos_criterion()(model, batch)[2]["rtd_loss"].item()
-    assert losses[1] - losses[0] == pytest.approx(share * rtd_loss, rel=1e-5)
+    assert losses[1] - losses[0] == pytest.approx(count / tokens * rtd_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(("lengths", "has_padding"), [((12, 12), False), ((12, 11), True)])
@@ -114,7 +95,7 @@ def test_sums_over_batches_are_the_sum_of_the_whole():
     parts = [criterion(*half(whole, model.output, rows)) for rows in (slice(0, 1), slice(1, 4))]
     assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-6)
     assert sum(part[1] for part in parts) == sample_size
-    one, several = logged(log), logged(*(part[2] for part in parts))
+    one, several = logged(AmosCriterion, log), logged(AmosCriterion, *(part[2] for part in parts))
     assert one.keys() == several.keys()
     assert one.pop("rtd_logit_std") != several["rtd_logit_std"]  # around the mean of a batch, so its parts have others
     assert {key: several[key] for key in one} == pytest.approx(one, rel=1e-5)
@@ -127,17 +108,16 @@ def test_gumbel_residual_is_a_mean_over_the_measured_positions():
         model = GivenOutput(batch, seed=2)
         model.output = model.output._replace(truncated_mass=torch.tensor(measured))
         logs.append(amos_criterion()(model, batch)[2])
-    assert logged(*logs)["gumbel_residual"] == pytest.approx(16e-5 / 6, abs=1e-8)
-    assert "gumbel_residual" not in logged(amos_criterion()(GivenOutput(batch, seed=2), batch)[2])
+    assert logged(AmosCriterion, *logs)["gumbel_residual"] == pytest.approx(16e-5 / 6, abs=1e-8)
+    assert "gumbel_residual" not in logged(AmosCriterion, amos_criterion()(GivenOutput(batch, seed=2), batch)[2])
 
 
 def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dict]:
     net_input = {name: value[rows] for name, value in batch["net_input"].items()}
     part = batch_of(net_input)
     model = GivenOutput(part, seed=0)
-    k_first = ("mlm_nll", "mlm_correct")
     given = {name: value for name, value in output._asdict().items() if value is not None}
-    model.output = AmosOutput(**{n: v[:, rows] if n in k_first else v[rows] for n, v in given.items()})
+    model.output = AmosOutput(**{n: v[:, rows] if n.startswith("mlm_") else v[rows] for n, v in given.items()})
     return model, part
 
 
@@ -145,7 +125,7 @@ def test_logged_values_by_hand():
     """Means over masked positions and real tokens, in nats, entropies and areas from their definitions."""
     batch = small_batch()
     model = GivenOutput(batch, seed=3)
-    output, got = model.output, logged(amos_criterion()(model, batch)[2])
+    output, got = model.output, logged(AmosCriterion, amos_criterion()(model, batch)[2])
     masked, real = batch["net_input"]["masked_weights"] > 0, batch["net_input"]["tokens"] != 1
     for k, depth in enumerate(DEPTHS):
         assert got[f"mlm_loss_{depth}"] == pytest.approx(output.mlm_nll[k][masked].mean().item(), abs=1e-4)
@@ -158,17 +138,14 @@ def test_logged_values_by_hand():
     assert got["rtd_auc"] == pytest.approx(roc_auc_score(replaced, logits), abs=0.01)
     assert got["rtd_acc"] == pytest.approx(((logits > 0) == replaced).float().mean().item(), abs=1e-4)
     original = torch.sigmoid(-logits.double())
-    assert got["rtd_loss"] == pytest.approx(
-        -torch.where(replaced, 1 - original, original).log().mean().item(), abs=1e-4
-    )
+    right = torch.where(replaced, 1 - original, original)
+    assert got["rtd_loss"] == pytest.approx(-right.log().mean().item(), abs=1e-4)
 
 
 def test_log_keys_of_every_batch():
     model, criterion = small_amos(), amos_criterion()
-    logs = [
-        criterion(model, small_batch(lengths, seed=seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])
-    ]
-    assert all(set(logged(log)) == KEYS for log in logs)
+    logs = [criterion(model, small_batch(lengths, seed))[2] for seed, lengths in enumerate([(12, 7), (12,), (5, 5, 5)])]
+    assert all(set(logged(AmosCriterion, log)) == KEYS for log in logs)
     kinds = [{key: type(value) for key, value in log.items()} for log in logs]
     assert kinds[0] == kinds[1] == kinds[2]
     assert AmosCriterion.logging_outputs_can_be_summed()
@@ -178,7 +155,7 @@ def test_equal_depths_have_different_names():
     settings = {"separate_generators": True, "generator_depths": "4,4,4"}
     model = small_amos(**settings)
     assert (model.depths, model.depth_names) == ([4, 4, 4], ["4_1", "4_2", "4_3"])
-    got = logged(amos_criterion()(model, small_batch())[2])
+    got = logged(AmosCriterion, amos_criterion()(model, small_batch())[2])
     assert {"mlm_loss_4_1", "mlm_acc_4_2", "mixture_4_3"} <= got.keys()
     assert len({got[f"mlm_loss_4_{k}"] for k in (1, 2, 3)}) == 3
 
@@ -186,11 +163,9 @@ def test_equal_depths_have_different_names():
 @pytest.mark.parametrize("depths", ["4,8", "2,4,6,8", "1,2,3,4,5,6,7,8", "12"])
 def test_any_set_of_depths_is_named_by_its_layers(depths):
     model = small_amos(generator_depths=depths)
-    got = logged(amos_criterion()(model, small_batch())[2])
-    assert {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")} == {
-        *depths.split(","),
-        "entropy",
-    }
+    got = logged(AmosCriterion, amos_criterion()(model, small_batch())[2])
+    names = {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")}
+    assert names == {*depths.split(","), "entropy"}
     assert len(model.generators[0].layers) == int(depths.split(",")[-1])
     assert ("mixture.v" in model.state_dict()) == ("," in depths)
     assert AMOS_SETTINGS["encoder_layers"] == len(model.discriminator.layers) == 2

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from fairseq.logging import metrics
 from small_models import (
     ELECTRA_VARIANTS,
     MASKED_SHARE,
     electra_criterion,
+    logged,
     masked_slots,
     random_replaced,
     small_batch,
@@ -51,12 +51,6 @@ class GivenOutput(torch.nn.Module):
         return self.output
 
 
-def logged(*logging_outputs: dict) -> dict[str, float]:
-    with metrics.aggregate(new_root=True) as aggregated:
-        ElectraCriterion.reduce_metrics(list(logging_outputs))
-    return dict(aggregated.get_smoothed_values())
-
-
 def detection(output: ElectraOutput, row: int, position: int) -> float:
     original = 1 / (1 + math.exp(output.rtd_logits[row, position].item()))
     return -math.log(1 - original if output.replaced[row, position] else original)
@@ -78,7 +72,7 @@ def test_a_generator_without_mlm_loss_adds_nothing(lengths: tuple[int, ...]) -> 
         loss, sample_size, log = electra_criterion()(model, batch)
         assert loss.item() == pytest.approx(expected, rel=1e-6)
         assert sample_size == len(masked_slots(batch))
-        logs.append(logged(log))
+        logs.append(logged(ElectraCriterion, log))
     nlls = [frozen.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch)]
     assert logs[0]["mlm_loss_2"] == pytest.approx(sum(nlls) / len(nlls), abs=1e-4)
     assert set(logs[0]) == {"loss", "replaced"} | RTD | MLM
@@ -99,10 +93,9 @@ def test_reward_instead_of_likelihood_by_hand(lengths: tuple[int, ...]) -> None:
         policy -= (r + math.log(predicted)) * log_probs[row, slot].item()
         base -= math.exp(-r) * math.log(predicted) + (1 - math.exp(-r)) * math.log(1 - predicted)
         reward += r
-    assert loss.item() == pytest.approx(
-        policy + base + 50 * MASKED_SHARE * all_detection(batch, model.output), rel=1e-5
-    )
-    got, count = logged(log), len(masked_slots(batch))
+    detected = 50 * MASKED_SHARE * all_detection(batch, model.output)
+    assert loss.item() == pytest.approx(policy + base + detected, rel=1e-5)
+    got, count = logged(ElectraCriterion, log), len(masked_slots(batch))
     assert got["policy_loss"] == pytest.approx(policy / count, abs=1e-4)
     assert got["baseline_loss"] == pytest.approx(base / count, abs=1e-4)
     assert got["reward"] == pytest.approx(reward / count, abs=1e-4)
@@ -117,12 +110,10 @@ def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int
     losses = [detection(model.output, row, position) for row, _, position in masked_slots(batch)]
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     assert loss.item() == pytest.approx(mlm + 50 * sum(losses), rel=1e-6)
-    got = logged(log)
+    got = logged(ElectraCriterion, log)
     assert got["rtd_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
-    right = [
-        model.output.replaced[r, p].item() == (model.output.rtd_logits[r, p] > 0).item()
-        for r, _, p in masked_slots(batch)
-    ]
+    is_right = model.output.replaced == (model.output.rtd_logits > 0)
+    right = [is_right[row, position].item() for row, _, position in masked_slots(batch)]
     assert got["rtd_acc"] == pytest.approx(sum(right) / len(right), abs=1e-4)
     assert got["replaced"] == pytest.approx(model.output.replaced.sum().item() / sample_size, abs=1e-4)
 
@@ -146,7 +137,7 @@ def test_expected_loss_of_random_positions_is_the_mean_over_all() -> None:
     assert abs(seen.mean().item() - expected) < 4 * seen.std().item() / math.sqrt(len(losses))
     assert seen.std() > 0.1
     # How many are replaced does not depend on the scored positions.
-    assert logged(log)["replaced"] == pytest.approx(model.output.replaced.sum().item() / 11, abs=1e-4)
+    assert logged(ElectraCriterion, log)["replaced"] == pytest.approx(model.output.replaced.sum().item() / 11, abs=1e-4)
 
 
 def test_candidates_are_sampled_uniformly() -> None:
@@ -172,24 +163,20 @@ def test_predictions_instead_of_detection_by_hand(lengths: tuple[int, ...], over
     batch, generator = small_batch(lengths), torch.Generator().manual_seed(2)
     tokens = batch["net_input"]["tokens"]
     weights = tokens.ge(4).float() if over_all_tokens else batch["net_input"]["masked_weights"]
-    nll, correct = (
-        torch.rand(weights.shape, generator=generator) * 5,
-        torch.rand(weights.shape, generator=generator) < 0.5,
-    )
-    copies = torch.rand(weights.shape, generator=generator) if over_all_tokens else None
+    nll, correct, copies = torch.rand(3, *weights.shape, generator=generator)
+    nll, correct, copies = nll * 5, correct < 0.5, copies if over_all_tokens else None
     model = GivenOutput(batch, rtd_logits=None, predictions=TokenPredictions(nll, correct, weights, copies))
     loss, sample_size, log = electra_criterion(main_loss_weight=3.0)(model, batch)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
     counted = [tuple(place) for place in weights.nonzero().tolist()]
     main = sum(nll[place].item() for place in counted)
     assert loss.item() == pytest.approx(mlm + 3 * (MASKED_SHARE if over_all_tokens else 1) * main, rel=1e-6)
-    got = logged(log)
+    got = logged(ElectraCriterion, log)
     assert got["main_loss"] == pytest.approx(main / len(counted), abs=1e-4)
     assert got["main_acc"] == pytest.approx(sum(correct[place].item() for place in counted) / len(counted), abs=1e-4)
     assert got["replaced"] == pytest.approx(model.output.replaced.sum().item() / sample_size, abs=1e-4)
-    assert set(got) == {"loss", "replaced", "main_loss", "main_acc"} | MLM | (
-        {"copy_prob"} if over_all_tokens else set()
-    )
+    copied = {"copy_prob"} if over_all_tokens else set()
+    assert set(got) == {"loss", "replaced", "main_loss", "main_acc"} | MLM | copied
     if over_all_tokens:
         assert got["copy_prob"] == pytest.approx(sum(copies[p].item() for p in counted) / len(counted), abs=1e-4)
 
@@ -229,4 +216,4 @@ def test_sums_and_keys_are_the_same_for_every_batch(variant: str) -> None:
         logs = [criterion(model, small_batch(lengths, seed))[2] for seed, lengths in enumerate([PADDED, (12,), (5, 5)])]
     kinds = [{key: type(value) for key, value in log.items()} for log in logs]
     assert kinds[0] == kinds[1] == kinds[2]
-    assert all(math.isfinite(value) for key, value in logged(*logs).items() if key != "rtd_auc")
+    assert all(math.isfinite(value) for key, value in logged(ElectraCriterion, *logs).items() if key != "rtd_auc")

@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from fairseq import metrics
+from small_models import logged
 from torch import tensor
 
 from amos_fairseq.criterions.sequence_tagging import SequenceTaggingCriterion
@@ -12,14 +12,8 @@ from amos_fairseq.criterions.sequence_tagging import SequenceTaggingCriterion
 LABELS = ["B-X", "I-X", "O"]
 # Two sentences: two words; one word, and a second that is cut.
 LOGITS = tensor([[[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], [[0.0, 0.0, 1.0], [9.0, 9.0, 9.0]]])
-SAMPLE = {
-    "net_input": {},
-    "nsentences": 2,
-    "ntokens": 9,
-    "nwords": 3,
-    "target": tensor([[0, 1], [0, -100]]),
-    "labels": [[0, 1], [0, 2]],
-}
+SAMPLE = {"net_input": {}, "nsentences": 2, "ntokens": 9, "nwords": 3}
+SAMPLE |= {"target": tensor([[0, 1], [0, -100]]), "labels": [[0, 1], [0, 2]]}
 
 
 def nll(logits: list[float], place: int) -> float:
@@ -29,25 +23,22 @@ def nll(logits: list[float], place: int) -> float:
 LOSS = nll([2, 0, 1], 0) + nll([0, 3, 0], 1) + nll([0, 0, 1], 0)
 
 
-def logged(has_spans: bool) -> dict:
+def logged_twice(has_spans: bool) -> dict:
     """What fairseq logs after two equal batches."""
     criterion = SequenceTaggingCriterion(SimpleNamespace(labels=LABELS, has_spans=has_spans))
     loss, sample_size, log = criterion(lambda: LOGITS, SAMPLE)
     assert float(loss) == pytest.approx(LOSS, rel=1e-6)
     assert sample_size == 3
-    with metrics.aggregate() as aggregated:
-        SequenceTaggingCriterion.reduce_metrics([log])
-        SequenceTaggingCriterion.reduce_metrics([log])
-    values = aggregated.get_smoothed_values()
+    values = logged(SequenceTaggingCriterion, log, log)
     assert values["loss"] == pytest.approx(LOSS / 3, abs=1e-4)
     return values
 
 
 def test_scores_are_logged_with_cut_words_as_wrong():
     """The span is found in the first sentence and missed in the second, whose last word is cut."""
-    values = logged(has_spans=True)
+    values = logged_twice(has_spans=True)
     expected = {"accuracy": 50, "precision": 100, "recall": 50, "f1": 66.67}
     assert {name: values[name] for name in expected} == pytest.approx(expected)
-    values = logged(has_spans=False)
+    values = logged_twice(has_spans=False)
     assert values["accuracy"] == 50
     assert "f1" not in values

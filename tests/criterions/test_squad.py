@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from fairseq import metrics
+from small_models import logged
 from torch import tensor
 
 from amos_fairseq.criterions.squad import SquadCriterion
@@ -20,14 +20,9 @@ OUTPUT = SpanOutput(
 TARGETS = (tensor([2, 0, 2]), tensor([3, 0, 2]))
 
 
-def sample() -> dict:
-    net_input = {"span_targets": TARGETS}
-    return {"net_input": net_input, "nsentences": 3, "ntokens": 12}
-
-
 def loss_of(output: SpanOutput, weight: float = 0.5):
-    criterion = SquadCriterion(SimpleNamespace(), weight)
-    return criterion(lambda **net_input: output, sample())
+    sample = {"net_input": {"span_targets": TARGETS}, "nsentences": 3, "ntokens": 12}
+    return SquadCriterion(SimpleNamespace(), weight)(lambda **net_input: output, sample)
 
 
 def nll(logits: list[float], place: int) -> float:
@@ -60,10 +55,7 @@ def test_a_head_without_classifier_has_no_such_term():
 
 def test_means_over_batches_and_ranks():
     """Two logs of three windows each: every rate is a mean over six; right by hand are starts 3, ends 2, classes 2."""
-    logs = [loss_of(OUTPUT)[2], loss_of(OUTPUT)[2]]
-    with metrics.aggregate(new_root=True) as aggregated:  # a name would be shared with other tests
-        SquadCriterion.reduce_metrics(logs)
-    values = aggregated.get_smoothed_values()
+    values = logged(SquadCriterion, loss_of(OUTPUT)[2], loss_of(OUTPUT)[2])
     assert values["start_acc"] == 1.0
     assert values["end_acc"] == values["span_acc"] == values["answerable_acc"] == pytest.approx(2 / 3, abs=1e-4)
     assert values["loss"] == pytest.approx((SPAN_LOSS + 0.5 * ANSWERABLE_LOSS) / 3, abs=1e-4)

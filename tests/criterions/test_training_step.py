@@ -7,57 +7,42 @@ import torch
 from small_models import (
     ELECTRA_VARIANTS,
     ELECTRIC_VARIANTS,
-    ONLY_MWS,
-    ONLY_RTD,
+    TEAMS_LAYOUTS,
     electra_criterion,
     model_and_criterion,
     small_batch,
 )
 from synchronization import SYNCHRONIZING, Operations
 
+AMOS = [
+    {},
+    {"gumbel_entries": 20},
+    {"gumbel_entries": 0},
+    {"kernels": "reference"},
+    {"activation_checkpointing": True, "dropout": 0.1},
+    {"mixture": "uniform"},
+    {"mixture": "uniform", "adversarial_mlm_multiplier": 0.1},
+    {"mixture": "random_layer"},
+    {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5},
+    {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5, "gumbel_entries": 20},
+    {"mixture": "layer_switch"},
+    {"mixture": "fixed", "fixed_mixture_weights": "1,0,0"},
+    {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5", "separate_generators": True},
+    {"generator_depths": "3"},
+    {"no_stop_gradient": True},
+    {"separate_generators": True, "generator_depths": "2,2"},
+    {"relative_position_scheme": "amos"},
+    {"relative_position_scheme": "none"},
+    {"adversarial_mlm_multiplier": 0.5},
+    {"embedding_dim": 8},
+]
 STEPS = [
-    *(
-        ("amos", settings)
-        for settings in (
-            {},
-            {"gumbel_entries": 20},
-            {"gumbel_entries": 0},
-            {"kernels": "reference"},
-            {"activation_checkpointing": True, "dropout": 0.1},
-            {"mixture": "uniform"},
-            {"mixture": "uniform", "adversarial_mlm_multiplier": 0.1},
-            {"mixture": "random_layer"},
-            {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5},
-            {"mixture": "random_layer", "adversarial_mlm_multiplier": 0.5, "gumbel_entries": 20},
-            {"mixture": "layer_switch"},
-            {"mixture": "fixed", "fixed_mixture_weights": "1,0,0"},
-            {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5", "separate_generators": True},
-            {"generator_depths": "3"},
-            {"no_stop_gradient": True},
-            {"separate_generators": True, "generator_depths": "2,2"},
-            {"relative_position_scheme": "amos"},
-            {"relative_position_scheme": "none"},
-            {"adversarial_mlm_multiplier": 0.5},
-            {"embedding_dim": 8},
-        )
-    ),
+    *(("amos", settings) for settings in AMOS),
     *(("electra", settings) for settings in ELECTRA_VARIANTS.values()),
     *((variant, {}) for variant in ELECTRIC_VARIANTS),
     *((variant, {"generator_loss_tokens": "all"}) for variant in ("electric", "electra_tt")),
-    *(
-        ("teams", settings)
-        for settings in (
-            {},
-            {"negative_sampling": "hardest", "task_heads": "ffn"},
-            {"task_heads": "extra_layer"},
-            {"share_layers": "none"},
-            {"share_layers": "all"},
-            {"representation": "rtd"},
-            {"relative_position_scheme": "t5", "embedding_dim": 8, "token_types": 2},
-            ONLY_MWS,
-            ONLY_RTD,
-        )
-    ),
+    *(("teams", settings) for settings in TEAMS_LAYOUTS),
+    ("teams", {"negative_sampling": "hardest"}),
 ]
 FROZEN = {"generator", "generator_embed_tokens", "mlm_head"}  # parts of a model with a frozen generator
 

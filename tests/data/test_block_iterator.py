@@ -38,18 +38,13 @@ def test_every_update_holds_the_same_blocks(num_shards: int, batch_size: int) ->
     """Global batch 8: however it is split, update u takes the u-th eight blocks of the order."""
     dataset = make_dataset(random_lines(300))
     update_freq = 8 // (num_shards * batch_size)
-    shares = [
-        iterate(dataset, 1, batch_size=batch_size, num_shards=num_shards, shard_id=rank) for rank in range(num_shards)
-    ]
+    settings = {"batch_size": batch_size, "num_shards": num_shards}
+    shares = [iterate(dataset, 1, shard_id=rank, **settings) for rank in range(num_shards)]
     dataset.set_epoch(1)
     order = dataset.ordered_indices()
     for update in range(len(order) // 8):
-        taken = [
-            block
-            for share in shares
-            for batch in share[update * update_freq : (update + 1) * update_freq]
-            for block in batch["id"].tolist()
-        ]
+        part = slice(update * update_freq, (update + 1) * update_freq)
+        taken = [block for share in shares for batch in share[part] for block in batch["id"].tolist()]
         assert sorted(taken) == sorted(order[8 * update : 8 * update + 8].tolist())
 
 

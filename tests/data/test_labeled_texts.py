@@ -26,7 +26,6 @@ def texts(*lengths: int) -> ListDataset:
     ],
 )
 def test_pairs_by_hand(separator: int | None, limit: int, expected: list[int]) -> None:
-    """Four tokens and two."""
     rows = ShortenedTexts(join_texts([texts(4), texts(2)], bos=0, separator=separator), limit)
     assert rows[0].tolist() == expected
     assert rows.sizes.tolist() == [len(expected)]

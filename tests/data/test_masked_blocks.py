@@ -94,12 +94,8 @@ def test_short_last_block_pads_its_slots() -> None:
     """31 + 9 tokens: the second block is <s> and 9 tokens, so ceil(0.15 * 10) = 2 of 5 slots are used."""
     dataset = make_dataset([list(range(4, 44))], training=False)
     batch = dataset.collater([dataset[0], dataset[1]])
-    assert {name: tuple(tensor.shape) for name, tensor in batch["net_input"].items()} == {
-        "tokens": (2, 32),
-        "masked_tokens": (2, 32),
-        "masked_positions": (2, 5),
-        "masked_weights": (2, 5),
-    }
+    shapes = {"tokens": (2, 32), "masked_tokens": (2, 32), "masked_positions": (2, 5), "masked_weights": (2, 5)}
+    assert {name: tuple(tensor.shape) for name, tensor in batch["net_input"].items()} == shapes
     assert batch["net_input"]["masked_weights"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
     assert batch["net_input"]["masked_positions"][1, 2:].tolist() == [0, 0, 0]
     assert batch["net_input"]["masked_tokens"][:, 0].tolist() == [0, 0]

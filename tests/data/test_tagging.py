@@ -70,10 +70,8 @@ def test_sentences_are_cut_at_word_boundaries(directory, max_tokens):
 
 def test_pieces_behind_the_last_word_are_kept_where_they_fit(tmp_path):
     write_files(tmp_path, num_behind=1)
-    assert [load(tmp_path, max_tokens)[0]["tokens"].tolist()[1:-1] for max_tokens in (9, 8)] == [
-        [10, 11, 12, 13, 14, 15, 16],
-        [10, 11, 12, 13, 14, 15],
-    ]
+    for max_tokens in (9, 8):
+        assert load(tmp_path, max_tokens)[0]["tokens"].tolist()[1:-1] == list(range(10, 8 + max_tokens))
     assert load(tmp_path, 8).cut_words == 1, "of the third sentence"
 
 
@@ -114,16 +112,8 @@ def test_batches_are_padded(directory):
         ("tokens.idx", lambda content: content[:-1], r"train\.tokens\.idx has 61 bytes, its 3 lines need 62"),
         ("label.bin", lambda content: content[:-4], r"train\.label\.bin has 20 bytes, its index describes 24"),
         ("label.bin", lambda content: b"", r"train\.label\.bin holds no tokens"),
-        (
-            "label.idx",
-            lambda content: content[:26] + b"\x02" + content[27:],
-            "lengths and positions of its lines differ",
-        ),
-        (
-            "word_end.idx",
-            lambda content: content[:46] + b"\x00" + content[47:],
-            "lengths and positions of its lines differ",
-        ),
+        ("label.idx", lambda content: content[:26] + b"\x02" + content[27:], "lengths and positions of its lines"),
+        ("word_end.idx", lambda content: content[:46] + b"\x00" + content[47:], "lengths and positions of its line"),
         ("word_start.bin", None, r"train\.word_start\.bin is missing: give the directory that preprocess/tagging"),
     ],
 )
@@ -168,27 +158,14 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
 
 def test_a_manifest_names_no_folder_outside(tmp_path):
     good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
-    for change in (
-        {},
-        {"column": "../x"},
-        {"column": ".."},
-        {"column": 3},
-        {"labels": ["A\nB"]},
-        {"labels": None},
-        {"labels": []},
-        {"labels": {"A": 1}},
-        {"labels": ["A", "A"]},
-        {"labels": ["\ud800"]},
-        {"labels": ["A\0"]},
-        {"column": "x" * 300},
-        {"labels": [["A"]]},
-    ):
+    (tmp_path / "tagging.json").write_text(json.dumps(good))
+    assert read_tagging_manifest(tmp_path) == good
+    columns = ["../x", "..", 3, "x" * 300]
+    labels = [["A\nB"], None, [], {"A": 1}, ["A", "A"], ["\ud800"], ["A\0"], [["A"]]]
+    for change in (*({"column": value} for value in columns), *({"labels": value} for value in labels)):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
-        if change:
-            with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
-                read_tagging_manifest(tmp_path)
-        else:
-            assert read_tagging_manifest(tmp_path) == good
+        with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
+            read_tagging_manifest(tmp_path)
     (tmp_path / "tagging.json").unlink()
     (tmp_path / "tagging.json").mkdir()
     with pytest.raises(UserError, match=r"tagging\.json is a folder, not a file"):

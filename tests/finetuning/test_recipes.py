@@ -74,12 +74,9 @@ def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
         assert "--separator-token" not in flags
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "lr"), [("amos", "small", 3e-4), ("amos", "base", 5e-5), ("electra", "small", 3e-4)]
-)
-def test_tagging_has_the_rate_of_its_size(name, size, lr):
-    (trial,) = load_recipe(name, size).trials_of("tagging")
-    assert trial.lr == lr
+def test_tagging_has_the_rate_of_its_size():
+    for name, size, lr in (("amos", "small", 3e-4), ("amos", "base", 5e-5), ("electra", "small", 3e-4)):
+        assert only(load_recipe(name, size), "tagging").lr == lr
 
 
 @pytest.mark.parametrize(
@@ -96,11 +93,9 @@ def test_teams_is_its_table_6(size, lr, squad):
     assert ((settings.lr, settings.batch_size, settings.epochs), settings.checkpoint) == (squad, "last")
 
 
-@pytest.mark.parametrize(
-    ("width", "size"), [(64, "small"), (256, "small"), (257, "base"), (768, "base"), (1024, "large"), (2048, "large")]
-)
-def test_size_by_width(width, size):
-    assert size_for_width(width) == size
+def test_size_by_width():
+    sizes = {64: "small", 256: "small", 257: "base", 768: "base", 1024: "large", 2048: "large"}
+    assert {width: size_for_width(width) for width in sizes} == sizes
 
 
 @pytest.mark.parametrize(

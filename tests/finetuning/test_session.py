@@ -109,10 +109,7 @@ def test_cloze_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (
-            {"pooler_activation_fn": "--user-dir=model/src"},
-            "model.pooler_activation_fn: Invalid value '--user-dir=model",
-        ),
+        ({"pooler_activation_fn": "--user-dir=model/src"}, "model.pooler_activation_fn: Invalid value '--user-dir="),
         ({"kernels": "/tmp/kernels.py"}, "model.kernels: Invalid value"),
         ({"max_positions": "80 --user-dir=x"}, "model.max_positions: Value '80 --user-dir=x'.* could not be converted"),
         ({"layer_norm_eps": "__import__('os')"}, "model.layer_norm_eps: Value"),

@@ -22,17 +22,15 @@ def python(code):
     return [sys.executable, "-c", code]
 
 
-def run(command, directory, stop=None, reports=None):
-    train(
-        command, directory, dict(os.environ), stop or threading.Event(), (reports if reports is not None else []).append
-    )
+def run(command, directory, stop=None, report=print):
+    train(command, directory, dict(os.environ), stop or threading.Event(), report)
 
 
 def test_output_is_appended_to_the_log_and_progress_is_reported(tmp_path):
     (tmp_path / "train.log").write_text("earlier\n")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 12}) + "\n")
     reports = []
-    run(python("import time; print('out', flush=True); time.sleep(0.7)"), tmp_path, reports=reports)
+    run(python("import time; print('out', flush=True); time.sleep(0.7)"), tmp_path, report=reports.append)
     assert (tmp_path / "train.log").read_text() == "earlier\nout\n"
     assert set(reports) == {12}
 
@@ -68,7 +66,7 @@ def test_stopping_sends_sigterm_and_waits(tmp_path):
             stop.set()
 
     with pytest.raises(Stopped):
-        train(python(code), tmp_path, dict(os.environ), stop, stop_when_ready)
+        run(python(code), tmp_path, stop, stop_when_ready)
     assert (tmp_path / "train.log").read_text() == "ready\nsaved\n"
 
 
@@ -110,11 +108,8 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
     wait_until(lambda: log.exists() and "ready" in log.read_text())
     os.kill(parent.pid, signal.SIGKILL)
     wait_until(lambda: "saved" in log.read_text())
-    assert log.read_text().splitlines() == [
-        "ready ''",
-        "amos_fairseq: the command that started this process has ended: stopping",
-        "saved",
-    ]
+    message = "amos_fairseq: the command that started this process has ended: stopping"
+    assert log.read_text().splitlines() == ["ready ''", message, "saved"]
 
 
 def test_run_has_its_own_gpu_and_no_launcher(monkeypatch):

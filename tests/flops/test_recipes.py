@@ -123,9 +123,7 @@ def test_a_frozen_generator_has_no_backward_pass() -> None:
         ("electra_base", 766_000, (6.4e19, 2.9e10), (6.525e19, 2.841e10)),
     ],
 )
-def test_thesis_convention_matches_table_5_3(
-    name: str, max_update: int, printed: tuple[float, float], ours: tuple[float, float]
-) -> None:
+def test_thesis_convention_matches_table_5_3(name: str, max_update: int, printed: tuple, ours: tuple) -> None:
     """Within 10 % of the printed values; our own totals, and why they differ, are in :func:`training_flops`."""
     cfg = recipe(name)
     assert cfg.optimization.max_update == max_update

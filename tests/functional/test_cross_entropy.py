@@ -19,9 +19,8 @@ PLACES = [(b, m) for b in range(2) for m in range(3)]
 
 
 def row_logits(hidden, weight, bias, b: int, m: int) -> list[float]:
-    return [
-        sum(hidden[b, m, d].item() * weight[v, d].item() for d in range(8)) + bias[v].item() for v in range(len(bias))
-    ]
+    h = hidden[b, m].tolist()
+    return [sum(x * w for x, w in zip(h, weight[v].tolist(), strict=True)) + bias[v].item() for v in range(len(bias))]
 
 
 def test_values_match_a_loop():
@@ -87,8 +86,7 @@ def copy_inputs() -> tuple[torch.Tensor, ...]:
 
 def test_losses_gradients_and_predictions_match_the_distribution(copy_inputs) -> None:
     logits, copy_logits, inputs, targets = copy_inputs
-    ours = [logits.clone().requires_grad_(), copy_logits.clone().requires_grad_()]
-    theirs = [logits.clone().requires_grad_(), copy_logits.clone().requires_grad_()]
+    ours, theirs = ([leaf.clone().requires_grad_() for leaf in (logits, copy_logits)] for _ in range(2))
     nll, correct = copy_cross_entropy(*ours, inputs, targets)
     probabilities = written_out(*theirs, inputs)
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(40, dtype=torch.float64))
@@ -98,17 +96,14 @@ def test_losses_gradients_and_predictions_match_the_distribution(copy_inputs) ->
     assert {True, False} == set(correct.tolist())
     nll.sum().backward()
     expected.sum().backward()
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
+    torch.testing.assert_close([leaf.grad for leaf in ours], [leaf.grad for leaf in theirs])
 
 
 @pytest.mark.parametrize("certainty", [-200.0, 200.0])
 def test_certain_copies_give_finite_losses(certainty: float) -> None:
     """In float32 D is 0 or 1 there; the loss of the token that is not copied is about 200 nats, as in float64."""
-    logits, copy_logits = (
-        torch.zeros(2, VOCABULARY, requires_grad=True),
-        torch.full((2,), certainty, requires_grad=True),
-    )
+    logits = torch.zeros(2, VOCABULARY, requires_grad=True)
+    copy_logits = torch.full((2,), certainty, requires_grad=True)
     nll, _ = copy_cross_entropy(logits, copy_logits, torch.tensor([1, 1]), torch.tensor([1, 2]))
     uniform = torch.log(torch.tensor(7.0)).item()
     expected = [0.0, 200.0 + uniform] if certainty > 0 else [uniform, uniform]

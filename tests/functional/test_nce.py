@@ -10,17 +10,9 @@ from torch import Tensor
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 
 VOCABULARY, NOISE_SHARE, TEXTS = 5, 0.3, 256
-SIZES = {
-    "encoder_layers": 1,
-    "encoder_embed_dim": 32,
-    "encoder_ffn_embed_dim": 64,
-    "encoder_attention_heads": 2,
-    "max_positions": 3,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "linear_init_std": 0.1,
-    "mask_prob": NOISE_SHARE,
-}
+SIZES = {"encoder_layers": 1, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "encoder_attention_heads": 2}
+SIZES |= {"max_positions": 3, "dropout": 0.0, "attention_dropout": 0.0, "linear_init_std": 0.1}
+SIZES |= {"mask_prob": NOISE_SHARE}
 
 
 def joint() -> Tensor:
@@ -38,13 +30,8 @@ def noisy_batch(generator: torch.Generator) -> dict:
     """The second token is noise with the probability of the model's setting, independently in each text: the terms of NCE."""
     tokens = texts(torch.multinomial(joint().flatten(), TEXTS, replacement=True, generator=generator))
     weights = (torch.rand(TEXTS, 1, generator=generator) < NOISE_SHARE).float()
-    net_input = {
-        "tokens": tokens,
-        "masked_tokens": tokens,
-        "masked_positions": (2 * weights).long(),
-        "masked_weights": weights,
-    }
-    return batch_of(net_input)
+    masked = {"masked_positions": (2 * weights).long(), "masked_weights": weights}
+    return batch_of({"tokens": tokens, "masked_tokens": tokens, **masked})
 
 
 def trained(variant: str, updates: int) -> ElectricModel:

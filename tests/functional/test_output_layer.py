@@ -56,9 +56,8 @@ def chunks_of(count: int, at_once: int) -> list[slice]:
 
 @pytest.mark.parametrize(("num_depths", "num_biases"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("samples", [False, True], ids=["", "sampled"])
-def test_values_and_all_gradients_in_float64(
-    num_depths: int, num_biases: int, samples: bool, some_at_once: int, cached_bytes: int
-) -> None:
+@pytest.mark.usefixtures("some_at_once", "cached_bytes")
+def test_values_and_all_gradients_in_float64(num_depths: int, num_biases: int, samples: bool) -> None:
     """To rounding: 1e-12. That rows are never sampled changes nothing of the loss, whose softmax has them."""
     *leaves, targets = inputs(num_depths, num_biases)
     targets[0], targets[1] = 0, 39
@@ -66,8 +65,8 @@ def test_values_and_all_gradients_in_float64(
     predictions = output_layer(*leaves, targets, UNSAMPLED if samples else None, sampler)
     nll, correct = at_once(*leaves, targets)
     assert torch.equal(predictions.correct, correct)
-    for got, expected in zip(with_gradients(leaves, predictions.nll), with_gradients(leaves, nll), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    got, expected = with_gradients(leaves, predictions.nll), with_gradients(leaves, nll)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_correct_means_the_largest_logit_of_all_rows() -> None:
@@ -115,8 +114,8 @@ def test_float32_matches_the_reference_for_any_leading_shape() -> None:
     )
     assert got[0].shape == got[1].shape == (3, 4)
     assert torch.equal(got[1], expected[1])
-    for ours, theirs in zip(with_gradients(leaves, got[0]), with_gradients(leaves, expected[0]), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    ours, theirs = with_gradients(leaves, got[0]), with_gradients(leaves, expected[0])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_is_near_float64(some_at_once: int, cached_bytes: int) -> None:

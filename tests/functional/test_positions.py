@@ -23,19 +23,12 @@ def test_gather_positions(states):
         assert torch.equal(gathered[b, m], states[b, POSITIONS[b, m]])
 
 
-def test_replace_changes_masked_positions_and_no_padded_slot():
-    tokens = torch.arange(12).view(2, 6)
-    values = torch.full((2, 3), 99)
-    replaced = replace_positions(tokens, POSITIONS, values, WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.bool])
+def test_replace_changes_masked_positions_and_no_padded_slot(dtype):
+    tokens, values = torch.arange(12).view(2, 6), torch.full((2, 3), 99)
+    replaced = replace_positions(tokens, POSITIONS, values, WEIGHTS.to(dtype))
     assert replaced.tolist() == [[0, 99, 99, 3, 4, 99], [6, 7, 8, 9, 99, 11]]
     assert torch.equal(tokens, torch.arange(12).view(2, 6))
-
-
-def test_replace_with_weights_of_any_dtype():
-    tokens, values = torch.arange(12).view(2, 6), torch.full((2, 3), 99)
-    expected = replace_positions(tokens, POSITIONS, values, WEIGHTS)
-    for dtype in (torch.bfloat16, torch.float16, torch.bool):
-        assert torch.equal(replace_positions(tokens, POSITIONS, values, WEIGHTS.to(dtype)), expected)
 
 
 def test_add_values_and_their_gradients(states):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.functional import truncated_gumbel_softmax
+from amos_fairseq.functional import truncated_gumbel_softmax as module
 from amos_fairseq.functional.mixture import mix_logits
 from amos_fairseq.functional.reference_sampling import adversarial_term
 from amos_fairseq.functional.sampling import gumbel_top_k_sampling, scores_outside_top_k
@@ -20,9 +20,8 @@ class Mixture:
     def __init__(self, num_positions: int, num_rows: int, width: int, spread: float, num_depths: int = 3):
         generator = torch.Generator().manual_seed(0)
         shapes = ((num_depths, num_positions, width), (num_positions, num_depths), (num_rows, width), (1, num_rows))
-        hidden, weights, self.embedding, self.bias = (
-            torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes
-        )
+        values = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        hidden, weights, self.embedding, self.bias = values
         self.hidden = (hidden * spread / math.sqrt(width)).requires_grad_()
         # gamma's own logits: a constant in the gradient of gamma, which a softmax takes away, does not count.
         self.scores = weights.requires_grad_()
@@ -47,6 +46,9 @@ class Mixture:
         kept = of_depth.gather(-1, rows.expand(len(of_depth), -1, -1)).permute(1, 2, 0)
         return TopEntries(rows, top_k.scores.double(), kept), scores - logits
 
+    def truncated(self, entries: TopEntries, hidden_gradient: float) -> torch.Tensor:
+        return truncated_adversarial_term(entries, self.hidden, self.weights, self.embedding, TAU, hidden_gradient)
+
     def gradients(self, residual: torch.Tensor) -> list[torch.Tensor]:
         found = torch.autograd.grad(residual, [self.scores, self.hidden], self.upstream, allow_unused=True)
         return [gradient for gradient in found if gradient is not None]
@@ -67,14 +69,12 @@ def test_mix_in_double_is_mix_logits() -> None:
 @pytest.mark.parametrize("multiplier", [0.0, 0.5])
 def test_gradient_is_exact_if_all_rows_are_entries(multiplier: float, monkeypatch) -> None:
     """2,000 entries contain all of 12 rows, most of them often; gathered two positions at a time."""
-    monkeypatch.setattr(
-        truncated_gumbel_softmax, "chunks", lambda count, size, device: [slice(i, i + 2) for i in range(0, count, 2)]
-    )
+    monkeypatch.setattr(module, "chunks", lambda count, *_: [slice(i, i + 2) for i in range(0, count, 2)])
     torch.manual_seed(1)
     mixture = Mixture(5, 12, 6, 1.0)
     entries, noise = mixture.entries(2000)
     assert all(set(rows) == set(range(12)) for rows in entries.tokens.tolist())
-    residual = truncated_adversarial_term(entries, mixture.hidden, mixture.weights, mixture.embedding, TAU, multiplier)
+    residual = mixture.truncated(entries, multiplier)
     assert torch.equal(residual, torch.zeros(5, 6, dtype=torch.float64))
     expected = adversarial_term(mixture.logits(multiplier), noise, TAU, mixture.embedding)
     got, wanted = mixture.gradients(residual), mixture.gradients(expected)
@@ -91,16 +91,12 @@ def test_gradient_of_128_entries_of_32768_rows_is_near_the_exact_one(spread: flo
     torch.manual_seed(2)
     mixture = Mixture(32, 32_768, 16, spread)
     entries, noise = mixture.entries(128)
-    got = mixture.gradients(
-        truncated_adversarial_term(entries, mixture.hidden, mixture.weights, mixture.embedding, TAU, 1.0)
-    )
+    got = mixture.gradients(mixture.truncated(entries, 1.0))
     expected = mixture.gradients(adversarial_term(mixture.logits(1.0), noise, TAU, mixture.embedding))
     for ours, theirs in zip(got, expected, strict=True):
         assert (ours - theirs).norm() < bound * theirs.norm()
     few = TopEntries(entries.tokens[:, :4], entries.scores[:, :4], entries.logits[:, :4])
-    four = mixture.gradients(
-        truncated_adversarial_term(few, mixture.hidden, mixture.weights, mixture.embedding, TAU, 1.0)
-    )
+    four = mixture.gradients(mixture.truncated(few, 1.0))
     assert (four[0] - expected[0]).norm() > 10 * (got[0] - expected[0]).norm()
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary
+from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
@@ -76,6 +78,17 @@ ELECTRIC_VARIANTS = {
 }
 ONLY_RTD = {"mws_loss_weight": 0.0, "representation": "rtd"}
 ONLY_MWS = {"rtd_loss_weight": 0.0}
+TEAMS_LAYOUTS = [
+    {},
+    {"task_heads": "extra_layer"},
+    {"task_heads": "ffn"},
+    {"share_layers": "none"},
+    {"share_layers": "all"},
+    {"representation": "rtd"},
+    {"relative_position_scheme": "t5", "embedding_dim": 8, "token_types": 2},
+    ONLY_MWS,
+    ONLY_RTD,
+]
 
 
 def small_dictionary(num_tokens: int = NUM_TOKENS) -> Dictionary:
@@ -183,6 +196,13 @@ def model_and_criterion(objective: str, **settings: Any) -> tuple[Any, Any]:
         return model, teams_criterion(model)
     model = small_electric(objective, **settings)
     return model, electric_criterion(model)
+
+
+def logged(criterion: type[FairseqCriterion], *logging_outputs: dict[str, Any]) -> dict[str, float]:
+    """What fairseq logs of these batches."""
+    with metrics.aggregate(new_root=True) as aggregated:
+        criterion.reduce_metrics(list(logging_outputs))
+    return dict(aggregated.get_smoothed_values())
 
 
 def small_batch(

@@ -1,8 +1,12 @@
 """Difficult text for tokenizers, and the check that fairseq reads their pieces unchanged."""
 
+import io
 import random
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import sentencepiece
 from fairseq.data import Dictionary
 
 from amos_fairseq.tokenization import Tokenizer
@@ -27,6 +31,7 @@ HOSTILE = [
     "x" * 5000,
     "the cat sat on the mat " * 500,
 ]
+LEARNED_KINDS = ["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]
 _MARKS = [*map(chr, range(0x300, 0x370)), "\u3099", "\u309a", "\uff9e", "\uff9f", "\u05bc", "\u093c"]
 ALPHABETS = {
     "every plane": [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000],
@@ -59,6 +64,18 @@ def write_sample(directory: Path) -> Path:
     path = directory / "sample.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+# Text that the tokenizer of the released AMOS checkpoint has split.
+SPLIT_LINES = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
+
+
+def train_bpe(lines: Iterable[str], vocab_size: int, **settings: Any) -> bytes:
+    """A SentencePiece model, BPE without control symbols unless ``settings`` of the trainer say otherwise."""
+    model, defaults = io.BytesIO(), {"model_type": "bpe", "bos_id": -1, "eos_id": -1, "pad_id": -1, "minloglevel": 2}
+    settings = defaults | {"sentence_iterator": iter(lines), "model_writer": model} | settings
+    sentencepiece.SentencePieceTrainer.train(vocab_size=vocab_size, **settings)
+    return model.getvalue()
 
 
 def dictionary_of(tokenizer: Tokenizer, directory: Path) -> Dictionary:

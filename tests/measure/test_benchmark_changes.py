@@ -1,11 +1,9 @@
 """examples/benchmark/changes.py: each change undoes one optimization, keeps the values, and is restored afterwards."""
 
-import sys
-
 import pytest
 import torch
+from benchmark import changes
 from small_models import small_amos, small_batch
-from tiny_runs import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional import output_layer
@@ -13,14 +11,10 @@ from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.encoder import SelfAttention
 
-sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
-import changes
-
 BATCH = small_batch()["net_input"]
 
 
 def state(model: torch.nn.Module) -> dict[str, bool | float]:
-    """One property per change."""
     attends = {module.attend for module in model.modules() if isinstance(module, SelfAttention)}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**BATCH)

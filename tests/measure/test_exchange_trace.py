@@ -1,13 +1,9 @@
 """Exchanges and backward passes of a synthetic Chrome trace with values by hand."""
 
-import sys
 from typing import Any
 
 import pytest
-from tiny_runs import ROOT
-
-sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
-from rank_traces import (
+from benchmark.rank_traces import (
     BACKWARD,
     EXCHANGE,
     NODE,
@@ -74,11 +70,8 @@ def test_bytes_by_type_and_shape() -> None:
 
 
 def test_median_update() -> None:
-    lengths = [30, 10, 20, 40]
-    starts = [1000 * number for number in range(4)]
-    events = [
-        each if each["name"] != UPDATE else each | {"dur": each["dur"] + 1e3 * length}
-        for length, start in zip(lengths, starts, strict=True)
-        for each in synthetic_update(start)
-    ]
+    events = []
+    for number, length in enumerate((30, 10, 20, 40)):
+        update, *rest = synthetic_update(1000 * number)
+        events += [update | {"dur": update["dur"] + 1e3 * length}, *rest]
     assert median_update(updates_of(events)).span.seconds == pytest.approx(0.12)

@@ -26,10 +26,8 @@ def setup_of(recipe: str, *overrides: str) -> BenchSetup:
 def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:
     """Embeddings, one encoder and its heads, under the names of a model that is this encoder."""
     shared = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", *heads))}
-    prefix = f"{encoder}."
-    return shared | {
-        f"encoder.{name.removeprefix(prefix)}": t for name, t in tensors.items() if name.startswith(prefix)
-    }
+    own = {name.removeprefix(encoder): t for name, t in tensors.items() if name.startswith(f"{encoder}.")}
+    return shared | {f"encoder{name}": tensor for name, tensor in own.items()}
 
 
 def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device=META)
 
 
-STATES = on_meta(B, T, D)
+STATES, TOKENS = on_meta(B, T, D), on_meta(B, T, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,7 @@ STATES = on_meta(B, T, D)
         (lambda: on_meta(T, D) @ on_meta(D), Operations(matmul=2 * T * D)),
         (lambda: torch.bmm(on_meta(B, T, D), on_meta(B, D, T)), Operations(matmul=2 * B * T * T * D)),
         # One product with a one-hot vector of V entries a token.
-        (
-            lambda: functional.embedding(on_meta(B, T, dtype=torch.int64), on_meta(V, D)),
-            Operations(look_up=2 * B * T * V * D),
-        ),
+        (lambda: functional.embedding(TOKENS, on_meta(V, D)), Operations(look_up=2 * B * T * V * D)),
         (lambda: STATES + STATES * 2, Operations(elementwise=2 * B * T * D)),
         (lambda: functional.gelu(STATES), Operations(elementwise=5 * B * T * D)),
         (lambda: STATES.softmax(-1), Operations(elementwise=5 * B * T * D)),

@@ -1,8 +1,5 @@
 """Contestants of ``amos bench``: order, compilation, equal text and weights, FLOPs of a peer, errors."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -15,6 +12,7 @@ from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, 
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.run import compilation
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 VOCABULARY = 600
 
@@ -23,9 +21,13 @@ def setup_of(recipe: str, *overrides: str, **settings) -> BenchSetup:
     return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
 
 
+def prepared(*arguments: str, **settings) -> tuple[BenchSetup, TextPretrainingTask]:
+    setup = setup_of(*arguments, **settings)
+    return setup, build_task(setup.cfg.task, setup.vocabulary_size)
+
+
 def test_every_peer_once_in_the_given_order() -> None:
-    setup = setup_of("electra_tiny")
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    setup, task = prepared("electra_tiny")
     entries, refusals = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
     named = [(entry.contestant.name, entry.is_ours) for entry in entries]
     assert named == [("ours", True), ("reference", False), ("hf", False)]
@@ -49,8 +51,7 @@ def compiled_parts(entry: Entry) -> list[bool]:
 
 @pytest.mark.usefixtures("any_compiler")
 def test_compile_adds_a_compiled_copy_of_each() -> None:
-    setup = setup_of("electra_tiny")
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    setup, task = prepared("electra_tiny")
     entries, refusals = build_entries(setup, task, ["hf", "reference"], compile=True)
     assert {entry.contestant.name: (entry.compiled, compiled_parts(entry)) for entry in entries} == {
         "ours": (False, [False, False, False]),
@@ -70,8 +71,7 @@ def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) 
         raise UserError("no compiler is found")
 
     monkeypatch.setattr(compilation, "require_compiler", refuse)
-    setup = setup_of("mlm_tiny")
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    setup, task = prepared("mlm_tiny")
     entries, refusals = build_entries(setup, task, ["reference"], compile=True)
     assert [entry.contestant.name for entry in entries] == ["ours", "reference"]
     assert refusals == dict.fromkeys(["ours, compiled", "reference, compiled"], "no compiler is found")
@@ -80,8 +80,7 @@ def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
-    setup = setup_of("amos_tiny")
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    setup, task = prepared("amos_tiny")
     ours, reference = (entry.contestant for entry in build_entries(setup, task, ["reference"], compile=False)[0])
     for mine, other in zip(ours.module.parameters(), reference.module.parameters(), strict=True):
         assert mine.equal(other)
@@ -91,8 +90,7 @@ def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
 
 
 def test_synthetic_text_is_full_blocks_masked_by_the_task() -> None:
-    setup = setup_of("mlm_tiny", "task.tokens_per_sample=40", "task.mask_prob=0.2")
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    _, task = prepared("mlm_tiny", "task.tokens_per_sample=40", "task.mask_prob=0.2")
     text = make_synthetic_text(task, 2)
     assert (text.tokens_per_batch, text.masked_per_batch) == (2 * 40, 2 * 8)
     for batch in text.batches:
@@ -106,22 +104,15 @@ def test_synthetic_text_is_full_blocks_masked_by_the_task() -> None:
 
 def test_loader_speed_is_that_of_the_median_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The i-th batch of 2 x 64 tokens takes i seconds of a fake clock; the first is not counted: 1 to 16, median 8.5."""
-    setup = setup_of("mlm_tiny", "task.tokens_per_sample=64")
-    dataset = random_blocks(build_task(setup.cfg.task, setup.vocabulary_size), 6)
+    _, task = prepared("mlm_tiny", "task.tokens_per_sample=64")
+    dataset = random_blocks(task, 6)
     ticks = iter([second for number in range(17) for second in (0.0, float(number or 100))])
     monkeypatch.setattr(fairseq_step.time, "perf_counter", lambda: next(ticks))
     indices: list[int] = []
-    monkeypatch.setattr(type(dataset), "__getitem__", recording(indices, type(dataset).__getitem__))
+    read = type(dataset).__getitem__
+    monkeypatch.setattr(type(dataset), "__getitem__", lambda data, i: indices.append(int(i)) or read(data, i))
     assert fairseq_step.loader_speed(dataset, 2) == pytest.approx((128 / 8 + 128 / 9) / 2)
     assert indices == [dataset.ordered_indices()[number % 6] for number in range(34)]
-
-
-def recording(indices: list[int], get: Callable) -> Callable:
-    def get_and_record(dataset: Any, index: int) -> dict[str, Any]:
-        indices.append(int(index))
-        return get(dataset, index)
-
-    return get_and_record
 
 
 def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
@@ -153,8 +144,7 @@ def test_default_precision_is_that_of_the_recipe() -> None:
     ],
 )
 def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: list[str], message: str) -> None:
-    setup = setup_of(recipe, *overrides)
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    setup, task = prepared(recipe, *overrides)
     with pytest.raises(UserError, match=message):
         build_entries(setup, task, ["hf"], compile=False)
 
@@ -162,8 +152,7 @@ def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: lis
 @pytest.mark.parametrize("recipe", [("variants/electra_unigram", "+sizes=tiny"), ("electric_tiny",), ("teams_tiny",)])
 def test_steps_change_the_weights_of_every_objective(recipe: tuple[str, ...]) -> None:
     """The learning rate is 0 in the first update, and not in the second."""
-    setup = setup_of(*recipe)
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    setup, task = prepared(*recipe)
     step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
     before = [parameter.detach().clone() for parameter in step.module.parameters()]
     for batch in batches[:2]:

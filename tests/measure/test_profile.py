@@ -14,15 +14,9 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 
 
 def event(name: str, own: float, start: float, parent: Any = None, sequence_nr: int = -1, on_gpu: float = 0.0) -> Any:
-    return SimpleNamespace(
-        name=name,
-        self_cpu_time_total=own,
-        self_device_time_total=on_gpu,
-        sequence_nr=sequence_nr,
-        cpu_parent=parent,
-        time_range=SimpleNamespace(start=start),
-        device_type=DeviceType.CPU,
-    )
+    times = {"self_cpu_time_total": own, "self_device_time_total": on_gpu, "time_range": SimpleNamespace(start=start)}
+    place = {"sequence_nr": sequence_nr, "cpu_parent": parent, "device_type": DeviceType.CPU}
+    return SimpleNamespace(name=name, **times, **place)
 
 
 def synthetic_step() -> list[Any]:
@@ -56,9 +50,8 @@ def test_time_on_a_gpu_is_that_of_the_kernels() -> None:
     kernel = event("a kernel", 0.0, 2.5, on_gpu=30.0)
     kernel.device_type = DeviceType.CUDA
     shares = profile.shares([*synthetic_step(), kernel], on_gpu=True)
-    assert {part: share for part, share in shares.items() if share} == pytest.approx(
-        {profile.ATTENTION: 0.7, profile.OUTPUT: 0.3}
-    )
+    expected = {profile.ATTENTION: 0.7, profile.OUTPUT: 0.3}
+    assert {part: share for part, share in shares.items() if share} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """The arithmetic of examples/benchmark/scaling.py against values by hand."""
 
 import re
-import sys
 
 import pytest
+from benchmark import scaling
 from failures import error_line
 from tiny_runs import ROOT
-
-sys.path.insert(0, str(ROOT / "examples" / "benchmark"))
-import scaling
 
 MIB = 2**20
 

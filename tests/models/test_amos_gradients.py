@@ -15,17 +15,14 @@ SETTINGS = {
     "equal generators": {"separate_generators": True, "generator_depths": "2,2,2"},
     "adversarial MLM": {"adversarial_mlm_multiplier": 0.1},
     "adversarial MLM, uniform": {"adversarial_mlm_multiplier": 1.0, "mixture": "uniform"},
-    "adversarial MLM, separate": {
-        "adversarial_mlm_multiplier": 0.5,
-        "separate_generators": True,
-        "generator_depths": "1,2",
-    },
     "adversarial MLM, single depth": {"adversarial_mlm_multiplier": 2.0, "generator_depths": "2"},
     "uniform": {"mixture": "uniform"},
     "fixed": {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5"},
     "no relative positions": {"relative_position_scheme": "none"},
     "temperature": {"gumbel_temperature": 1.7},
 }
+SEPARATE = {"separate_generators": True, "generator_depths": "1,2"}
+SETTINGS["adversarial MLM, separate"] = {"adversarial_mlm_multiplier": 0.5, **SEPARATE}
 CONSTANT = {"single depth": [1.0], "adversarial MLM, single depth": [1.0], "fixed": [0.2, 0.3, 0.5]}
 # Of 64 rows 40 are ordinary tokens, so 40 entries are exact.
 WAYS = {
@@ -38,7 +35,6 @@ WEIGHT, SHARE = 50.0, 3 / 12
 
 @pytest.fixture
 def noise(monkeypatch):
-    """The same Gumbel noise for the model and for the reference."""
     noise = gumbel(4, 3, 64, seed=3)
     set_gumbel_noise(monkeypatch, noise)
     return noise
@@ -65,12 +61,8 @@ def test_reference_notices_a_wrong_sign_factor_and_path(noise):
     """The comparison above fails if lambda, tau, m or the stop-gradient differ a little."""
     model, batch = small_amos(adversarial_mlm_multiplier=0.1), small_batch()
     reference = ReferenceAmos(model).run(batch, noise, WEIGHT, SHARE)
-    for change in (
-        {"adversarial_mlm_multiplier": 0.101},
-        {"adversarial_mlm_multiplier": 0.0},
-        {"gumbel_temperature": 0.301},
-        {"no_stop_gradient": True},
-    ):
+    changes = [{"adversarial_mlm_multiplier": multiplier} for multiplier in (0.101, 0.0)]
+    for change in (*changes, {"gumbel_temperature": 0.301}, {"no_stop_gradient": True}):
         other = small_amos(**({"adversarial_mlm_multiplier": 0.1} | change))
         gradients = losses_and_gradients(other, amos_criterion(WEIGHT), batch)[2]
         with pytest.raises(AssertionError):

@@ -105,7 +105,6 @@ def test_a_generator_without_whole_sizes_is_refused(share: float) -> None:
 
 
 def count(name: str) -> dict[str, int]:
-    """Parameters of each part of AMOS."""
     parts: dict[str, int] = {}
     for parameter_name, parameter in on_meta(AmosModel, name).named_parameters():
         part = parameter_name.split(".")[0]
@@ -176,15 +175,8 @@ def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, p
 def test_initial_values():
     """N(0, init_std) embeddings, N(0, linear_init_std) linear weights, biases 0, LayerNorm 1 and 0, padding row 0."""
     torch.manual_seed(0)
-    cfg = AmosConfig(
-        encoder_layers=2,
-        encoder_embed_dim=128,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=2,
-        generator_depths="1,2",
-        init_std=0.02,
-        linear_init_std=0.1,
-    )
+    sizes = {"encoder_layers": 2, "encoder_embed_dim": 128, "encoder_ffn_embed_dim": 256, "encoder_attention_heads": 2}
+    cfg = AmosConfig(**sizes, generator_depths="1,2", init_std=0.02, linear_init_std=0.1)
     model = AmosModel(cfg, PaddedVocabulary.of(small_dictionary(1000)))
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):

@@ -63,8 +63,7 @@ def test_log_probabilities_do_not_depend_on_the_chunk_size(monkeypatch: pytest.M
 def test_predicted_logits_match_the_loss() -> None:
     model, inputs = small_electric(), small_batch()["net_input"]
     logits, weights = model.predict_logits(**inputs)
-    nll = (
-        -logits[0].log_softmax(-1).gather(-1, inputs["tokens"].gather(1, inputs["masked_positions"])[..., None])[..., 0]
-    )
+    originals = inputs["tokens"].gather(1, inputs["masked_positions"])
+    nll = -logits[0].log_softmax(-1).gather(-1, originals[..., None])[..., 0]
     assert torch.allclose(nll, model(**inputs).mlm_nll, atol=1e-5)
     assert weights.equal(torch.ones(4, 3, 1))

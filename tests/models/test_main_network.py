@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import metrics
 from saved_models import write_run
 from sklearn.decomposition import PCA
 from small_models import (
@@ -18,6 +17,7 @@ from small_models import (
     electra_criterion,
     electric_criterion,
     fine_tuning_task,
+    logged,
     small_amos,
     small_batch,
     small_electra,
@@ -66,13 +66,7 @@ SLOWER = {
     "amos": ("discriminator.layers.", "discriminator.relative_position.", "detection_head."),
     "electra": ("discriminator.layers.", "detection_head."),
     # The generator's two layers share one with the discriminator, and its relative positions.
-    "teams": (
-        "discriminator.layers.1.",
-        "discriminator.layers.2.",
-        "discriminator.layers.3.",
-        "detection_head.",
-        "rtd_layer.",
-    ),
+    "teams": (*(f"discriminator.layers.{number}." for number in (1, 2, 3)), "detection_head.", "rtd_layer."),
 }
 
 
@@ -100,11 +94,7 @@ def test_fine_tuning_needs_no_prior(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        (
-            "electra",
-            {"main_objective": "replace_mlm", "detection_bias_at_prior": True},
-            "--detection-bias-at-prior needs",
-        ),
+        ("electra", {"main_objective": "replace_mlm", "detection_bias_at_prior": True}, "--detection-bias-at-prior"),
         ("electra", {"main_objective": "replace_mlm", "encoder_mlm_weight": 1.0}, "predicts already"),
         ("teams", {"rtd_loss_weight": 0.0, "detection_bias_at_prior": True}, "--rtd-loss-weight 0"),
         ("amos", {"encoder_mlm_weight": -1.0}, "--encoder-mlm-weight -1.0 must be 0 or more"),
@@ -147,25 +137,18 @@ def test_its_gradient_trains_its_head_the_main_network_and_the_embeddings(name: 
     make, criterion = SMALL[name]
     model, batch = make(encoder_mlm_weight=1.0), small_batch()
     criterion(0.0, encoder_mlm_weight=1.0)(model, batch)[0].backward()
-    trained = {
-        key for key, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
-    }
-    assert {
-        "token_prediction.mlm_head.bias",
-        "token_prediction.mlm_head.dense.weight",
-        "embed_tokens.weight",
-    } <= trained
+    trained = {key for key, value in model.named_parameters() if value.grad is not None and value.grad.any()}
+    head = "token_prediction.mlm_head"
+    assert {f"{head}.bias", f"{head}.dense.weight", "embed_tokens.weight"} <= trained
     assert any(key.startswith("discriminator.layers.0.") for key in trained)
     assert not any(key.startswith("detection_head.") for key in trained)
 
 
 def validated(model: torch.nn.Module, criterion: torch.nn.Module, *batches: dict) -> dict[str, float]:
-    """What a validation on these batches logs."""
     model.eval()
     criterion.eval()
-    with torch.no_grad(), metrics.aggregate(new_root=True) as aggregated:
-        type(criterion).reduce_metrics([criterion(model, batch)[2] for batch in batches])
-    return dict(aggregated.get_smoothed_values())
+    with torch.no_grad():
+        return logged(type(criterion), *(criterion(model, batch)[2] for batch in batches))
 
 
 def test_validation_logs_the_spread_of_the_states_below_the_head() -> None:
@@ -206,9 +189,8 @@ def test_spread_is_logged_at_validation_by_every_detector(model: torch.nn.Module
 def test_a_checkpoint_that_started_at_the_prior_is_read_again(name: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, name, detection_bias_at_prior=True)
     saved = torch.load(run / "checkpoint_last.pt", weights_only=True)["model"]
-    (bias,) = [
-        value for key, value in load_checkpoint(run).model.state_dict().items() if key.endswith("head.output.bias")
-    ]
+    weights = load_checkpoint(run).model.state_dict()
+    (bias,) = [value for key, value in weights.items() if key.endswith("head.output.bias")]
     assert torch.equal(bias, saved["detection_head.output.bias"])
 
 

@@ -3,24 +3,13 @@
 import pytest
 import torch
 from frequencies import assert_shares
-from small_models import ONLY_MWS, ONLY_RTD, TEAMS_SETTINGS, fine_tuning_task, small_batch, small_teams
+from small_models import ONLY_MWS, ONLY_RTD, TEAMS_LAYOUTS, TEAMS_SETTINGS, fine_tuning_task, small_batch, small_teams
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 ORDINARY = torch.arange(4, 44)
-LAYOUTS = [
-    {},
-    {"task_heads": "extra_layer"},
-    {"task_heads": "ffn"},
-    {"share_layers": "none"},
-    {"share_layers": "all"},
-    {"representation": "rtd"},
-    {"relative_position_scheme": "t5", "embedding_dim": 8, "token_types": 2},
-    ONLY_MWS,
-    ONLY_RTD,
-]
 
 
 def samples_of(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
@@ -99,13 +88,8 @@ def test_shared_layers_are_the_same_layers_from_the_bottom(settings: dict, depth
     same = [mine is theirs for mine, theirs in zip(model.generator.layers, model.discriminator.layers, strict=False)]
     assert len(model.generator.layers) == depth
     assert same == [True] * shared + [False] * (depth - shared)
-    for below in (
-        "embed_positions",
-        "embed_token_types",
-        "embedding_norm",
-        "embedding_projection",
-        "relative_position",
-    ):
+    embeddings = ("embed_positions", "embed_token_types", "embedding_norm", "embedding_projection")
+    for below in (*embeddings, "relative_position"):
         assert getattr(model.generator, below) is getattr(model.discriminator, below)
 
 
@@ -113,9 +97,7 @@ def receivers(model: TeamsModel, loss: torch.Tensor) -> set[str]:
     """Parts of the model with a gradient from ``loss``: ``discriminator.layers.0``, ``mws_head``, ..."""
     model.zero_grad(set_to_none=True)
     loss.backward(retain_graph=True)
-    names = {
-        name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()
-    }
+    names = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
     return {".".join(name.split(".")[: 3 if ".layers." in name else 1]) for name in names if "embed" not in name}
 
 
@@ -129,7 +111,7 @@ def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> Non
     assert receivers(model, output.mws_logits[..., 0].sum()) == {*layers, "mws_head"}
 
 
-@pytest.mark.parametrize("settings", [layout for layout in LAYOUTS if layout != ONLY_RTD], ids=str)
+@pytest.mark.parametrize("settings", [layout for layout in TEAMS_LAYOUTS if layout != ONLY_RTD], ids=str)
 def test_selection_at_masked_positions_matches_the_states_of_all_tokens(settings: dict) -> None:
     """Its last layer computes them alone; against the states of all tokens."""
     model, batch = small_teams(**settings).double().eval(), small_batch()["net_input"]
@@ -142,7 +124,7 @@ def test_selection_at_masked_positions_matches_the_states_of_all_tokens(settings
         torch.testing.assert_close(output.rtd_logits, model.detection_head(of_detection))
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@pytest.mark.parametrize("settings", TEAMS_LAYOUTS, ids=str)
 def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
     branches = model.discriminate(tokens, tokens.eq(1))
@@ -151,12 +133,11 @@ def test_features_are_those_of_the_selected_branch(settings: dict) -> None:
     kept = branches[str(model.cfg.representation) == "rtd"]
     assert torch.equal(model.extract_features(tokens), kept)
     assert model.encoder.train().layers[-1].training  # a view on the model's own layers, not a copy
-    assert (
-        len(model.encoder.layers) == model.encoder.shape.num_layers == 4 + (settings.get("task_heads") == "extra_layer")
-    )
+    num_layers = 5 if settings.get("task_heads") == "extra_layer" else 4
+    assert len(model.encoder.layers) == model.encoder.shape.num_layers == num_layers
 
 
-@pytest.mark.parametrize("settings", LAYOUTS, ids=str)
+@pytest.mark.parametrize("settings", TEAMS_LAYOUTS, ids=str)
 def test_fine_tuning_takes_the_selected_branch(settings: dict) -> None:
     model, tokens = small_teams(**settings).eval(), small_batch()["net_input"]["tokens"]
     fine_tuned = TeamsModel.build_model(model.cfg, fine_tuning_task()).eval()

@@ -56,19 +56,14 @@ def test_after_conversion_and_loading(settings, convert, tmp_path):
     assert_one_embedding(model.float())
 
 
-@pytest.mark.parametrize(
-    ("flags", "dtype"),
-    [
-        ({}, torch.float32),
-        ({"fp16": True}, torch.float16),
-        ({"bf16": True}, torch.bfloat16),
-        ({"amp": True}, torch.float32),
-    ],
-)
-def test_in_the_trainer_of_fairseq(flags, dtype, tmp_path):
+DTYPES = {"cpu": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "amp": torch.float32}
+
+
+@pytest.mark.parametrize(("flag", "dtype"), DTYPES.items())
+def test_in_the_trainer_of_fairseq(flag, dtype, tmp_path):
     """fairseq's trainer converts the model and puts shared parameters back in its own way; then a checkpoint is loaded."""
     config = OmegaConf.structured(FairseqConfig)
-    config.common.update({"cpu": True, **flags})
+    config.common.update({"cpu": True, flag: True})
     model = small_amos(seed=1)
     trainer = Trainer(config, small_task(), model, amos_criterion())
     assert trainer.model is model

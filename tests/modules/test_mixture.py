@@ -97,13 +97,8 @@ def test_v_exists_only_where_it_is_learned():
     named = dict(MixtureWeights("learned", K, 10_000).named_parameters())
     assert list(named) == ["v"]
     assert named["v"].std().item() == pytest.approx(0.02, rel=0.05)
-    for strategy, extra in (
-        ("uniform", {}),
-        ("random_layer", {}),
-        ("layer_switch", {"max_update": 9}),
-        ("fixed", {"fixed_weights": [1, 0, 0]}),
-    ):
-        assert not list(MixtureWeights(strategy, K, D, **extra).parameters())
+    for strategy in ("uniform", "random_layer", "layer_switch", "fixed"):
+        assert not list(MixtureWeights(strategy, K, D, max_update=9, fixed_weights=[1, 0, 0]).parameters())
     alone = MixtureWeights("learned", 1, D)
     assert not list(alone.parameters())
     assert torch.equal(alone(features(1)), torch.ones(B, M, 1))
@@ -128,13 +123,11 @@ def test_random_layer_samples_one_depth_per_position_uniformly():
     assert abs(agreeing - 89_998 / 3) < 5 * math.sqrt(89_998 * (1 / 3) * (2 / 3))
 
 
-@pytest.mark.parametrize(
-    ("max_update", "first_updates"), [(30, [0, 10, 20]), (100, [0, 34, 67]), (125_000, [0, 41_667, 83_334])]
-)
-def test_layer_switch_changes_at_equal_parts_of_the_run(max_update, first_updates):
+@pytest.mark.parametrize(("max_update", "second", "third"), [(30, 10, 20), (100, 34, 67), (125_000, 41_667, 83_334)])
+def test_layer_switch_changes_at_equal_parts_of_the_run(max_update, second, third):
     """Depth j from update j / K of max_update on: ceil by hand."""
     mixture = MixtureWeights("layer_switch", K, D, max_update=max_update)
-    for depth, update in enumerate(first_updates):
+    for depth, update in enumerate((0, second, third)):
         mixture.num_updates = update
         assert mixture(features())[0, 0].tolist() == [float(d == depth) for d in range(K)]
         if update:

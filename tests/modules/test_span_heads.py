@@ -109,9 +109,8 @@ def test_joint_scores_are_probabilities_of_start_and_end(states):
         assert found == pytest.approx(expected, abs=1e-4)
         summary = torch.cat([start_p @ h[places], h[0]])
         hidden = (summary @ weights["answerable_dense.weight"].T + weights["answerable_dense.bias"]).tanh()
-        assert candidates.null_scores[window].item() == pytest.approx(
-            float(hidden @ weights["answerable.weight"][0]), abs=1e-5
-        )
+        expected = float(hidden @ weights["answerable.weight"][0])
+        assert candidates.null_scores[window].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_joint_end_depends_on_the_true_start_in_training(states):
@@ -124,9 +123,8 @@ def test_joint_end_depends_on_the_true_start_in_training(states):
 def test_joint_classifier_does_not_see_the_label(states):
     """Given the true start, it would know in training whether the start is <s>."""
     head = make("joint")
-    logits = [
-        head(states, MASK, (starts, starts)).unanswerable_logits for starts in (torch.zeros(3).long(), TARGETS[0])
-    ]
+    starts = torch.zeros(3).long(), TARGETS[0]
+    logits = [head(states, MASK, (start, start)).unanswerable_logits for start in starts]
     assert torch.equal(*logits)
     assert torch.equal(logits[0], head(states, MASK).unanswerable_logits)
 
@@ -136,10 +134,7 @@ def test_every_weight_receives_a_finite_gradient(kind, states):
     """No parameter is left unused, which distributed training refuses, and -inf of masked positions makes no NaN."""
     head = make(kind)
     output = head(states, MASK, TARGETS)
-    loss = sum(
-        torch.nn.functional.cross_entropy(logits, target)
-        for logits, target in zip((output.start_logits, output.end_logits), TARGETS, strict=True)
-    )
+    loss = torch.nn.functional.cross_entropy(torch.cat([output.start_logits, output.end_logits]), torch.cat(TARGETS))
     if isinstance(head, JointSpanHead):
         loss = loss + output.unanswerable_logits.sum()
     loss.backward()

@@ -15,6 +15,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
+LINEARS = ("attention.query_key_value", "attention.output", "ffn_in", "ffn_out")
 LEARNING_RATE, BETA_1, BETA_2, EPSILON, DECAY = 0.01, 0.9, 0.98, 1e-6, 0.1
 
 
@@ -24,23 +25,15 @@ def config(**settings) -> GroupedAdamConfig:
 
 def undecayed_names() -> set[str]:
     """LayerNorm weights, biases, v and bias tables of a model with depths 1,2 and a discriminator of 2 layers."""
-    names = {
-        "mixture.v",
-        "mlm_heads.0.dense.bias",
-        "mlm_heads.0.norm.weight",
-        "mlm_heads.0.norm.bias",
-        "mlm_heads.0.bias",
-    }
-    names |= {"detection_head.output.bias"}
+    names = {"mixture.v", "detection_head.output.bias"}
+    names |= {f"mlm_heads.0.{name}" for name in ("dense.bias", "norm.weight", "norm.bias", "bias")}
     for encoder in ("generators.0", "discriminator"):
-        names |= {f"{encoder}.embedding_norm.{kind}" for kind in ("weight", "bias")}
+        norms = [f"{encoder}.embedding_norm"]
         names.add(f"{encoder}.relative_position.table.weight")
         for layer in (f"{encoder}.layers.0", f"{encoder}.layers.1"):
-            names |= {
-                f"{layer}.{norm}.{kind}" for norm in ("attention_norm", "ffn_norm") for kind in ("weight", "bias")
-            }
-            linears = ("attention.query_key_value", "attention.output", "ffn_in", "ffn_out")
-            names |= {f"{layer}.{linear}.bias" for linear in linears}
+            norms += [f"{layer}.attention_norm", f"{layer}.ffn_norm"]
+            names |= {f"{layer}.{linear}.bias" for linear in LINEARS}
+        names |= {f"{norm}.{kind}" for norm in norms for kind in ("weight", "bias")}
     return names
 
 
@@ -49,8 +42,7 @@ def decayed_names() -> set[str]:
     for encoder in ("generators.0", "discriminator"):
         names.add(f"{encoder}.embed_positions.weight")
         for layer in (f"{encoder}.layers.0", f"{encoder}.layers.1"):
-            linears = ("attention.query_key_value", "attention.output", "ffn_in", "ffn_out")
-            names |= {f"{layer}.{linear}.weight" for linear in linears}
+            names |= {f"{layer}.{linear}.weight" for linear in LINEARS}
     return names
 
 
@@ -71,9 +63,7 @@ def test_flag_decays_all_parameters():
     assert groups == {DECAY: undecayed_names() | decayed_names()}
 
 
-def naive_adamw(
-    value: torch.Tensor, gradients: list[torch.Tensor], rates: list[float], decay: float, corrected: bool = True
-) -> torch.Tensor:
+def naive_adamw(value, gradients, rates, decay: float, corrected: bool = True) -> torch.Tensor:
     """Loshchilov and Hutter (2019), Algorithm 2, with PyTorch's place for epsilon; without the correction as in BERT's code."""
     value = value.double().clone()
     first, second = torch.zeros_like(value), torch.zeros_like(value)
@@ -187,9 +177,8 @@ def test_clipping_by_the_norm_of_all_gradients(max_norm):
     factor = 0.5 / expected if max_norm == 0.5 else 1.0
     for parameter, gradient in zip(parameters, before, strict=True):
         torch.testing.assert_close(parameter.grad.double(), gradient * factor, rtol=1e-5, atol=0)  # fairseq's 1e-6
-    assert float(optimizer.clip_grad_norm(0.0, aggregate_norm_fn=lambda norm: norm * 2)) == pytest.approx(
-        2 * expected * factor, rel=1e-5
-    )
+    doubled = optimizer.clip_grad_norm(0.0, aggregate_norm_fn=lambda norm: norm * 2)
+    assert float(doubled) == pytest.approx(2 * expected * factor, rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
@@ -202,10 +191,8 @@ def test_changed_flags_apply_after_a_resume(is_amp):
     common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
     wrapped = AMPOptimizer(SimpleNamespace(optimizer=None, common=common), None, changed) if is_amp else changed
     wrapped.load_state_dict(saved, {"eps": 0.5})
-    assert [(g["weight_decay"], g["betas"], g["eps"]) for g in changed.param_groups] == [
-        (0.3, (0.8, 0.9), 0.5),
-        (0.0, (0.8, 0.9), 0.5),
-    ]
+    assert {(group["betas"], group["eps"]) for group in changed.param_groups} == {((0.8, 0.9), 0.5)}
+    assert [group["weight_decay"] for group in changed.param_groups] == [0.3, 0.0]
     with pytest.raises(UserError, match="keep --decay-all-parameters"):
         GroupedAdam(config(decay_all_parameters=True), model.parameters()).load_state_dict(saved)
 
@@ -252,11 +239,6 @@ def test_groups_survive_mixed_precision():
     assert not optimizer.supports_flat_params
 
 
-def test_parameters_of_one_kind_make_one_group():
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    assert len(GroupedAdam(config(), [parameter]).param_groups) == 1
-
-
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])
 def test_invalid_betas_are_refused(betas):
     with pytest.raises(UserError, match="--adam-betas needs two numbers"):
@@ -266,5 +248,5 @@ def test_invalid_betas_are_refused(betas):
 def test_learning_rate_of_any_spelling():
     parameter = torch.nn.Parameter(torch.zeros(2))
     for lr in ([0.25], 0.25, [0.25, 0.1]):
-        cfg = SimpleNamespace(**{**vars(config()), "lr": lr})
-        assert math.isclose(GroupedAdam(cfg, [parameter]).get_lr(), 0.25)
+        optimizer = GroupedAdam(SimpleNamespace(**{**vars(config()), "lr": lr}), [parameter])
+        assert (len(optimizer.param_groups), optimizer.get_lr()) == (1, 0.25)  # parameters of one kind

@@ -18,11 +18,6 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization import load_tokenizer
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -> tuple[LoadedCheckpoint, Path, dict]:
     """The checkpoint of a run with ``settings``, the folder exported from it, and the folder's configuration."""
     pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
@@ -88,40 +83,22 @@ def test_encoder_of_teams_is_the_chosen_branch(name, tmp_path):
         assert (of_mws - of_rtd)[real].abs().max() > 0.1, "the branches differ"
 
 
+SEPARATE = {"separate_generators": True, "generator_depths": "1,2,2"}
+# Settings, depth to export, its number of layers, class.
 MASKED_LMS = {
-    "amos": ({}, ["--part", "generator"], 4, "MPNetForMaskedLM"),
-    "amos, depth 1": ({}, ["--part", "generator", "--depth", "1"], 1, "MPNetForMaskedLM"),
-    "amos, depth 2": ({}, ["--part", "generator", "--depth", "2"], 2, "MPNetForMaskedLM"),
-    "amos, separate generators": (
-        {"separate_generators": True, "generator_depths": "1,2,2"},
-        ["--part", "generator", "--depth", "2_3"],
-        2,
-        "MPNetForMaskedLM",
-    ),
-    "amos, absolute": (ABSOLUTE, ["--part", "generator", "--depth", "2"], 2, "BertForMaskedLM"),
-    "electra": ({"objective": "electra"}, ["--part", "generator"], 2, "ElectraForMaskedLM"),
-    "electra, shallow": (
-        {"objective": "electra", "generator_layers": 1},
-        ["--part", "generator"],
-        1,
-        "ElectraForMaskedLM",
-    ),
-    "electra that shares nothing": (
-        {"objective": "electra", "share_weights": "none"},
-        ["--part", "generator"],
-        2,
-        "ElectraForMaskedLM",
-    ),
-    "electra that shares all": (
-        {"objective": "electra", "share_weights": "all", "generator_size": 1},
-        ["--part", "generator"],
-        2,
-        "ElectraForMaskedLM",
-    ),
-    "teams": ({"objective": "teams"}, ["--part", "generator"], 2, "BertForMaskedLM"),
-    "mlm": ({"objective": "mlm"}, [], 2, "BertForMaskedLM"),
-    "mlm, t5": ({"objective": "mlm", "relative_position_scheme": "t5"}, [], 2, "MPNetForMaskedLM"),
-    "mlm, narrow embeddings": ({"objective": "mlm", "embedding_dim": 8}, [], 2, "ElectraForMaskedLM"),
+    "amos": ({}, "", 4, "MPNetForMaskedLM"),
+    "amos, depth 1": ({}, "1", 1, "MPNetForMaskedLM"),
+    "amos, depth 2": ({}, "2", 2, "MPNetForMaskedLM"),
+    "amos, separate generators": (SEPARATE, "2_3", 2, "MPNetForMaskedLM"),
+    "amos, absolute": (ABSOLUTE, "2", 2, "BertForMaskedLM"),
+    "electra": ({}, "", 2, "ElectraForMaskedLM"),
+    "electra, shallow": ({"generator_layers": 1}, "", 1, "ElectraForMaskedLM"),
+    "electra, nothing shared": ({"share_weights": "none"}, "", 2, "ElectraForMaskedLM"),
+    "electra, all shared": ({"share_weights": "all", "generator_size": 1}, "", 2, "ElectraForMaskedLM"),
+    "teams": ({}, "", 2, "BertForMaskedLM"),
+    "mlm": ({}, "", 2, "BertForMaskedLM"),
+    "mlm, t5": ({"relative_position_scheme": "t5"}, "", 2, "MPNetForMaskedLM"),
+    "mlm, narrow embeddings": ({"embedding_dim": 8}, "", 2, "ElectraForMaskedLM"),
 }
 
 
@@ -130,19 +107,20 @@ MASKED_LMS = {
 @pytest.mark.parametrize("name", MASKED_LMS)
 def test_masked_language_model(name, tmp_path):
     """Against ``predict_logits``, which ``amos inspect`` shows, at every position; the encoder of an MLM as well."""
-    settings, flags, num_layers, class_name = MASKED_LMS[name]
-    pretrained, out, config = exported(tmp_path, settings, *flags, check=name.startswith("mlm"))
+    settings, depth, num_layers, class_name = MASKED_LMS[name]
+    objective = name.partition(",")[0]
+    flags = [] if objective == "mlm" else ["--part", "generator", *(["--depth", depth] if depth else [])]
+    pretrained, out, config = exported(tmp_path, {"objective": objective, **settings}, *flags, check=flags == [])
     assert (config["architectures"], config["num_hidden_layers"]) == ([class_name], num_layers)
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
-    depth = pretrained.model.depth_names.index(flags[-1]) if "--depth" in flags else -1
-    ours = predicted_everywhere(pretrained, tokens)[depth]
+    ours = predicted_everywhere(pretrained, tokens)[pretrained.model.depth_names.index(depth) if depth else -1]
     assert_close(ours[real], outputs(out, "AutoModelForMaskedLM", tokens).logits[real])
     if name == "electra":  # the generator itself
         hidden = pretrained.model.generate(tokens, torch.arange(LONGEST).expand_as(tokens), ~real)
         logits = linear(hidden, pretrained.model.embed_tokens.weight, pretrained.model.mlm_head.bias)
         assert_close(logits[..., : ours.size(-1)][real], ours[real])
-    if name.startswith("mlm"):
+    if objective == "mlm":
         states = outputs(out, "AutoModel", tokens).last_hidden_state
         assert_close(pretrained.model.extract_features(tokens)[real], states[real])
 
@@ -192,13 +170,13 @@ def test_electric_and_electra_tt(variant, tmp_path):
     else:
         assert_close(model.detection_head(model.extract_features(tokens))[scored], logits[scored])
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert "replaced" not in config.get("id2label", {}).values(), (
-        "the class of a pipeline would have a random classifier"
-    )
+    # The class of a pipeline would have a random classifier.
+    assert "replaced" not in config.get("id2label", {}).values()
     assert 'pipeline("token-classification")` must not be used' in card
     assert ("-energy is the log-probability" in card) == (variant == "electric")
 
 
+LINEAR = {"pooler_activation_fn": "linear"}
 CLASSIFIERS = {
     "tanh": ({"classes": 3}, "MPNetForSequenceClassification"),
     "gelu": ({"objective": "electra", "classes": 2}, "ElectraForSequenceClassification"),
@@ -206,11 +184,8 @@ CLASSIFIERS = {
     "regression": ({"classes": 1, "task": {"regression_target": True}}, "MPNetForSequenceClassification"),
     "teams": ({"objective": "teams", "classes": 3}, "BertForSequenceClassification"),
     "electric": ({"objective": "electric", "classes": 3}, "ElectraForSequenceClassification"),
-    "linear, tanh": ({"classes": 3, "pooler_activation_fn": "linear"}, "MPNetForSequenceClassification"),
-    "linear, gelu": (
-        {"objective": "electra", "classes": 2, "pooler_activation_fn": "linear"},
-        "ElectraForSequenceClassification",
-    ),
+    "linear, tanh": ({"classes": 3} | LINEAR, "MPNetForSequenceClassification"),
+    "linear, gelu": ({"objective": "electra", "classes": 2} | LINEAR, "ElectraForSequenceClassification"),
 }
 
 
@@ -301,9 +276,8 @@ def test_ids_of_a_hugging_face_tokenizer(scheme, tmp_path):
     assert tokenizer.pad_token_id == (1 if scheme == "t5" else 0)
     rows = pretrained.tokens(text)[None]
     model = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
-    theirs = model(
-        **tokenizer([text, "the quick brown fox jumps"], padding=True, return_tensors="pt")
-    ).last_hidden_state
+    inputs = tokenizer([text, "the quick brown fox jumps"], padding=True, return_tensors="pt")
+    theirs = model(**inputs).last_hidden_state
     assert_close(pretrained.model.extract_features(rows)[0], theirs[0, : rows.size(1)])
 
 
@@ -324,29 +298,15 @@ def test_card_of_mlm_does_not_mention_a_generator(tmp_path):
     assert "| Objective | mlm |" in card
 
 
+TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 REFUSED = {
     "two towers": ("electric", {}, "generator", "no generator that a masked language model"),
     "counts": ("electra", {"generator": "uniform"}, "generator", "no generator that a masked language model"),
     "predicts originals": ("electra", {"main_objective": "replace_mlm"}, "discriminator", "has no detection head"),
     "selection only": ("teams", {"rtd_loss_weight": 0.0}, "discriminator", "has no detection head"),
-    "a network per token": (
-        "teams",
-        {"task_heads": "ffn"},
-        "discriminator",
-        "on top of its encoder (--task-heads ffn)",
-    ),
-    "cloze model": (
-        "electric",
-        {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"},
-        "encoder",
-        "has no encoder to fine-tune or to load",
-    ),
-    "energies on relative positions": (
-        "electric",
-        {"relative_position_scheme": "t5"},
-        "discriminator",
-        "two layers on relative positions",
-    ),
+    "network per token": ("teams", {"task_heads": "ffn"}, "discriminator", "on top of its encoder (--task-heads ffn)"),
+    "cloze model": ("electric", TWO_TOWER, "encoder", "has no encoder to fine-tune or to load"),
+    "t5": ("electric", {"relative_position_scheme": "t5"}, "discriminator", "two layers on relative positions"),
     "mlm's generator": ("mlm", {}, "generator", "has no generator: give --part mlm or encoder"),
     "mlm's discriminator": ("mlm", {}, "discriminator", "has no discriminator: give --part mlm or encoder"),
     "amos as an mlm": ("amos", {}, "mlm", "is not an mlm: its masked language model is --part generator"),

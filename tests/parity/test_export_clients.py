@@ -20,11 +20,6 @@ TOLERANCE = 1e-4
 TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick brown dog, the end"]
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
     """The run, and its encoder, generator and discriminator; two fine-tuned runs with their folders."""
@@ -45,11 +40,9 @@ def test_fill_mask(folders):
     found = fill("the quick <mask> jumps")
     pretrained = load_checkpoint(folders / "run")
     dictionary, model = pretrained.dictionary, pretrained.model
-    before, after = (
-        [dictionary.index(p) for p in pretrained.tokenizer.encode(text)] for text in ("the quick", "jumps")
-    )
-    tokens = torch.tensor([[dictionary.bos(), *before, dictionary.index("<mask>"), *after, dictionary.eos()]])
-    mask = 1 + len(before)
+    before, after = pretrained.tokens("the quick")[:-1], pretrained.tokens("jumps")[1:]
+    tokens = torch.cat([before, torch.tensor([dictionary.index("<mask>")]), after])[None]
+    mask = len(before)
     logits = model.predict_logits(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1))[0][-1, 0, 0]
     best = logits[: len(dictionary)].softmax(-1).topk(5)
     assert [prediction["token"] for prediction in found] == best.indices.tolist()
@@ -84,9 +77,7 @@ def test_text_classification(folders):
         assert [scores["bad"], scores["good"]] == pytest.approx(logits.softmax(-1)[0].tolist(), rel=TOLERANCE)
 
 
-@pytest.mark.skipif(
-    "question-answering" not in get_supported_tasks(), reason="transformers 5 has no pipeline for question-answering"
-)
+@pytest.mark.skipif("question-answering" not in get_supported_tasks(), reason="not in transformers 5")
 def test_question_answering(folders):
     answer = transformers.pipeline("question-answering", model=str(folders / "answers"))
     context = TEXTS[2]
@@ -122,15 +113,9 @@ def test_onnx(folders, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "classifier")
     example = tokenizer(TEXTS[:2], padding=True, return_tensors="pt")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=150)
-    torch.onnx.export(
-        model,
-        kwargs=dict(example),
-        f=str(tmp_path / "model.onnx"),
-        input_names=list(example),
-        dynamic_shapes={name: {0: batch, 1: length} for name in example},
-        dynamo=True,
-        verbose=False,
-    )
+    shapes = {name: {0: batch, 1: length} for name in example}
+    settings = {"input_names": list(example), "dynamic_shapes": shapes, "dynamo": True, "verbose": False}
+    torch.onnx.export(model, kwargs=dict(example), f=str(tmp_path / "model.onnx"), **settings)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     for texts in (TEXTS, TEXTS[1:2], [TEXTS[2] * 3]):
         inputs = tokenizer(texts, padding=True, return_tensors="pt")

@@ -13,6 +13,7 @@ import transformers
 from hugging_face_folders import TOLERANCE, write_electra, write_model
 from safetensors.torch import load_file
 from saved_models import write_run
+from tokenizer_text import SPLIT_LINES, train_bpe
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
@@ -20,13 +21,7 @@ from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
 # Quotation marks, and punctuation that the released tokenizer splits off.
-RELEASED_TEXTS = [
-    "The fox isn't (too) lazy, it\u2019s quick \u2014 and the dog\u2026",
-    "``the'' dog & 7!",
-    "",
-    "\u4e2d 7",
-]
-LINES = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
+RELEASED_TEXTS = ["The fox isn't (too) lazy, it\u2019s quick \u2014 the dog\u2026", "``the'' dog & 7!", "", "\u4e2d 7"]
 FAMILIES = {
     "mpnet": ("MPNetModel", [], "AutoModel"),
     "bert": ("BertModel", [], "AutoModel"),
@@ -36,11 +31,6 @@ FAMILIES = {
     "bert mlm": ("BertForMaskedLM", [], "AutoModel"),
     "roberta mlm": ("RobertaForMaskedLM", ["--as", "roberta"], "AutoModel"),
 }
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,19 +87,10 @@ def test_round_trip_is_the_identity(name, tmp_path):
 def released(tmp_path_factory) -> Path:
     """A run with the released positions and tokenizer, and its three folders."""
     root = tmp_path_factory.mktemp("released")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_prefix=str(root / "sp"),
-        model_type="bpe",
-        vocab_size=90,
-        minloglevel=2,
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-    )
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(root / "sp.model"))
+    model = train_bpe(SPLIT_LINES, 90)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(i) for i in range(len(processor) - 1, 0, -1)]  # not in the order of the model
-    tokenizer = MicrosoftAmosTokenizer((root / "sp.model").read_bytes(), pieces)
+    tokenizer = MicrosoftAmosTokenizer(model, pieces)
     write_run(root / "run", tokenizer=tokenizer, relative_position_scheme="amos", relative_position_buckets=64)
     for part in ("encoder", "generator", "discriminator"):
         assert main(["export", str(root / "run"), str(root / part), "--part", part]) == 0
@@ -121,9 +102,8 @@ def test_released_tokenizer_with_two_separators(released, tmp_path):
     """Ids of single texts, pairs and truncated pairs are compared by the export itself."""
     pretrained = load_checkpoint(released / "run")
     settings = {"relative_position_scheme": "amos", "relative_position_buckets": 64}
-    run = write_run(
-        tmp_path / "run", tokenizer=pretrained.tokenizer, classes=2, task={"separator_token": 2}, **settings
-    )
+    settings |= {"tokenizer": pretrained.tokenizer, "task": {"separator_token": 2}}
+    run = write_run(tmp_path / "run", classes=2, **settings)
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     pair = tokenizer("the fox", "a dog", return_special_tokens_mask=True)
@@ -139,13 +119,8 @@ def test_cache_of_transformers_is_left_clean(released, modules_cache):
 def test_code_in_the_folder_does_not_import_this_package(released):
     for path in released.glob("*/*.py"):
         assert "amos_fairseq" not in path.read_text(encoding="utf-8"), path.name
-    assert {path.name for path in (released / "encoder").glob("*.py")} == {
-        "modeling_amos.py",
-        "relative_position.py",
-        "tokenization_amos.py",
-        "microsoft_text.py",
-        "truncation.py",
-    }
+    names = {"modeling_amos", "relative_position", "tokenization_amos", "microsoft_text", "truncation"}
+    assert {path.stem for path in (released / "encoder").glob("*.py")} == names
     assert "trust_remote_code=True" in (released / "encoder" / "README.md").read_text(encoding="utf-8")
 
 
@@ -169,10 +144,8 @@ print(json.dumps({"type": type(model).__name__, "rows": [(ids[m].tolist(), s[m].
 @torch.no_grad()
 def test_released_positions_and_tokenizer_without_this_package(released, tmp_path):
     """Against our own code, in a process that cannot import this package."""
-    arguments = [str(released / "encoder"), "AutoModel", json.dumps(RELEASED_TEXTS)]
-    result = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    command = [sys.executable, "-c", ELSEWHERE, released / "encoder", "AutoModel", json.dumps(RELEASED_TEXTS)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     found = json.loads(result.stdout)
     assert found["type"] == "AmosModel"
@@ -187,14 +160,11 @@ def test_released_positions_and_tokenizer_without_this_package(released, tmp_pat
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("part", "auto_class"),
-    [("generator", "AutoModelForMaskedLM"), ("discriminator", "AutoModelForTokenClassification")],
-)
-def test_heads_on_released_positions(released, part, auto_class):
+@pytest.mark.parametrize("part", ["generator", "discriminator"])
+def test_heads_on_released_positions(released, part):
     """Beyond the maximum distance, with padding."""
     pretrained = load_checkpoint(released / "run")
-    auto = getattr(transformers, auto_class)
+    auto = getattr(transformers, f"AutoModelFor{'MaskedLM' if part == 'generator' else 'TokenClassification'}")
     theirs = auto.from_pretrained(released / part, trust_remote_code=True).eval()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(4, len(pretrained.dictionary), (2, 150), generator=generator)

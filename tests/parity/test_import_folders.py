@@ -60,9 +60,8 @@ def checkpoints(folders) -> dict[str, Path]:
 
 def fine_tuned(checkpoint: Path) -> torch.nn.Module:
     """The model that fairseq-train builds for a task without pretraining, with the weights of the checkpoint."""
-    pretrained = load_checkpoint(checkpoint)
     state = read_state(checkpoint)
-    task = SimpleNamespace(source_dictionary=pretrained.dictionary)
+    task = SimpleNamespace(source_dictionary=load_checkpoint(checkpoint).dictionary)
     model = build_model(OmegaConf.create(state["cfg"]["model"]), task, from_checkpoint=True)
     model.load_state_dict(state["model"])
     return model.eval()
@@ -77,10 +76,8 @@ def test_states_of_padded_texts_agree(family, folders, checkpoints):
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
     pretrained = load_checkpoint(checkpoints[family])
     texts = [*TEXTS, *(" ".join([word] * n) for word in ("fox", "a") for n in range(1, POSITIONS))]
-    ids = [
-        [tokenizer.cls_token_id, *tokenizer(t, add_special_tokens=False).input_ids, tokenizer.sep_token_id]
-        for t in texts
-    ]
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ids = [[cls, *tokenizer(text, add_special_tokens=False).input_ids, sep] for text in texts]
     texts, ids = zip(*((text, row) for text, row in zip(texts, ids, strict=True) if len(row) <= POSITIONS), strict=True)
     assert max(map(len, ids)) == POSITIONS
     batch = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
@@ -100,10 +97,8 @@ def test_states_of_pairs_agree(family, folders, checkpoints):
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
     model, pretrained = fine_tuned(checkpoints[family]), load_checkpoint(checkpoints[family])
     first, second = ([tokenizer(t, add_special_tokens=False).input_ids for t in pair] for pair in (TEXTS, TEXTS[::-1]))
-    ids = [
-        [tokenizer.cls_token_id, *a, tokenizer.sep_token_id, *b, tokenizer.sep_token_id]
-        for a, b in zip(first, second, strict=True)
-    ]
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ids = [[cls, *a, sep, *b, sep] for a, b in zip(first, second, strict=True)]
     types = [[0] * (len(a) + 2) + [1] * (len(b) + 1) for a, b in zip(first, second, strict=True)]
     batch = tokenizer.pad({"input_ids": ids, "token_type_ids": types}, return_tensors="pt")
     expected = theirs(**batch).last_hidden_state
@@ -132,14 +127,8 @@ def paired_tokenizer(folder: Path, family: str) -> transformers.PreTrainedTokeni
 def test_loaded_features_of_pairs_equal_those_of_transformers(family, folders, checkpoints):
     """From text to pooled vectors, in batches; the longest pair is truncated to 40 positions on both sides."""
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
-    batch = paired_tokenizer(folders / family, family)(
-        PAIRS,
-        return_tensors="pt",
-        padding=True,
-        truncation=True,
-        max_length=POSITIONS,
-        return_token_type_ids=family == "bert",
-    )
+    settings = {"padding": True, "truncation": True, "max_length": POSITIONS, "return_token_type_ids": family == "bert"}
+    batch = paired_tokenizer(folders / family, family)(PAIRS, return_tensors="pt", **settings)
     assert batch["input_ids"].size(1) == POSITIONS
     expected = theirs(**batch).last_hidden_state
     features = amos_fairseq.load(checkpoints[family], batch_size=2)(PAIRS, truncate=True)
@@ -172,12 +161,10 @@ def test_report_lists_newly_initialized_weights_and_unexpected_keys(folders, tmp
     run_import(folders / "bert", tmp_path / "a.pt", "--arch", "amos_tiny")
     printed = capsys.readouterr().out
     assert "initialized randomly (--seed 1): detection_head, generators, mixture, mlm_heads" in printed
-    for name in ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias"):
-        assert name in printed
     assert "3 rows of the vocabulary have no token" in printed
-    assert "--token-types=2" in printed
-    assert "--layer-norm-eps=1e-12" in printed
-    assert "--relative-position-scheme=none" in printed
+    names = ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias")
+    for expected in (*names, "--token-types=2", "--layer-norm-eps=1e-12", "--relative-position-scheme=none"):
+        assert expected in printed
 
 
 def test_seed_determines_newly_initialized_weights(folders, checkpoints, tmp_path):

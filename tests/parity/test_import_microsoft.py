@@ -13,6 +13,7 @@ import sentencepiece
 import torch
 from fairseq.models import build_model
 from omegaconf import OmegaConf
+from tokenizer_text import SPLIT_LINES, train_bpe
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
@@ -22,33 +23,20 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 
 WIDTH, FFN, HEADS, LAYERS, GENERATOR_LAYERS, POSITIONS, BUCKETS = 12, 20, 3, 3, 4, 150, 64
-LINES = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
 TEXT = "The fox isn't (too) lazy, it\u2019s quick \u2014 and the dog\u2026"
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory) -> Path:
-    """sp.model and dict.txt of the release."""
     directory = tmp_path_factory.mktemp("vocabulary")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES),
-        model_prefix=str(directory / "sp"),
-        model_type="bpe",
-        vocab_size=90,
-        minloglevel=2,
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-    )
+    (directory / "sp.model").write_bytes(train_bpe(SPLIT_LINES, 90))
     processor = sentencepiece.SentencePieceProcessor(model_file=str(directory / "sp.model"))
-    (directory / "sp.vocab").unlink()
     pieces = [processor.id_to_piece(i) for i in range(1, len(processor))]
     (directory / "dict.txt").write_text("".join(f"{piece} 7\n" for piece in pieces), encoding="utf-8")
     return directory
 
 
 def released_weights(num_tokens: int) -> dict[str, Tensor]:
-    """Random values under the release's names."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -71,15 +59,9 @@ def released_weights(num_tokens: int) -> dict[str, Tensor]:
             weights[f"{name}.weight"], weights[f"{name}.bias"] = random(*shape) + (len(shape) == 1), random(shape[0])
     head = {"out_proj.weight": random(1, WIDTH), "out_proj.bias": random(1)}
     weights |= {f"encoder.binary_head.{name}": tensor for name, tensor in head.items()}
-    mlm = {
-        "weight": embedding,
-        "bias": random(num_tokens),
-        "dense.weight": random(WIDTH, WIDTH),
-        "dense.bias": random(WIDTH),
-        "layer_norm.weight": 1 + random(WIDTH),
-        "layer_norm.bias": random(WIDTH),
-        "layer_mixture.weight": random(1, WIDTH),
-    }
+    mlm = {"weight": embedding, "bias": random(num_tokens), "layer_mixture.weight": random(1, WIDTH)}
+    mlm |= {"dense.weight": random(WIDTH, WIDTH), "dense.bias": random(WIDTH)}
+    mlm |= {"layer_norm.weight": 1 + random(WIDTH), "layer_norm.bias": random(WIDTH)}
     return weights | {f"auxiliary.lm_head.{name}": tensor for name, tensor in mlm.items()}
 
 
@@ -159,22 +141,21 @@ def test_encoders_and_heads_equal_the_second_computation(released, imported):
         for ours, theirs in zip(encoder(model.embed_tokens(tokens)[None]), expected, strict=True):
             assert (ours[0] - theirs).abs().max() < 1e-5 * theirs.abs().max(), side
     states = released_states(weights, "encoder", tokens)[-1]
-    original = linear(
-        states, weights["encoder.binary_head.out_proj.weight"], weights["encoder.binary_head.out_proj.bias"]
-    )
+    original = linear(states, *(weights[f"encoder.binary_head.out_proj.{kind}"] for kind in ("weight", "bias")))
     detected = model.detection_head(model.discriminator(model.embed_tokens(tokens)[None])[-1])[0]
     torch.testing.assert_close(detected, -original[:, 0], rtol=0, atol=1e-4)  # of logits up to 3
     features = [released_states(weights, "auxiliary", tokens)[depth - 1] for depth in (1, 4)]
-    logits, gamma = model.predict_logits(
-        tokens[None], tokens[None], torch.arange(POSITIONS)[None], torch.ones(1, POSITIONS)
-    )
+    everywhere = torch.arange(POSITIONS)[None]
+    logits, gamma = model.predict_logits(tokens[None], tokens[None], everywhere, torch.ones(1, POSITIONS))
     mixed = torch.stack([linear(f, weights["auxiliary.lm_head.layer_mixture.weight"])[:, 0] for f in features], -1)
     torch.testing.assert_close(gamma[0], mixed.softmax(-1), rtol=0, atol=1e-5)
     for depth, feature in enumerate(features):
-        dense = linear(feature, weights["auxiliary.lm_head.dense.weight"], weights["auxiliary.lm_head.dense.bias"])
-        norm = [weights[f"auxiliary.lm_head.layer_norm.{kind}"] for kind in ("weight", "bias")]
-        hidden = layer_norm(gelu(dense), (WIDTH,), *norm, 1e-5)
-        theirs = linear(hidden, weights["auxiliary.lm_head.weight"], weights["auxiliary.lm_head.bias"]).log_softmax(-1)
+        dense, norm, output = (
+            [weights[f"auxiliary.lm_head.{part}{kind}"] for kind in ("weight", "bias")]
+            for part in ("dense.", "layer_norm.", "")
+        )
+        hidden = layer_norm(gelu(linear(feature, *dense)), (WIDTH,), *norm, 1e-5)
+        theirs = linear(hidden, *output).log_softmax(-1)
         ours = logits[depth, 0].log_softmax(-1)[:, : theirs.size(-1)]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)  # of log-probabilities down to -20
 
@@ -198,19 +179,10 @@ def test_a_model_with_few_positions_finds_its_buckets(num_positions, released, v
 
 def test_settings_come_from_shapes_and_from_the_file(imported):
     model = read_state(imported)["cfg"]["model"]
-    expected = {
-        "encoder_layers": LAYERS,
-        "encoder_embed_dim": WIDTH,
-        "encoder_ffn_embed_dim": FFN,
-        "max_positions": POSITIONS,
-        "encoder_attention_heads": HEADS,
-        "relative_position_scheme": "amos",
-        "relative_position_buckets": 64,
-        "relative_position_max_distance": 128,
-        "generator_depths": "1,4",
-        "layer_norm_eps": 1e-5,
-        "token_types": 0,
-    }
+    expected = {"encoder_layers": LAYERS, "encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": FFN}
+    expected |= {"encoder_attention_heads": HEADS, "max_positions": POSITIONS, "relative_position_scheme": "amos"}
+    expected |= {"relative_position_buckets": 64, "relative_position_max_distance": 128}
+    expected |= {"generator_depths": "1,4", "layer_norm_eps": 1e-5, "token_types": 0}
     assert {name: model[name] for name in expected} == expected
 
 
@@ -301,7 +273,5 @@ def test_another_vocabulary_is_refused(released, vocabulary, tmp_path):
     (tmp_path / "dict.txt").write_text("a 1\nb 1\n")
     with pytest.raises(UserError, match="rows of vocabulary"):
         import_release(released, tmp_path)
-    with pytest.raises(
-        UserError, match=r"sp\.model is missing: give the directory with the sp\.model and dict\.txt of the re"
-    ):
+    with pytest.raises(UserError, match=r"sp\.model is missing: give the directory with the sp\.model and dict\.txt"):
         import_release(released, released.parent)

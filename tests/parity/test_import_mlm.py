@@ -20,11 +20,6 @@ CLASSES = {"mpnet": "MPNetForMaskedLM", "bert": "BertForMaskedLM", "roberta": "R
 CLASSES |= {"distilbert": "DistilBertForMaskedLM", "xlm-roberta": "XLMRobertaForMaskedLM"}
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("folders")
@@ -35,7 +30,6 @@ def folders(tmp_path_factory) -> Path:
 
 
 def padded_rows(pretrained: LoadedCheckpoint) -> Tensor:
-    """The texts in our ids, right-padded."""
     rows = [pretrained.tokens(text) for text in TEXTS]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pretrained.dictionary.pad())
 

@@ -19,6 +19,8 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization import load_tokenizer
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
 
+TINY = ("--arch", "amos_tiny")
+
 
 def run_import(*arguments: str | Path) -> int:
     return main(["import", *map(str, arguments)])
@@ -48,25 +50,13 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        (
-            "bert",
-            {"model_type": "deberta-v2"},
-            "'deberta-v2' cannot be imported (it has disentangled attention, another kind",
-        ),
+        ("bert", {"model_type": "deberta-v2"}, "'deberta-v2' cannot be imported (it has disentangled attention, anot"),
         ("bert", {"model_type": "modernbert"}, "'modernbert' cannot be imported (it has rotary positions and gated"),
-        (
-            "bert",
-            {"model_type": "gpt2"},
-            "'gpt2' cannot be imported, only mpnet, electra, bert, roberta, distilbert, xlm-",
-        ),
+        ("bert", {"model_type": "gpt2"}, "'gpt2' cannot be imported, only mpnet, electra, bert, roberta, distilbert, "),
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"is_decoder": True}, "decoder"),
-        (
-            "bert",
-            {"num_hidden_layers": 3},
-            "do not fit their configuration: they have 2 layers, the configuration says 3",
-        ),
+        ("bert", {"num_hidden_layers": 3}, "do not fit their configuration: they have 2 layers, the configuration say"),
         ("bert", {"num_hidden_layers": 1}, "do not fit their configuration"),
         ("bert", {"intermediate_size": 20}, "do not fit their configuration"),
         ("bert", {"hidden_size": "wide"}, "hidden_size is 'wide', which is not valid"),
@@ -81,27 +71,18 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
 )
 def test_unsupported_models_are_refused(family, settings, message, folders, tmp_path, capsys):
     folder = changed(folders / family, tmp_path / "in", **settings)
-    assert message in refused(capsys, folder, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    assert message in refused(capsys, folder, tmp_path / "out" / "model.pt", *TINY)
     assert not (tmp_path / "out").exists()
 
 
 LARGE = 10**9  # building it would take terabytes, or days
+SIZES = "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size"
 
 
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        *(
-            ("bert", {name: size})
-            for size in (LARGE, 10**30)
-            for name in (
-                "hidden_size",
-                "num_hidden_layers",
-                "intermediate_size",
-                "max_position_embeddings",
-                "type_vocab_size",
-            )
-        ),
+        *(("bert", {name: size}) for size in (LARGE, 10**30) for name in SIZES),
         ("bert", {"num_attention_heads": LARGE}),
         ("electra", {"embedding_size": LARGE}),
         ("mpnet", {"relative_attention_num_buckets": LARGE}),
@@ -120,7 +101,7 @@ def test_sizes_and_names_of_a_stranger_are_refused(family, settings, folders, tm
     """At once, and in a line that does not repeat 5,000 characters; larger sizes than the weights' are never built."""
     folder = changed(folders / family, tmp_path / "in", **settings)
     start = time.process_time()
-    line = refused(capsys, folder, tmp_path / "model.pt", "--arch", "amos_tiny")
+    line = refused(capsys, folder, tmp_path / "model.pt", *TINY)
     assert time.process_time() - start < 5
     assert "config.json" in line or "do not fit their configuration" in line or "attention heads" in line, line
     assert len(line) - len(str(tmp_path)) < 500
@@ -145,7 +126,6 @@ TEXTS = {
 @pytest.mark.parametrize("name", JSON_FILES)
 @pytest.mark.parametrize("what", ["folder", "circle", "pipe", "broken link", *TEXTS])
 def test_what_is_no_json_is_refused(name, what, folders, tmp_path, capsys):
-    """In one line that names the file."""
     if name == "tokenizer.json" and what in ("500 levels", "5,000 digits", "infinite"):
         return  # the library itself reads this file
     folder = tmp_path / "in"
@@ -155,44 +135,29 @@ def test_what_is_no_json_is_refused(name, what, folders, tmp_path, capsys):
     if what in TEXTS:
         file.write_bytes(TEXTS[what] if isinstance(TEXTS[what], bytes) else TEXTS[what].encode())
     else:
-        make = {
-            "folder": file.mkdir,
-            "pipe": lambda: os.mkfifo(file),
-            "broken link": lambda: file.symlink_to("nowhere"),
-        }
+        make = {"folder": file.mkdir, "pipe": lambda: os.mkfifo(file), "broken link": lambda: file.symlink_to("absent")}
         make.get(what, lambda: file.symlink_to(name))()
-    assert str(file) in refused(capsys, folder, tmp_path / "model.pt", "--arch", "amos_tiny")
+    assert str(file) in refused(capsys, folder, tmp_path / "model.pt", *TINY)
 
 
 @pytest.mark.parametrize("token", [5, True, [], {"content": 5}])
 def test_special_tokens_that_are_no_strings_are_refused(token, folders, tmp_path, capsys):
     shutil.copytree(folders / "bert", tmp_path / "in")
     (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps({"cls_token": token}))
-    assert "cls_token is" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny")
+    assert "cls_token is" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", *TINY)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "RagTokenizer",
-        "MarianTokenizer",
-        "FlaubertTokenizer",
-        "XLMTokenizer",
-        "Speech2TextTokenizer",
-        "5",
-        5,
-        ["a"],
-        "x" * 5000,
-    ],
-    ids=lambda value: repr(value)[:20],
-)
+OTHER_TOKENIZERS = [f"{name}Tokenizer" for name in ("Rag", "Marian", "Flaubert", "XLM", "Speech2Text")]
+
+
+@pytest.mark.parametrize("name", [*OTHER_TOKENIZERS, "5", 5, ["a"], "x" * 5000], ids=lambda value: repr(value)[:20])
 def test_tokenizers_that_cannot_be_built_are_refused(name, folders, tmp_path, capsys):
     """Each of these classes raises something else, or is no tokenizer."""
     shutil.copytree(folders / "bert", tmp_path / "in")
     (tmp_path / "in" / "tokenizer.json").unlink()
     (tmp_path / "in" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
     (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    line = refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny", reports_progress=True)
+    line = refused(capsys, tmp_path / "in", tmp_path / "a.pt", *TINY, reports_progress=True)
     assert "its tokenizer cannot be read" in line or "cannot be converted" in line
     assert len(line) - len(str(tmp_path)) < 500
 
@@ -202,10 +167,7 @@ def test_tokenizers_that_cannot_be_built_are_refused(name, folders, tmp_path, ca
     [
         (lambda weights: weights | {"x" * 5000: torch.ones(1)}, "the name of a weight"),
         (lambda weights: weights | {"a\x1b[31m": torch.ones(1)}, "the name of a weight"),
-        (
-            lambda weights: weights | {"encoder.layer.%s.x" % ("9" * 900): torch.ones(1)},
-            "is missing",
-        ),
+        (lambda weights: weights | {"encoder.layer.%s.x" % ("9" * 900): torch.ones(1)}, "is missing"),
         (lambda weights: weights | {WORDS: torch.tensor(1.0)}, "have the shapes"),
         (lambda weights: weights | {QUERY: torch.ones(3, 5)}, "have the shapes"),
         (lambda weights: weights | {WORDS: torch.ones(0, 16)}, "0 rows of vocabulary"),
@@ -231,7 +193,6 @@ def test_pickled_weights_of_other_kinds_are_refused(change, message, folders, tm
     assert message in refused(capsys, with_weights(folders, tmp_path, change, True), tmp_path / "a.pt", *TINY)
 
 
-TINY = ("--arch", "amos_tiny")
 WORDS, POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
 QUERY = "encoder.layer.0.attention.self.query.weight"
 
@@ -258,8 +219,8 @@ def test_weights_in_several_files(folders, tmp_path, capsys):
     index = pieces / "model.safetensors.index.json"
     shards = sorted(pieces.glob("model-*.safetensors"))
     assert len(shards) > 2
-    run_import(folders / "bert", whole / "model.pt", "--arch", "amos_tiny")
-    run_import(pieces, tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    run_import(folders / "bert", whole / "model.pt", *TINY)
+    run_import(pieces, tmp_path / "out" / "model.pt", *TINY)
     states = [torch.load(path / "model.pt", weights_only=True)["model"] for path in (whole, tmp_path / "out")]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     content = json.loads(index.read_text())
@@ -277,9 +238,8 @@ def test_weights_in_several_files(folders, tmp_path, capsys):
     assert "is missing" in refused(capsys, pieces, refused_out)
     index.write_text(json.dumps(content))
     shards[1].unlink()
-    assert f"{shards[1].name} is missing, which model.safetensors.index.json names" in refused(
-        capsys, pieces, refused_out
-    )
+    missing = f"{shards[1].name} is missing, which model.safetensors.index.json names"
+    assert missing in refused(capsys, pieces, refused_out)
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError("Cannot allocate memory")])
@@ -297,10 +257,8 @@ def test_weights_that_cannot_be_mapped_are_refused(error, folders, tmp_path, cap
 def test_broken_folders_are_refused(folders, tmp_path, capsys):
     out = tmp_path / "out" / "model.pt"
     assert "is not a directory" in refused(capsys, tmp_path / "nowhere", out)
-    for missing, message in (
-        ("config.json", "config.json is missing"),
-        ("model.safetensors", "neither model.safetensors"),
-    ):
+    messages = {"config.json": "config.json is missing", "model.safetensors": "neither model.safetensors"}
+    for missing, message in messages.items():
         shutil.copytree(folders / "mpnet", tmp_path / missing)
         (tmp_path / missing / missing).unlink()
         assert message in refused(capsys, tmp_path / missing, out)
@@ -320,15 +278,14 @@ def test_existing_files_are_not_overwritten(folders, tmp_path, capsys):
     (tmp_path / "old.pt").touch()
     assert "old.pt exists" in refused(capsys, folders / "mpnet", tmp_path / "old.pt")
     write_tokenizer(tmp_path / "tokenizer", "roberta")
-    assert "holds another tokenizer" in refused(capsys, folders / "bert", tmp_path / "model.pt", "--arch", "amos_tiny")
+    assert "holds another tokenizer" in refused(capsys, folders / "bert", tmp_path / "model.pt", *TINY)
     assert "must end in .pt" in refused(capsys, folders / "bert", tmp_path / "model")
-    base = ["--arch", "electra_base"]  # a generator of a third of the width, which is 16 here
-    assert "with --arch electra_base for what it lacks" in refused(
-        capsys, folders / "electra", tmp_path / "a.pt", *base
-    )
-    assert "is not an architecture of this package" in refused(
-        capsys, folders / "bert", tmp_path / "a.pt", "--arch", "bert_base"
-    )
+    out = tmp_path / "a.pt"
+    # A generator of a third of the width, which is 16 here.
+    line = refused(capsys, folders / "electra", out, "--arch", "electra_base")
+    assert "with --arch electra_base for what it lacks" in line
+    line = refused(capsys, folders / "bert", out, "--arch", "bert_base")
+    assert "is not an architecture of this package" in line
 
 
 @pytest.mark.parametrize("limit", [100, 20_000])
@@ -336,24 +293,21 @@ def test_a_full_disk_leaves_nothing(limit, folders, tmp_path, capsys):
     """While the tokenizer is written, and while the checkpoint is written."""
     (tmp_path / "out").mkdir()
     with full_disk(limit):
-        line = refused(capsys, folders / "bert", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+        line = refused(capsys, folders / "bert", tmp_path / "out" / "model.pt", *TINY)
     assert "model.pt cannot be written (File too large): make room" in line
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_generator_of_another_model_is_refused(folders, tmp_path, capsys):
-    electra = ["--arch", "electra_tiny", "--generator"]
-    assert "cannot be used with --arch amos_tiny" in refused(
-        capsys, folders / "electra", tmp_path / "a.pt", "--arch", "amos_tiny", "--generator", folders / "generator"
-    )
-    assert "only two ELECTRA models" in refused(
-        capsys, folders / "electra", tmp_path / "a.pt", *electra, folders / "bert"
-    )
+    command, electra = [folders / "electra", tmp_path / "a.pt"], ["--arch", "electra_tiny", "--generator"]
+    line = refused(capsys, *command, *TINY, "--generator", folders / "generator")
+    assert "cannot be used with --arch amos_tiny" in line
+    assert "only two ELECTRA models" in refused(capsys, *command, *electra, folders / "bert")
     shutil.copytree(folders / "generator", tmp_path / "other")
     weights = load_file(tmp_path / "other" / "model.safetensors")
     weights["electra.embeddings.position_embeddings.weight"] += 1
     save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
-    line = refused(capsys, folders / "electra", tmp_path / "a.pt", *electra, tmp_path / "other")
+    line = refused(capsys, *command, *electra, tmp_path / "other")
     assert "encoder.embed_positions.weight differ from the discriminator's" in line
 
 
@@ -366,7 +320,7 @@ def test_vocabulary_without_mask_or_padding(folders, tmp_path, capsys):
         path = tmp_path / role / "tokenizer.json"
         token = {"mask_token": "<mask>", "pad_token": "<pad>"}[role]
         path.write_text(path.read_text().replace(json.dumps(token), json.dumps("<other>")))
-    run_import(tmp_path / "mask_token", tmp_path / "out" / "model.pt", "--arch", "amos_tiny")
+    run_import(tmp_path / "mask_token", tmp_path / "out" / "model.pt", *TINY)
     assert "no <mask>: that row of the vocabulary is newly initialized" in capsys.readouterr().out
     assert row_map(load_tokenizer(tmp_path / "out" / "tokenizer"))[-1] == ABSENT
     assert "no token in the role of <pad>" in refused(capsys, tmp_path / "pad_token", tmp_path / "b.pt")
@@ -374,4 +328,4 @@ def test_vocabulary_without_mask_or_padding(folders, tmp_path, capsys):
 
 def test_tokens_without_a_row_in_the_model_are_refused(tmp_path, capsys):
     write_model(tmp_path / "in", "bert", "BertModel", padded_rows=-2)
-    assert "rows of vocabulary" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", "--arch", "amos_tiny")
+    assert "rows of vocabulary" in refused(capsys, tmp_path / "in", tmp_path / "a.pt", *TINY)

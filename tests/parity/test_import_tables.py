@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from hugging_face_folders import TOLERANCE
+from small_models import encoder_config
 from torch import nn
 
 from amos_fairseq.errors import UserError
@@ -18,28 +19,15 @@ PARTS = [(family, part) for family, table in FAMILIES.items() if family != CUSTO
 
 
 def config_of(**changes) -> TransformerConfig:
-    settings = {
-        "num_layers": 2,
-        "width": 12,
-        "ffn_width": 20,
-        "num_heads": 3,
-        "max_positions": LONGEST,
-        "layer_norm_eps": 1e-5,
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "activation_dropout": 0.0,
-        "position_scheme": "none",
-        "position_buckets": 32,
-        "position_max_distance": 128,
-    }
-    return TransformerConfig(**(settings | changes))
+    sizes = {"num_layers": 2, "width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": LONGEST}
+    positions = {"position_scheme": "none", "position_buckets": 32, "position_max_distance": 128}
+    return encoder_config(**(sizes | positions | changes))
 
 
 def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.Module:
     """One of their classes with random values everywhere, except in rows of positions that they never use."""
-    config = hugging_face_config(
-        family, config_of(**changes), ROWS, pad_token_id=0 if family in ("bert", "electra") else 1
-    )
+    pad = 0 if family in ("bert", "electra") else 1
+    config = hugging_face_config(family, config_of(**changes), ROWS, pad_token_id=pad)
     bare = {"add_pooling_layer": False} if part == PartKind.ENCODER and family != "electra" else {}
     torch.manual_seed(seed)
     model = getattr(transformers, class_name(family, part))(config, **bare).eval()
@@ -89,12 +77,10 @@ def test_hidden_states_agree(family, changes):
     tokens = torch.randint(2, ROWS, (len(lengths), LONGEST))
     for row, length in enumerate(lengths):
         tokens[row, length:] = pad
-    types = torch.randint(0, max(1, changes.get("num_token_types", 0)), tokens.shape)
-    given = {} if family == "mpnet" else {"token_type_ids": types}
+    types = None if family == "mpnet" else torch.randint(0, changes["num_token_types"], tokens.shape)
+    given = {} if types is None else {"token_type_ids": types}
     expected = theirs(tokens, attention_mask=tokens.ne(pad).long(), output_hidden_states=True, **given).hidden_states
-    ours = encoder(
-        weights["embed_tokens.weight"][tokens], tokens.eq(pad), token_types=None if family == "mpnet" else types
-    )
+    ours = encoder(weights["embed_tokens.weight"][tokens], tokens.eq(pad), token_types=types)
     real = tokens.ne(pad)
     for depth, (a, b) in enumerate(zip(ours, expected[1:], strict=True), start=1):
         assert (a[real] - b[real]).abs().max() < TOLERANCE * b[real].abs().max(), f"layer {depth}"
@@ -103,12 +89,9 @@ def test_hidden_states_agree(family, changes):
 def test_unexpected_keys_are_reported():
     config = hugging_face_config("bert", config_of(), ROWS)
     theirs = transformers.BertForPreTraining(config).state_dict()
-    assert from_hugging_face("bert", theirs, [PartKind.MASKED_LM]).unexpected_keys == [
-        "bert.pooler.dense.bias",
-        "bert.pooler.dense.weight",
-        "cls.seq_relationship.bias",
-        "cls.seq_relationship.weight",
-    ]
+    modules = ("bert.pooler.dense", "cls.seq_relationship")
+    unexpected = [f"{name}.{kind}" for name in modules for kind in ("bias", "weight")]
+    assert from_hugging_face("bert", theirs, [PartKind.MASKED_LM]).unexpected_keys == unexpected
     assert "cls.predictions.transform.dense.weight" in from_hugging_face("bert", theirs).unexpected_keys
     # The decoder equals the embeddings.
     assert "cls.predictions.decoder.weight" not in from_hugging_face("bert", theirs).unexpected_keys
@@ -158,11 +141,7 @@ def test_families_of_an_encoder():
     assert families_of(PartKind.ENCODER, config_of(embedding_width=8))[0] == "electra"
     assert families_of(PartKind.ENCODER, config_of(position_scheme="t5"))[0] == "mpnet"
     assert families_of(PartKind.ENCODER, config_of(position_scheme="amos", position_buckets=64))[0] == CUSTOM
-    for setting in (
-        ("position_buckets", 64),
-        ("position_max_distance", 64),
-        ("num_token_types", 2),
-        ("embedding_width", 8),
-    ):
+    sizes = {"position_buckets": 64, "position_max_distance": 64, "num_token_types": 2, "embedding_width": 8}
+    for name, value in sizes.items():
         with pytest.raises(UserError, match="cannot be exported"):
-            families_of(PartKind.ENCODER, config_of(position_scheme="t5", **dict([setting])))
+            families_of(PartKind.ENCODER, config_of(position_scheme="t5", **{name: value}))

@@ -1,5 +1,7 @@
 """Our heads with Hugging Face's weights: MPNet's question answering, and the module of its XLNet."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -17,10 +19,8 @@ def states():
 
 
 def test_independent_head_is_qa_outputs(states):
-    config = transformers.MPNetConfig(
-        vocab_size=30, hidden_size=D, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    theirs = transformers.MPNetForQuestionAnswering(config).qa_outputs
+    sizes = {"vocab_size": 30, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    theirs = transformers.MPNetForQuestionAnswering(transformers.MPNetConfig(hidden_size=D, **sizes)).qa_outputs
     ours = IndependentSpanHead(D)
     ours.output.load_state_dict(theirs.state_dict())
     mask = torch.ones(B, T, dtype=torch.bool)
@@ -37,25 +37,17 @@ def xlnet():
 
     config = transformers.XLNetConfig(d_model=D, n_head=2, layer_norm_eps=1e-5)
     torch.manual_seed(3)
-    return (
-        modeling_xlnet.XLNetPoolerStartLogits(config).eval(),
-        modeling_xlnet.XLNetPoolerEndLogits(config).eval(),
-        modeling_xlnet.XLNetPoolerAnswerClass(config).eval(),
-    )
+    parts = ("StartLogits", "EndLogits", "AnswerClass")
+    return [getattr(modeling_xlnet, f"XLNetPooler{name}")(config).eval() for name in parts]
 
 
 def joint_head_of(xlnet) -> JointSpanHead:
     start, end, answer_class = xlnet
     head = JointSpanHead(D, dropout=0.1, layer_norm_eps=1e-5).eval()
-    for ours, theirs in (
-        (head.start, start.dense),
-        (head.end_dense, end.dense_0),
-        (head.end_norm, end.LayerNorm),
-        (head.end, end.dense_1),
-        (head.answerable_dense, answer_class.dense_0),
-        (head.answerable, answer_class.dense_1),
-    ):
-        ours.load_state_dict(theirs.state_dict())
+    theirs = {"start": start.dense, "end_dense": end.dense_0, "end_norm": end.LayerNorm, "end": end.dense_1}
+    theirs |= {"answerable_dense": answer_class.dense_0, "answerable": answer_class.dense_1}
+    for name, module in theirs.items():
+        getattr(head, name).load_state_dict(module.state_dict())
     return head
 
 
@@ -86,14 +78,11 @@ def test_joint_head_at_inference_is_xlnets_beam(xlnet, states):
     end_top_p, end_top = end_p.topk(5, dim=1)  # [B,5 ends,5 starts]
     candidates = head(states, mask).candidates
     for window in range(B):
-        expected = {
-            (int(top[window, s]), int(end_top[window, e, s])): float(
-                top_p[window, s].log() + end_top_p[window, e, s].log()
-            )
-            for s in range(5)
-            for e in range(5)
-        }
-        expected = {pair: score for pair, score in expected.items() if 0 not in pair}
+        expected = {}
+        for s, e in itertools.product(range(5), repeat=2):
+            pair = int(top[window, s]), int(end_top[window, e, s])
+            if 0 not in pair:
+                expected[pair] = float(top_p[window, s].log() + end_top_p[window, e, s].log())
         rows = zip(*(part[window].tolist() for part in candidates[:3]), strict=True)
         assert {(a, b): score for a, b, score in rows if score > -1e30} == pytest.approx(expected, abs=TOLERANCE)
     expected_start = torch.einsum("bt,btd->bd", start_p, states)

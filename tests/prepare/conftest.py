@@ -9,7 +9,6 @@ from synthetic_glue import write_glue_tokenizer, write_raw_glue
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Text and JSON lines, as the arguments of a command."""
     directory = tmp_path_factory.mktemp("inputs")
     return [
         str(write_text(directory / "one.txt", DOCUMENTS[: len(DOCUMENTS) // 3])),
@@ -33,7 +32,6 @@ def refused(capsys):
 
 @pytest.fixture(scope="session")
 def glue(tmp_path_factory):
-    """A directory with all raw GLUE files."""
     return write_raw_glue(tmp_path_factory.mktemp("glue"))
 
 

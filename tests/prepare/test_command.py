@@ -48,7 +48,6 @@ def test_wrong_numbers_of_arguments(capsys, arguments):
 
 
 def test_help(capsys):
-    """The kinds, and the defaults of each."""
     pages = {}
     for kind in ([], ["text"], ["glue"], ["glue-download"], ["squad"], ["tagging"], ["probing"]):
         with pytest.raises(SystemExit, match="0"):

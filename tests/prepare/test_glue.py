@@ -27,9 +27,8 @@ def task_record(out: Path, task: str) -> dict:
 
 
 def stock_task(out: Path, name: str) -> SentencePredictionTask:
-    regression = name == "STS-B"
-    config = SentencePredictionConfig(data=str(out / name), num_classes=TASKS[name].num_classes, init_token=0)
-    config.regression_target, config.no_shuffle, config.seed = regression, True, 1
+    settings = {"init_token": 0, "regression_target": name == "STS-B", "no_shuffle": True, "seed": 1}
+    config = SentencePredictionConfig(data=str(out / name), num_classes=TASKS[name].num_classes, **settings)
     return SentencePredictionTask.setup_task(config)
 
 
@@ -91,9 +90,8 @@ def test_dictionaries_and_tokenizer_are_copies(prepared_glue, glue_tokenizer):
     assert {path.read_bytes() for path in prepared_glue.glob("*/input*/dict.txt")} == {dictionary}
     assert directory_sha256(prepared_glue / "tokenizer") == directory_sha256(glue_tokenizer)
     assert (prepared_glue / "AX" / "label" / "dict.txt").read_text() == "entailment 1\nneutral 1\ncontradiction 1\n"
-    assert not [
-        path for path in prepared_glue.rglob("*") if path.suffix in (".pieces", ".log") or path.name == ".prepare"
-    ]
+    assert not [path for path in prepared_glue.rglob("*") if path.suffix in (".pieces", ".log", ".prepare")]
+    assert not list(prepared_glue.rglob(".prepare"))
 
 
 def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path, capsys):
@@ -101,7 +99,7 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
     files = write_raw_glue(tmp_path / "glue", "SST-2")
     rows = [" ".join(["@"] * 255), " ".join(["@"] * 256), "The"]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
-    main([str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    main([files, "SST-2", glue_tokenizer, tmp_path / "out", "--workers", "1"])
     facts = task_record(tmp_path / "out", "SST-2")["splits"]["train"]
     assert (facts["longest"], facts["longer_than"]) == (514, {"64": 2, "128": 2, "256": 2, "512": 1})
     assert "(longer: 2 than 64, 2 than 128, 2 than 256, 1 than 512; a model" in capsys.readouterr().err
@@ -109,7 +107,7 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
 
 
 def test_printed_counts_and_notes(glue, glue_tokenizer, tmp_path, capsys):
-    main([str(glue), "qqp", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    main([glue, "qqp", glue_tokenizer, tmp_path / "out", "--workers", "1"])
     printed = capsys.readouterr().err
     assert "QQP train: 3 rows; longest" in printed
     assert "QQP train: 3 broken lines of train.tsv skipped (lines 3, 4, 5)" in printed
@@ -121,7 +119,7 @@ def test_absent_tasks_and_compressed_files(glue, prepared_glue, glue_tokenizer, 
     for path in files.glob("RTE/*.tsv"):
         path.with_suffix(".tsv.xz").write_bytes(lzma.compress(path.read_bytes()))
         path.unlink()
-    main([str(files), "ALL", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"])
+    main([files, "ALL", glue_tokenizer, tmp_path / "out", "--workers", "1"])
     assert "so not prepared: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, AX" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"RTE", "WNLI", "tokenizer"}
     for path in (prepared_glue / "RTE").rglob("*.*"):
@@ -136,7 +134,7 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     chosen = {}
     for seed in ("1", "1", "2"):
-        command = [str(files), "SST-2", str(glue_tokenizer), str(tmp_path / "out"), "--workers", "1"]
+        command = [files, "SST-2", glue_tokenizer, tmp_path / "out", "--workers", "1"]
         main([*command, "--max-train-rows", "50", "--seed", seed])
         texts = [text for (text,) in decoded_texts(tmp_path / "out", "SST-2", "train")]
         assert texts == sorted(texts, key=rows.index)
@@ -172,7 +170,7 @@ def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_pat
 
     def redone(*flags: str) -> set:
         before = {task: (out / task).stat().st_ino for task in ("RTE", "WNLI") if (out / task).exists()}
-        main([str(files), "RTE,WNLI", str(glue_tokenizer), str(out), "--workers", "1", *flags])
+        main([files, "RTE,WNLI", glue_tokenizer, out, "--workers", "1", *flags])
         return {task for task in ("RTE", "WNLI") if (out / task).stat().st_ino != before.get(task)}
 
     assert redone() == {"RTE", "WNLI"}

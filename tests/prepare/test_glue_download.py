@@ -38,6 +38,14 @@ def make_archive(entries: dict[str, str]) -> bytes:
     return stream.getvalue()
 
 
+def rte_with(entries: dict[str, str]) -> bytes:
+    return make_archive(RTE | entries)
+
+
+def rte_without(name: str) -> bytes:
+    return make_archive({other: text for other, text in RTE.items() if other != name})
+
+
 class Server:
     """``files`` by path; ``failures``: what happens to the first requests (a status, or "cut": half of the content).
 
@@ -138,10 +146,7 @@ def run(server, out: Path, *arguments: str) -> None:
 
 
 def refused(capsys, server, out: Path, *arguments: object) -> str:
-    def main(given: list[str]) -> None:
-        run(server, out, *given)
-
-    return error_line(capsys, main, *arguments, reports_progress=True)
+    return error_line(capsys, lambda given: run(server, out, *given), *arguments, reports_progress=True)
 
 
 def test_all_tasks_are_written(server, tmp_path, capsys):
@@ -246,7 +251,7 @@ def test_refused_connection(tmp_path, capsys):
 
 
 def test_other_content_is_refused_unless_accepted(server, tmp_path, capsys):
-    server.files[RTE_PATH] = make_archive({**RTE, "RTE/readme.txt": "changed"})
+    server.files[RTE_PATH] = rte_with({"RTE/readme.txt": "changed"})
     line = refused(capsys, server, tmp_path / "glue", "RTE")
     assert f"is not the published {REMOTE_FILES['RTE'][0].sha256}" in line
     assert "--accept-other-hashes" in line
@@ -257,7 +262,7 @@ def test_other_content_is_refused_unless_accepted(server, tmp_path, capsys):
 
 def linked() -> bytes:
     """An archive whose licence is a symbolic link to a file of the system."""
-    stream = io.BytesIO(make_archive({name: text for name, text in RTE.items() if name != "RTE/readme.txt"}))
+    stream = io.BytesIO(rte_without("RTE/readme.txt"))
     with zipfile.ZipFile(stream, "a") as archive:
         entry = zipfile.ZipInfo("RTE/readme.txt")
         entry.external_attr = (stat.S_IFLNK | 0o777) << 16
@@ -267,7 +272,7 @@ def linked() -> bytes:
 
 def compressed_by(method: int) -> bytes:
     """An archive whose licence is compressed by a method that zipfile decompresses in parts of any size."""
-    stream = io.BytesIO(make_archive({name: text for name, text in RTE.items() if name != "RTE/readme.txt"}))
+    stream = io.BytesIO(rte_without("RTE/readme.txt"))
     with zipfile.ZipFile(stream, "a", method) as archive:
         archive.writestr("RTE/readme.txt", bytes(10**6))
     return stream.getvalue()
@@ -285,38 +290,29 @@ def with_size(declared: int) -> bytes:
 
 def damaged() -> bytes:
     """An archive with one wrong byte, which its own checksum shows."""
-    content = bytearray(make_archive({**RTE, "RTE/train.tsv": RTE["RTE/train.tsv"] + "x" * 1000}))
+    content = bytearray(rte_with({"RTE/train.tsv": RTE["RTE/train.tsv"] + "x" * 1000}))
     content[60] ^= 0xFF
     return bytes(content)
 
 
 MALICIOUS = {
-    "above": (lambda: make_archive({**RTE, "../evil.txt": "evil"}), "'../evil.txt' leads out of the archive"),
-    "inside above": (lambda: make_archive({**RTE, "RTE/../../evil.txt": "evil"}), "leads out of the archive"),
-    "absolute": (lambda: make_archive({**RTE, "/evil.txt": "evil"}), "leads out of the archive"),
-    "drive": (lambda: make_archive({**RTE, "C:evil.txt": "evil"}), "leads out of the archive"),
+    "above": (lambda: rte_with({"../evil.txt": "evil"}), "'../evil.txt' leads out of the archive"),
+    "inside above": (lambda: rte_with({"RTE/../../evil.txt": "evil"}), "leads out of the archive"),
+    "absolute": (lambda: rte_with({"/evil.txt": "evil"}), "leads out of the archive"),
+    "drive": (lambda: rte_with({"C:evil.txt": "evil"}), "leads out of the archive"),
     "link": (linked, "leads out of the archive"),
     "bzip2": (lambda: compressed_by(zipfile.ZIP_BZIP2), "'RTE/readme.txt' is not compressed by deflate"),
     "lzma": (lambda: compressed_by(zipfile.ZIP_LZMA), "'RTE/readme.txt' is not compressed by deflate"),
     "larger than declared": (lambda: with_size(3), "is not a complete ZIP archive (Bad CRC-32"),
     "declared as 3 GiB": (lambda: with_size(3 << 30), "its files would take 3,072 MiB"),
-    "many files": (
-        lambda: make_archive({**RTE, **{f"RTE/{number}.txt": "x" * 2**20 for number in range(1025)}}),
-        "its files would take 1,025 MiB",
-    ),
-    "control characters": (
-        lambda: make_archive({**RTE, "RTE/a\x1b[2J.txt": "x"}),
-        "a character that cannot be printed",
-    ),
-    "long name": (lambda: make_archive({**RTE, f"RTE/{'x' * 10**4}.txt": "x"}), "has 10,008 characters"),
+    "many files": (lambda: rte_with({f"RTE/{i}.txt": "x" * 2**20 for i in range(1025)}), "would take 1,025 MiB"),
+    "control characters": (lambda: rte_with({"RTE/a\x1b[2J.txt": "x"}), "a character that cannot be printed"),
+    "long name": (lambda: rte_with({f"RTE/{'x' * 10**4}.txt": "x"}), "has 10,008 characters"),
     "no archive": (lambda: b"<html>not here</html>", "is not a complete ZIP archive"),
     "cut": (lambda: make_archive(RTE)[:-30], "is not a complete ZIP archive"),
     "damaged": (damaged, "is not a complete ZIP archive"),
     "another task": (lambda: make_archive({"CoLA/train.tsv": "x"}), "contains no RTE/train.tsv"),
-    "without test": (
-        lambda: make_archive({k: v for k, v in RTE.items() if "test" not in k}),
-        "contains no RTE/test.tsv",
-    ),
+    "without test": (lambda: rte_without("RTE/test.tsv"), "contains no RTE/test.tsv"),
 }
 
 

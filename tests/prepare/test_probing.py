@@ -47,7 +47,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     out = tmp_path / "out"
     flags = ["--treebank", treebank, treebank, treebank, "--chunks", chunks, chunks]
     flags += ["--relations", relations, relations, relations]
-    main([str(argument) for argument in (out, *flags)])
+    main([out, *flags])
 
     (sentence,) = records(out / "pos" / "test.jsonl")
     assert sentence["text"] == "I 'm at Ann 's"
@@ -61,13 +61,8 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     ]
     held_out, kept, test = (records(out / "chunks" / f"{split}.jsonl") for split in ("valid", "train", "test"))
     assert (len(held_out), len(kept), len(test)) == (2, 18, 20)
-    assert [(target["span1"], target["label"]) for target in test[0]["targets"]] == [
-        ([0, 1], "NP"),
-        ([1, 2], "VP"),
-        ([2, 5], "NP"),
-        ([5, 6], "NP"),
-        ([7, 8], "ADVP"),
-    ]
+    expected = [([0, 1], "NP"), ([1, 2], "VP"), ([2, 5], "NP"), ([5, 6], "NP"), ([7, 8], "ADVP")]
+    assert [(target["span1"], target["label"]) for target in test[0]["targets"]] == expected
     first, second = records(out / "relations" / "valid.jsonl")
     assert first["text"] == "A fire , which oil tanks -makers fear."
     assert first["targets"] == [{"span1": [1, 2], "span2": [4, 6], "label": "Cause-Effect(e1,e2)"}]
@@ -76,7 +71,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert "dependencies: 4 labels; targets: train 4 in 1 texts" in capsys.readouterr().err
     for name in ("pos", "dependencies", "chunks", "relations"):
         assert read_task(out, name).splits.keys() == {"train", "valid", "test"}
-    main([str(argument) for argument in (out, *flags)])
+    main([out, *flags])
     assert "finished already" in capsys.readouterr().err
     other = error_line(capsys, main, out, "--chunks", chunks, chunks)
     assert "made with other files" in other
@@ -85,7 +80,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
 def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
     """A no-break space inside a word, and as a word: the text has as many words as the sentence."""
     treebank = write(tmp_path, "ud.conllu", CONLLU.replace("\t'm\t", "\t\u00a0\t").replace("\tAnn\t", "\tA\u00a0nn\t"))
-    main([str(argument) for argument in (tmp_path / "out", "--treebank", treebank, treebank, treebank)])
+    main([tmp_path / "out", "--treebank", treebank, treebank, treebank])
     (example,) = read_task(tmp_path / "out", "pos").splits["test"]
     assert example.words == ["I", "_", "at", "Ann", "'s"]
 
@@ -114,9 +109,9 @@ def test_bad_files_are_one_line_and_nothing_is_left(tmp_path: Path, capsys, flag
 def test_wrong_flags_are_one_line(tmp_path: Path, capsys):
     assert "nothing to convert" in error_line(capsys, main, tmp_path / "out")
     path = write(tmp_path, "file.txt", CHUNKS)
-    assert "takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not 1" in error_line(
-        capsys, main, tmp_path / "out", "--chunks", path
-    )
-    assert "no such file" in error_line(capsys, main, tmp_path / "out", "--chunks", path, tmp_path / "x")
-    short = error_line(capsys, main, tmp_path / "out", "--chunks", path, path)
-    assert "gives no target for the valid split: give a longer file" in short
+    for files, message in (
+        ([path], "takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not 1"),
+        ([path, tmp_path / "x"], "no such file"),
+        ([path, path], "gives no target for the valid split: give a longer file"),
+    ):
+        assert message in error_line(capsys, main, tmp_path / "out", "--chunks", *files)

@@ -45,15 +45,14 @@ def test_files_have_every_question_and_paragraph(data):
     for name in ("train", "valid"):
         split = SquadSplit(data, name)
         asked = [(number, q) for number, paragraph in enumerate(paragraphs) for q in paragraph["qas"]]
-        assert [(e.context, e.id, e.is_impossible) for e in split.examples] == [
-            (number, q["id"], q["is_impossible"]) for number, q in asked
-        ]
-        for index, (_, q) in enumerate(asked):
+        assert len(split.examples) == len(asked)
+        for index, (number, q) in enumerate(asked):
+            example = split.examples[index]
+            assert (example.context, example.id, example.is_impossible) == (number, q["id"], q["is_impossible"])
             expected = [dictionary.index(piece) for piece in tokenizer.encode(q["question"])]
             assert split.questions[index].tolist() == expected
-            assert [(a.text, a.start) for a in split.examples[index].answers] == [
-                (a["text"], a["answer_start"]) for a in q["answers"]
-            ]
+            answers = [{"text": answer.text, "answer_start": answer.start} for answer in example.answers]
+            assert answers == q["answers"]
         assert split.texts == [paragraph["context"] for paragraph in paragraphs]
         assert len(split.contexts) == len(paragraphs)
         for number, text in enumerate(split.texts):
@@ -68,10 +67,8 @@ def test_answers_cut_by_their_tokens(data):
     for example in split.examples:
         starts, ends = split.offsets(example.context)
         for answer in example.answers:
-            assert (
-                split.texts[example.context][starts[answer.tokens[0]] : ends[answer.tokens[1]]].rstrip(".")
-                == answer.text
-            )
+            first, last = answer.tokens
+            assert split.texts[example.context][starts[first] : ends[last]].rstrip(".") == answer.text
         assert (example.target is None) == example.is_impossible
 
 
@@ -87,22 +84,22 @@ def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
     assert len(SquadSplit(copy, "valid")) == len(SquadSplit(data, "valid"))
     (copy / "squad.json").unlink()
     (copy / "valid.examples.jsonl").write_text('{"id": 5}\n')
-    with pytest.raises(
-        UserError, match=r"examples\.jsonl is damaged \(answers is None, not a list\): prepare the data again"
-    ):
+    with pytest.raises(UserError, match=r"examples\.jsonl is damaged \(answers is None, not a list\): prepare the"):
         SquadSplit(copy, "valid")
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("context", 10**6), ("tokens", [0, 10**6]), ("tokens", [1, 0]), ("tokens", [-1, 0])]
-)
-def test_answers_outside_of_their_context_are_refused(data, tmp_path, field, value):
+@pytest.mark.parametrize("value", [10**6, [0, 10**6], [1, 0], [-1, 0]])
+def test_answers_outside_of_their_context_are_refused(data, tmp_path, value):
+    """The number of a context, or tokens."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     (copy / "squad.json").unlink()  # the hashes
     examples = [json.loads(line) for line in (copy / "train.examples.jsonl").read_text().splitlines()]
     example = next(example for example in examples if example["answers"])
-    (example if field == "context" else example["answers"][0])[field] = value
+    if isinstance(value, int):
+        example["context"] = value
+    else:
+        example["answers"][0]["tokens"] = value
     (copy / "train.examples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in examples))
     with pytest.raises(UserError, match=r"train\.examples\.jsonl is damaged \(.*\): prepare the data again"):
         SquadSplit(copy, "train")
@@ -110,14 +107,11 @@ def test_answers_outside_of_their_context_are_refused(data, tmp_path, field, val
 
 def test_file_names_and_dtype(data):
     names = {path.name for path in data.iterdir()}
-    arrays = {
-        f"{s}.{n}.{e}"
-        for s in ("train", "valid")
-        for n in ("question", "context", "context_start", "context_end")
-        for e in ("bin", "idx")
-    }
-    lines = {f"{s}.{n}.jsonl" for s in ("train", "valid") for n in ("examples", "contexts")}
-    assert names == arrays | lines | {"dict.txt", "tokenizer", "squad.json"}
+    arrays = ("question", "context", "context_start", "context_end")
+    of_split = {f"{name}.{extension}" for name in arrays for extension in ("bin", "idx")}
+    of_split |= {"examples.jsonl", "contexts.jsonl"}
+    shared = {"dict.txt", "tokenizer", "squad.json"}
+    assert names == {f"{split}.{name}" for split in ("train", "valid") for name in of_split} | shared
     assert (data / "train.question.bin").stat().st_size == 2 * int(SquadSplit(data, "train").questions.sizes.sum())
     assert (data / "dict.txt").read_bytes() == (data / "tokenizer" / "dict.txt").read_bytes()
 
@@ -184,7 +178,7 @@ def test_compressed_files_and_a_bare_tokenizer(tmp_path):
     (tmp_path / "dev.json.gz").write_bytes(gzip.compress(text))
     train_wordpiece(tmp_path / "tokenizer", [p["context"] for p in SQUAD["data"][0]["paragraphs"]])
     command = [tmp_path / "train.json.xz", tmp_path / "dev.json.gz", tmp_path / "tokenizer", tmp_path / "out"]
-    main([str(part) for part in command])
+    main(command)
     train, valid = (SquadSplit(tmp_path / "out", name) for name in ("train", "valid"))
     assert train.examples == valid.examples
     assert len(train) == 40
@@ -199,14 +193,14 @@ def test_files_of_a_killed_run_are_removed(data, tmp_path):
     for process in (dead.pid, os.getppid()):
         (tmp_path / f"{prefix}{process}").mkdir()
     source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
-    main([str(part) for part in (source, source, tokenizer, tmp_path / "out")])
+    main([source, source, tokenizer, tmp_path / "out"])
     assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
 
 def test_finished_data_are_unchanged(data, capsys, tmp_path):
     source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    main([str(part) for part in (source, source, tokenizer, data)])
+    main([source, source, tokenizer, data])
     assert "finished already" in capsys.readouterr().err
     assert "made with other settings" in refused(capsys, source, source, tokenizer, data, "--max-train-questions", 3)
     other = write_json(tmp_path / "other.json", make_squad(seed=9))
@@ -243,10 +237,7 @@ FIRST = ["data", 0, "paragraphs", 0]
         (change([*FIRST, "qas", 1, "id"], 7), "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
         (change([*FIRST, "qas", 1, "question"], None), "qas[1].question must be a string, it is missing"),
         (change([*FIRST, "qas", 0, "answers"], None), "qas[0].answers must be a list, it is missing"),
-        (
-            change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"),
-            "answers[1].answer_start must be an integer, it is",
-        ),
+        (change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"), "answers[1].answer_start must be an integer, "),
         (change([*FIRST, "qas", 0, "is_impossible"], "no"), "qas[0].is_impossible must be true or false"),
         (change([*FIRST, "qas", 0, "id"], "p0q1"), "the id p0q1 occurs twice"),
         (change(["data"], []), "holds no questions"),
@@ -265,12 +256,8 @@ def test_other_mistakes_are_one_line(data, tmp_path, capsys):
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
     (tmp_path / "text.json").write_text("no json")
     assert "text.json is not JSON" in refused(capsys, tmp_path / "text.json", source, tokenizer, out)
-    cut = {
-        "gz": gzip.compress,
-        "xz": lzma.compress,
-        "zst": zstandard.compress,
-    }  # zstandard's own reader takes cut files
-    for suffix, compress in cut.items():
+    # zstandard's own reader takes cut files.
+    for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstandard.compress)):
         path = tmp_path / f"cut.json.{suffix}"
         path.write_bytes(compress(source.read_bytes())[:-30])
         assert f"{path.name} is damaged" in refused(capsys, path, source, tokenizer, out)

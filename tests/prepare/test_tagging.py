@@ -37,9 +37,8 @@ def read_back(data: Path) -> list[list[tuple[str, str, str]]]:
 
 
 def test_every_word_has_its_label_and_its_pieces(data):
-    expected = [
-        [(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in make_sentences()
-    ]
+    sentences = make_sentences()
+    expected = [[(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in sentences]
     assert read_back(data) == expected
     manifest = read_tagging_manifest(data)
     assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
@@ -69,48 +68,43 @@ def test_conllu_and_other_columns(data, tmp_path, capsys):
     packed.write_bytes(gzip.compress(source.read_bytes()))
     for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
         out = tmp_path / f"out{len(flags)}"
-        main([*map(str, files), str(data / "tokenizer"), str(out), *flags])
-        assert [[row[2] for row in rows] for rows in read_back(out)] == [
-            [pos for _, pos, _ in rows] for rows in make_sentences()
-        ]
+        main([*files, data / "tokenizer", out, *flags])
+        labels = [[label for _, _, label in rows] for rows in read_back(out)]
+        assert labels == [[pos for _, pos, _ in rows] for rows in make_sentences()]
         assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
     assert "scored by accuracy" in capsys.readouterr().err
     named = ["--columns", "tag,group", "--column", "tag"]
-    main([*map(str, files), str(data / "tokenizer"), str(tmp_path / "named"), *named])
+    main([*files, data / "tokenizer", tmp_path / "named", *named])
     assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
 
 
 def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
     source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
     dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
-    main([str(source), str(dev), str(data / "tokenizer"), str(tmp_path / "out")])
+    main([source, dev, data / "tokenizer", tmp_path / "out"])
     assert f"labels of {dev} that are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
     assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
-    main([str(source), str(source), str(data / "tokenizer"), str(tmp_path / "other")])
+    main([source, source, data / "tokenizer", tmp_path / "other"])
     assert "cannot be learned" not in capsys.readouterr().err
     other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])
-    main([str(source), str(other), str(data / "tokenizer"), str(tmp_path / "classes")])
-    assert (
-        f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in capsys.readouterr().err
-    )
+    main([source, other, data / "tokenizer", tmp_path / "classes"])
+    printed = capsys.readouterr().err
+    assert f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in printed
 
 
-@pytest.mark.parametrize(
-    ("names", "wrong"),
-    [(["x" * 101], "'xxx"), (["../x"], "'../x'"), ([".."], "'..'"), (["a\nb"], "'a\\nb'"), ([""], "''")],
-)
-def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, names, wrong):
+@pytest.mark.parametrize("name", ["x" * 101, "../x", "..", "a\nb", ""])
+def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, name):
     source = data.parent / "train.txt"
-    flags = [f"--columns=pos,{names[0]}", f"--column={names[0]}"]
+    flags = [f"--columns=pos,{name}", f"--column={name}"]
     line = error_line(capsys, main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
-    assert f"--columns: {wrong}" in line
+    assert f"--columns: {name!r}"[:50] in line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
     before = (data / "tagging.json").stat().st_mtime_ns
-    main([source, source, tokenizer, str(data)])
+    main([source, source, tokenizer, data])
     assert "nothing to do" in capsys.readouterr().err
     assert (data / "tagging.json").stat().st_mtime_ns == before
 
@@ -129,9 +123,7 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     broken.write_text(broken.read_text() + "b X\n")
     assert "broken.txt, line 2" in refused(source, broken, tokenizer, tmp_path / "a")
     same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
-    assert "column pos: each word has the label X" in refused(
-        same, source, tokenizer, tmp_path / "a", "--column", "pos"
-    )
+    assert "column pos: each word has the label" in refused(same, source, tokenizer, tmp_path / "a", "--column", "pos")
     assert not (tmp_path / "a").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -12,6 +12,7 @@ from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
 from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
+from tokenizer_text import train_bpe
 
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.prepare import text_encoding
@@ -27,7 +28,7 @@ def corpus(request, inputs, tmp_path_factory):
     """A finished corpus of several shards, made by one process, and the flags that made it."""
     out = tmp_path_factory.mktemp(request.param) / "corpus"
     flags = [*inputs, "--bpe", request.param, *FLAGS]
-    main([*flags, "--out", str(out), "--workers", "1"])
+    main([*flags, "--out", out, "--workers", "1"])
     return out, flags
 
 
@@ -83,14 +84,14 @@ def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
     """Also when the text is split into other ranges."""
     out, flags = corpus
     monkeypatch.setattr(text_encoding.document_ranges, "__defaults__", (3000,))
-    main([*flags, "--out", str(tmp_path / "again"), "--workers", "2"])
+    main([*flags, "--out", tmp_path / "again", "--workers", "2"])
     assert file_bytes(tmp_path / "again") == file_bytes(out)
 
 
 def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     out, flags = corpus
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    main([*flags, "--out", str(out)])
+    main([*flags, "--out", out])
     assert "finished already" in capsys.readouterr().err
     assert "vocab_size = 200, not 201" in refused(*flags, "--vocab-size", "201", "--out", out)
     assert "cased = " in refused(*flags, "--out", out, "--uncased" if "sentencepiece" in flags else "--cased")
@@ -100,7 +101,7 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
 
 def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, capsys):
     out = tmp_path / "corpus"
-    main([*inputs, "--out", str(out), "--vocab-size", "200", "--workers", "1"])
+    main([*inputs, "--out", out, "--vocab-size", "200", "--workers", "1"])
     names = {path.name for path in out.iterdir()}
     assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
     assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
@@ -111,7 +112,7 @@ def test_existing_tokenizer(corpus, inputs, tmp_path):
     """The tokenizer of one corpus binarizes another text."""
     out, _ = corpus
     other = tmp_path / "other"
-    main([inputs[1], "--out", str(other), "--tokenizer", str(out / "tokenizer"), "--workers", "1"])
+    main([inputs[1], "--out", other, "--tokenizer", out / "tokenizer", "--workers", "1"])
     assert (other / "dict.txt").read_bytes() == (out / "tokenizer" / "dict.txt").read_bytes()
     found = read_binarized(other / "train") + read_binarized(other / "valid")
     assert Counter(found) == encode_naively(out, DOCUMENTS[len(DOCUMENTS) // 3 :])
@@ -120,20 +121,9 @@ def test_existing_tokenizer(corpus, inputs, tmp_path):
 def test_sentencepiece_model_of_a_user(inputs, tmp_path):
     """Converted once: the corpus has SentencePiece's own ids, after fairseq's four symbols."""
     lines = [paragraph for document in DOCUMENTS for paragraph in document]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_prefix=str(tmp_path / "given"),
-        model_type="bpe",
-        vocab_size=150,
-        normalization_rule_name="identity",
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-        unk_id=0,
-        minloglevel=2,
-    )
+    (tmp_path / "given.model").write_bytes(train_bpe(lines, 150, normalization_rule_name="identity"))
     out = tmp_path / "corpus"
-    main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given.model"), "--workers", "1"])
+    main([*inputs, "--out", out, "--tokenizer", tmp_path / "given.model", "--workers", "1"])
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))
     found = read_binarized(out / "train") + read_binarized(out / "valid")
     expected = (tuple((*(i + 3 for i in processor.encode(p)), END_ID) for p in document) for document in DOCUMENTS)
@@ -145,7 +135,7 @@ def test_hugging_face_tokenizer(inputs, tmp_path):
 
     library = train_wordpiece(tmp_path / "given", [p for document in DOCUMENTS for p in document])
     out = tmp_path / "corpus"
-    main([*inputs, "--out", str(out), "--tokenizer", str(tmp_path / "given"), "--workers", "1"])
+    main([*inputs, "--out", out, "--tokenizer", tmp_path / "given", "--workers", "1"])
     ids = load_tokenizer(out / "tokenizer").hugging_face_ids
     dictionary = Dictionary.load(str(out / "dict.txt"))
     found = read_binarized(out / "train") + read_binarized(out / "valid")

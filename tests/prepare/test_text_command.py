@@ -21,7 +21,7 @@ def text(directory: Path) -> Path:
 
 def tokenizer_directory(directory: Path) -> Path:
     """A tokenizer as prepare.sh leaves it."""
-    main([str(text(directory)), "--out", str(directory / "made"), "--vocab-size", "150", "--workers", "1"])
+    main([text(directory), "--out", directory / "made", "--vocab-size", "150", "--workers", "1"])
     return directory / "made" / "tokenizer"
 
 
@@ -31,6 +31,10 @@ def mismatched(directory: Path) -> Path:
     first, second, *rest = dictionary.read_text(encoding="utf-8").split("\n")
     dictionary.write_text("\n".join([second, first, *rest]), encoding="utf-8")
     return tokenizer
+
+
+def with_tokenizer(directory: Path, tokenizer: Path) -> list[object]:
+    return [text(directory), "--tokenizer", tokenizer]
 
 
 def written(directory: Path, name: str, content: bytes) -> Path:
@@ -50,30 +54,15 @@ BAD = {
     "too few pieces": (lambda d: [text(d), "--vocab-size", 9], "give at least"),
     "too many codes": (lambda d: [text(d), "--bpe", "fastbpe", "--vocab-size", 9999], "larger than the text allows"),
     "no pieces": (lambda d: [text(d), "--vocab-size", 0], "must be greater than 0"),
-    "no tokenizer": (lambda d: [text(d), "--tokenizer", d / "absent"], "absent is not a directory"),
-    "no model": (lambda d: [text(d), "--tokenizer", d / "absent.model"], "absent.model: no such file"),
-    "broken model": (
-        lambda d: [text(d), "--tokenizer", written(d, "given.model", b"\xff\xfe")],
-        "given.model: not a SentencePiece model",
-    ),
-    "empty tokenizer": (lambda d: [text(d), "--tokenizer", d], "holds no tokenizer"),
-    "broken tokenizer": (
-        lambda d: [text(d), "--tokenizer", written(d, "tokenizer.json", b"{").parent],
-        "is not a usable tokenizer.json",
-    ),
-    "other dictionary": (
-        lambda d: [text(d), "--tokenizer", mismatched(d)],
-        "in the same directory: they differ from line 1 on",
-    ),
-    "both": (
-        lambda d: [text(d), "--tokenizer", tokenizer_directory(d), "--vocab-size", 9],
-        "--vocab-size cannot be combined with --tokenizer",
-    ),
+    "no tokenizer": (lambda d: with_tokenizer(d, d / "absent"), "absent is not a directory"),
+    "no model": (lambda d: with_tokenizer(d, d / "absent.model"), "absent.model: no such file"),
+    "broken model": (lambda d: with_tokenizer(d, written(d, "given.model", b"\xff\xfe")), "not a SentencePiece model"),
+    "empty tokenizer": (lambda d: with_tokenizer(d, d), "holds no tokenizer"),
+    "broken tokenizer": (lambda d: with_tokenizer(d, written(d, "tokenizer.json", b"{").parent), "is not a usable"),
+    "other dictionary": (lambda d: with_tokenizer(d, mismatched(d)), "in the same directory: they differ from line 1"),
+    "both": (lambda d: [*with_tokenizer(d, tokenizer_directory(d)), "--vocab-size", 9], "cannot be combined with"),
     "share": (lambda d: [text(d), "--valid-share", 1], "--valid-share 1.0 must be between 0 and 1"),
-    "shard": (
-        lambda d: [text(d), "--shard-megabytes", 0],
-        "--shard-megabytes 0.0 must be a finite number greater than 0",
-    ),
+    "shard": (lambda d: [text(d), "--shard-megabytes", 0], "--shard-megabytes 0.0 must be a finite number greater th"),
     "workers": (lambda d: [text(d), "--workers", 0], "--workers 0 must be at least 1"),
     "many workers": (lambda d: [text(d), "--workers", 2**31], "too many processes: give at most 1,024"),
     "many pieces": (lambda d: [text(d), "--vocab-size", 2**31], "is too large: give at most 4,194,304"),
@@ -110,11 +99,8 @@ def test_unusable_output_directories_are_refused_and_unchanged(tmp_path, refused
 def test_second_run_on_the_same_directory_is_refused(tmp_path, refused):
     out = tmp_path / "out"
     (out / ".prepare").mkdir(parents=True)
-    lock = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); "
-        "time.sleep(60)"
-    )
-    command = [sys.executable, "-c", lock, str(out / ".prepare" / "lock")]
+    lock = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True)"
+    command = [sys.executable, "-c", f"{lock}; time.sleep(60)", str(out / ".prepare" / "lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         line = refused(text(tmp_path), "--out", out, "--vocab-size", 150)
@@ -180,6 +166,6 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     assert group_is_gone(run.pid)
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
-    main([*flags, "--out", str(out)])
-    main([*flags, "--out", str(tmp_path / "uninterrupted"), "--workers", "1"])
+    main([*flags, "--out", out])
+    main([*flags, "--out", tmp_path / "uninterrupted", "--workers", "1"])
     assert file_bytes(out) == file_bytes(tmp_path / "uninterrupted")

@@ -46,7 +46,7 @@ def test_full_disk(reference, tmp_path, monkeypatch, refused, module, name, part
         assert {path.name for path in out.iterdir()} == {".prepare"}
         found = {path.name for path in (out / ".prepare").iterdir()} - {"identity.json", "lock"}
         assert parts == found - {"shard3", "shard4"}
-    main([*flags, "--out", str(out), "--workers", "2"])
+    main([*flags, "--out", out, "--workers", "2"])
     assert file_bytes(out) == file_bytes(expected)
 
 
@@ -64,9 +64,9 @@ def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
         with pytest.raises(SystemError, match="killed here"):
-            main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
+            main([*flags, "--out", tmp_path / "corpus", "--workers", "1"])
     assert not (tmp_path / "corpus" / "corpus.json").exists()
-    main([*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"])
+    main([*flags, "--out", tmp_path / "corpus", "--workers", "1"])
     assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
 
 
@@ -81,7 +81,7 @@ def test_finished_shards_are_not_written_again(reference, tmp_path, monkeypatch)
         done.append(f"{prefix.parent.name}/{prefix.name}")
         return original(paths, prefix, *arguments)
 
-    command = [*flags, "--out", str(tmp_path / "corpus"), "--workers", "1"]
+    command = [*flags, "--out", tmp_path / "corpus", "--workers", "1"]
     with monkeypatch.context() as patch:
         patch.setattr(text_encoding, "encode_files", encode)
         with pytest.raises(SystemError, match="killed here"):
@@ -101,6 +101,6 @@ def test_unfinished_corpus_of_other_settings_is_refused(inputs, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(text_encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))
         with pytest.raises(SystemError, match="killed here"):
-            main([*inputs, *FLAGS, "--out", str(out)])
+            main([*inputs, *FLAGS, "--out", out])
     assert "unfinished corpus of other inputs or settings" in refused(*inputs, *FLAGS, "--seed", "2", "--out", out)
     assert (out / ".prepare" / "tokenizer" / "dict.txt").is_file()

@@ -43,12 +43,8 @@ def test_smallest_hashes_against_sorting(budget):
     choice = SmallestHashes(budget)
     refused = [document for key, document in offered for document in choice.add(key, document)]
     keys = sorted({key for key, _ in offered})
-    fitting = [
-        number
-        for number in range(1, len(keys) + 1)
-        if number == 1 or sum(len(d) for key, d in offered if key <= keys[number - 1]) <= budget
-    ]
-    expected = [(key, document) for key, document in offered if key <= keys[max(fitting) - 1]]
+    fitting = [last for last in keys if sum(len(d) for key, d in offered if key <= last) <= budget]
+    expected = [(key, document) for key, document in offered if key <= max(fitting, default=keys[0])]
     assert Counter(choice.in_order()) == Counter(expected)
     assert [key for key, _ in choice.in_order()] == sorted(key for key, _ in expected)
     assert Counter(refused) == Counter(d for _, d in offered) - Counter(d for _, d in expected)

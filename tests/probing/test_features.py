@@ -45,25 +45,18 @@ def outputs_of(layer: nn.Module, forward, tokens: Tensor) -> Tensor:
 
 def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
     """The lists of layers of a model by part, named here a second time."""
-    return {
-        "amos": lambda: {"generator": model.generators[0].layers, "discriminator": model.discriminator.layers},
-        "separate": lambda: {
-            "generator_1": model.generators[0].layers,
-            "generator_2": model.generators[1].layers,
-            "discriminator": model.discriminator.layers,
-        },
-        "electra": lambda: {"generator": model.generator.layers, "discriminator": model.discriminator.layers},
-        "teams": lambda: {"generator": model.generator.layers, "discriminator": model.discriminator.layers},
-        "mlm": lambda: {"encoder": model.transformer.layers},
-        "electric": lambda: {"discriminator": model.discriminator.layers},
-        "fine-tuned": lambda: {"encoder": model.encoder.layers},
-    }[objective]()
+    if objective in ("mlm", "fine-tuned"):
+        return {"encoder": (model.transformer if objective == "mlm" else model.encoder).layers}
+    generators = {
+        "amos": lambda: {"generator": model.generators[0].layers},
+        "separate": lambda: {f"generator_{number}": model.generators[number - 1].layers for number in (1, 2)},
+        "electric": dict,
+    }.get(objective, lambda: {"generator": model.generator.layers})
+    return generators() | {"discriminator": model.discriminator.layers}
 
 
-SETTINGS = {
-    "separate": ("amos", {"separate_generators": True, "generator_depths": "1,2"}),
-    "fine-tuned": ("electra", {"classes": 2}),
-}
+SEPARATE = {"separate_generators": True, "generator_depths": "1,2"}
+SETTINGS = {"separate": ("amos", SEPARATE), "fine-tuned": ("electra", {"classes": 2})}
 
 
 @pytest.mark.parametrize("objective", ["amos", "separate", "electra", "teams", "mlm", "electric", "fine-tuned"])
@@ -91,7 +84,7 @@ def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Pat
 
 
 def test_last_layer_of_each_separate_generator(tmp_path: Path):
-    loaded = load_checkpoint(write_run(tmp_path, "amos", separate_generators=True, generator_depths="1,2"))
+    loaded = load_checkpoint(write_run(tmp_path, "amos", **SEPARATE))
     parts = parts_of(loaded.model)
     assert default_parts(parts) == ["generator", "discriminator"]
     assert parts["generator"].layers == {1: (loaded.model.generators[0], 1), 2: (loaded.model.generators[1], 2)}
@@ -163,9 +156,8 @@ def test_damaged_features_are_computed_again(harm: str, checksum: str, tmp_path:
     elif checksum == "adapted":
         checksums.write_text(json.dumps({"train.1.npy": file_sha256(path)}))
     assert torch.equal(compute()["train"][1], expected)
-    assert (
-        capsys.readouterr().err.count(f"probe: the features of x in {folder} are damaged: they are computed again") == 1
-    )
+    notice = f"probe: the features of x in {folder} are damaged: they are computed again"
+    assert capsys.readouterr().err.count(notice) == 1
 
 
 def test_features_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -173,10 +165,7 @@ def test_features_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: py
     loaded = load_checkpoint(write_run(tmp_path / "run"))
     part, encoded = parts_of(loaded.model)["generator"], {"train": encode_split(loaded, EXAMPLES)}
     compute = lambda: stored_features(tmp_path / "out" / "x", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")  # noqa: E731
-    with (
-        full_disk(1000),
-        pytest.raises(UserError, match=r"features of x cannot be written .*File too large.*: make room"),
-    ):
+    with full_disk(1000), pytest.raises(UserError, match=r"features of x cannot be written .*File too large.*: make"):
         compute()
 
     def refuse(descriptor: int, offset: int, size: int) -> None:

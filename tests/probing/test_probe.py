@@ -20,12 +20,8 @@ def naive_pooling(features: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
     for length in LENGTHS:
         span = features[start : start + length].double().tolist()
         weights = [math.exp(sum(w * x for w, x in zip(score.tolist(), piece, strict=True))) for piece in span]
-        pooled.append(
-            [
-                sum(w * piece[d] for w, piece in zip(weights, span, strict=True)) / sum(weights)
-                for d in range(len(span[0]))
-            ]
-        )
+        weighted = [[w * x for x in piece] for w, piece in zip(weights, span, strict=True)]
+        pooled.append([sum(column) / sum(weights) for column in zip(*weighted, strict=True)])
         start += length
     return torch.tensor(pooled)
 
@@ -36,23 +32,16 @@ def test_pooling_equals_a_loop_over_spans_and_starts_at_the_mean():
     torch.testing.assert_close(pooling(pieces), means)
     torch.nn.init.normal_(pooling.score.weight)
     torch.testing.assert_close(pooling(pieces), naive_pooling(pieces.features, pooling.score.weight[0].double()))
-
-
-def test_large_scores_stay_finite():
-    pooling, pieces = SpanPooling(4), made_up_pieces()
     torch.nn.init.constant_(pooling.score.weight, 200.0)
-    pooled = pooling(pieces)
-    assert pooled.isfinite().all()
+    assert pooling(pieces).isfinite().all()
 
 
 def test_linear_probe_equals_its_formula_for_two_spans():
     probe, first, second = Probe(4, num_spans=2, num_labels=3), made_up_pieces(), made_up_pieces(seed=1)
     for parameter in probe.parameters():
         torch.nn.init.normal_(parameter)
-    pooled = [
-        naive_pooling(pieces.features, pooling.score.weight[0].double())
-        for pieces, pooling in zip((first, second), probe.poolings, strict=True)
-    ]
+    scores = [pooling.score.weight[0].double() for pooling in probe.poolings]
+    pooled = [naive_pooling(first.features, scores[0]), naive_pooling(second.features, scores[1])]
     expected = torch.cat(pooled, dim=1) @ probe.output.weight.T + probe.output.bias
     torch.testing.assert_close(probe([first, second]), expected, rtol=1e-5, atol=1e-5)
 

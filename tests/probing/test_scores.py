@@ -16,9 +16,8 @@ def test_micro_f1_equals_scikit_learn():
     more = torch.zeros(50, 1, dtype=torch.bool)
     unseen = more.clone()
     unseen[:2] = True
-    expected = f1_score(
-        torch.cat([labels, unseen], 1).numpy(), torch.cat([predicted, more], 1).numpy(), average="micro"
-    )
+    gold, found = torch.cat([labels, unseen], 1), torch.cat([predicted, more], 1)
+    expected = f1_score(gold.numpy(), found.numpy(), average="micro")
     assert micro_f1(predicted, labels, num_impossible=2) == pytest.approx(expected)
     assert micro_f1(more, more) == 0
 

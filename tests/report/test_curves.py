@@ -25,13 +25,17 @@ def record(split, update, depths=(1, 2), **values):
     return {"split": split, "update": update, "epoch": 0.5, **per_depth, **detection, **train, **values}
 
 
+def write(log, *records):
+    log.write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
 @pytest.fixture
 def save_dir(tmp_path):
     """A run of two depths with a null in the training loss and one validation."""
     directory = tmp_path / "run"
     directory.mkdir()
     records = [record("train", 10), record("train", 20, mlm_loss_2=None), record("train", 30), record("valid", 30)]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    write(directory / "metrics.jsonl", *records)
     return directory
 
 
@@ -62,14 +66,10 @@ def test_each_depth_is_a_training_line_and_validation_markers(save_dir):
     assert colours[0] == colours[1] != colours[2] == colours[3]
 
 
-def test_mixture_entropy_is_not_a_depth(save_dir):
-    runs = plotting.read_curves([save_dir])
-    assert [text.get_text() for text in plotted(runs, "mixture_").get_legend().get_texts()] == ["depth 1", "depth 2"]
-
-
 def test_colours_are_of_depths_and_line_styles_of_runs(save_dir, tmp_path):
+    """The records have the entropy of the mixture too, which is not a depth."""
     other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps(record("train", u, depths=(2, 10))) + "\n" for u in (10, 20)))
+    write(other, *(record("train", update, depths=(2, 10)) for update in (10, 20)))
     runs = plotting.read_curves([save_dir, other])
     ax = plotted(runs, "mixture_")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["depth 1", "depth 2", "depth 10"]
@@ -85,7 +85,7 @@ def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
     for name, entropies in {"same": (5.0, 6.125), "another": (5.5,), "without": (None,)}.items():
         others.append(tmp_path / f"{name}.jsonl")
         values = [{} if entropy is None else {"unigram_entropy": entropy} for entropy in entropies]
-        others[-1].write_text("".join(json.dumps(record("valid", 10, **value)) + "\n" for value in values))
+        write(others[-1], *(record("valid", 10, **value) for value in values))
     with (save_dir / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(record("valid", 40, unigram_entropy=6.125)) + "\n")
     ax = plotted(plotting.read_curves([save_dir, *others]), "mlm_loss_")
@@ -132,7 +132,7 @@ def test_command_prints_the_paths_of_its_figures(save_dir, tmp_path, capsys):
 
 def test_figures_and_notices_of_missing_values(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
-    log.write_text('{"split": "valid", "update": 5, "rtd_auc": 0.7}\n')
+    write(log, {"split": "valid", "update": 5, "rtd_auc": 0.7})
     assert main(["plot", str(log), "--out", str(tmp_path)]) == 0
     assert "MLM loss per generator depth: left out, no run logged mlm_loss\n" in capsys.readouterr().out
     assert not (tmp_path / "mlm_loss.png").exists()
@@ -146,10 +146,8 @@ def test_figures_and_notices_of_missing_values(tmp_path, capsys):
 @pytest.mark.usefixtures("empty_figures")
 def test_panels_of_a_fine_tuning_run(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
-    log.write_text(
-        '{"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9}\n'
-        '{"split": "valid", "update": 5, "loss": 2.5, "spearman": 58.4}\n'
-    )
+    training = {"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9}
+    write(log, training, {"split": "valid", "update": 5, "loss": 2.5, "spearman": 58.4})
     assert main(["plot", str(log), "--out", str(tmp_path / "out")]) == 0
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "loss", "spearman", "learning_rate", "throughput"}
@@ -162,9 +160,7 @@ def test_panels_of_a_fine_tuning_run(tmp_path, capsys):
 def test_panels_of_one_objective_have_only_its_runs(save_dir, tmp_path, capsys):
     """TEAMS beside AMOS: only one run has the curve of the selection, and it is not reported as missing."""
     other = tmp_path / "teams.jsonl"
-    other.write_text(
-        "".join(json.dumps(record("train", u, depths=(3,), mws_loss=u / 10, mws_acc=0.5)) + "\n" for u in (10, 20))
-    )
+    write(other, *(record("train", update, depths=(3,), mws_loss=update / 10, mws_acc=0.5) for update in (10, 20)))
     assert main(["plot", str(save_dir), str(other), "--out", str(tmp_path / "out")]) == 0
     written = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert written == {"overview", "selection_loss", "selection_accuracy", *(p.file_name for p in plotting.PANELS)}

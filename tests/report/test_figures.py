@@ -30,28 +30,22 @@ def test_density_is_a_sum_of_gaussians_reflected_at_zero():
     found = density(values, points)
     assert found == pytest.approx(expected)
     assert np.trapezoid(found, points) == pytest.approx(1, abs=1e-4)
-
-
-def test_equal_values_have_no_density():
-    assert density(np.array([1.5, 1.5]), np.linspace(0, 2, 5)) is None
-    assert density(np.array([]), np.linspace(0, 2, 5)) is None
+    for equal in ([1.5, 1.5], []):
+        assert density(np.array(equal), points) is None
 
 
 def test_each_group_has_a_histogram_a_curve_and_its_mean():
     values = np.array([0.5, 1.0, 3.0])
-    figure = loss_distributions(
-        {"a $run": [LossGroup("depth 1", values), LossGroup("depth 2", np.array([2.0, 2.0]))], "b": []}
-    )
+    groups = [LossGroup("depth 1", values), LossGroup("depth 2", np.array([2.0, 2.0]))]
+    figure = loss_distributions({"a $run": groups, "b": []})
     first, second = figure.axes[:2]
     assert first.get_title() == r" a \$run"
     assert sum(patch.get_height() * patch.get_width() for patch in first.patches[:40]) == pytest.approx(1)
     curve, mean, mean_without_curve = first.get_lines()
     assert len(curve.get_xdata()) == 400
     assert (mean.get_xdata()[0], mean_without_curve.get_xdata()[0]) == (1.5, 2.0)
-    assert [text.get_text() for text in first.get_legend().get_texts()] == [
-        " depth 1, mean 1.50",
-        " depth 2, mean 2.00",
-    ]
+    labels = [text.get_text() for text in first.get_legend().get_texts()]
+    assert labels == [" depth 1, mean 1.50", " depth 2, mean 2.00"]
     assert second.get_lines() == []
 
 
@@ -69,16 +63,10 @@ def results(folder, **scores):
         for task, values in scores.items()
         for seed, value in enumerate(values, start=1)
     ]
-    checkpoint = {"file": "model.pt", "num_updates": 1}
-    content = {
-        "benchmark": "glue",
-        "setup": {"from_scratch": False},
-        "tasks": {},
-        "checkpoint": checkpoint,
-        "notes": [],
-    }
+    content = {"benchmark": "glue", "setup": {"from_scratch": False}, "tasks": {}, "notes": [], "runs": runs}
+    content |= {"checkpoint": {"file": "model.pt", "num_updates": 1}}
     folder.mkdir(exist_ok=True)
-    (folder / "glue.json").write_text(json.dumps(content | {"runs": runs}), encoding="utf-8")
+    (folder / "glue.json").write_text(json.dumps(content), encoding="utf-8")
     return folder / "glue.json"
 
 

@@ -24,6 +24,14 @@ def printed(directory, capsys, monkeypatch) -> tuple[str, str]:
     return capsys.readouterr().out, page.read_text(encoding="utf-8")
 
 
+def inspected(directory, objective: str, top: int = 1, **settings):
+    """An inspection, its model and dictionary, and the tokens [1,T] that the page shows as input."""
+    pretrained = load_checkpoint(write_run(directory, objective, **settings))
+    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top)
+    read = [pretrained.dictionary.index(token.input) for token in inspection.tokens]
+    return inspection, pretrained.model, pretrained.dictionary, torch.tensor([read])
+
+
 @torch.no_grad()
 def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
     """Probabilities by the softmax of its head's output times the token embeddings."""
@@ -55,12 +63,9 @@ def test_mlm_has_predictions_and_no_detection(tmp_path, capsys, monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
 def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_path, capsys, monkeypatch):
-    pretrained = load_checkpoint(write_run(tmp_path, "electric", electric_variant=variant))
-    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
-    model, dictionary = pretrained.model, pretrained.dictionary
+    inspection, model, _, read = inspected(tmp_path, "electric", top=2, electric_variant=variant)
     selected = {masked.position for masked in inspection.masked}
     assert {position for position, token in enumerate(inspection.tokens) if token.is_positive} == selected
-    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
     logits = model.detection_head(model.discriminator(model.embed_tokens(read))[-1])[0]
     scored = {position for position, token in enumerate(read[0].tolist()) if token not in model.vocabulary.special}
     alarms = sum(inspection.tokens[position].flagged for position in scored - selected)
@@ -87,10 +92,8 @@ def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_pa
 @torch.no_grad()
 def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
     settings = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
-    pretrained = load_checkpoint(write_run(tmp_path, "electric", **settings))
-    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
-    tokens = pretrained.tokens(TEXT)
-    log_probs = pretrained.model.token_log_probs(tokens[None])[0].tolist()
+    inspection, model, _, tokens = inspected(tmp_path, "electric", **settings)
+    log_probs = model.token_log_probs(tokens)[0].tolist()
     assert [token.log_prob or 0.0 for token in inspection.tokens] == pytest.approx(log_probs)
     assert [token.input for token in inspection.tokens] == [token.original for token in inspection.tokens]
     out, page = printed(tmp_path, capsys, monkeypatch)
@@ -103,10 +106,7 @@ def test_two_tower_model_scores_every_token(tmp_path, capsys, monkeypatch):
 @torch.no_grad()
 def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
     """Selection computed again from the page: the softmax of the scores of exactly these candidates."""
-    pretrained = load_checkpoint(write_run(tmp_path, "teams"))
-    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
-    model, dictionary = pretrained.model, pretrained.dictionary
-    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
+    inspection, model, dictionary, read = inspected(tmp_path, "teams")
     states = model.mws_head(model.discriminator(model.embed_tokens(read))[-1])[0]
     chosen = 0
     for masked in inspection.masked:
@@ -128,10 +128,7 @@ def test_teams_shows_its_candidates(tmp_path, capsys, monkeypatch):
 @torch.no_grad()
 def test_main_network_that_predicts_tokens(tmp_path, capsys, monkeypatch):
     """All-Tokens MLM: its probability of the original by hand, copying mixed with the softmax of its head."""
-    pretrained = load_checkpoint(write_run(tmp_path, "electra", main_objective="all_tokens_mlm"))
-    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1)
-    model, dictionary = pretrained.model, pretrained.dictionary
-    read = torch.tensor([[dictionary.index(token.input) for token in inspection.tokens]])
+    inspection, model, dictionary, read = inspected(tmp_path, "electra", main_objective="all_tokens_mlm")
     states = model.discriminator(model.embed_tokens(read))[-1][0]
     head = model.token_prediction
     shares = (head.mlm_head(states) @ model.embed_tokens.weight.T + head.mlm_head.bias).softmax(-1)

@@ -1,6 +1,5 @@
 """``amos report`` in the process: the page of small models, parsed; what is left out; mistakes."""
 
-import html.parser
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import pytest
 import torch
 from benchmark_summary import write_summary, write_tagging
 from failures import error_line
+from html_page import Page
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
@@ -19,71 +19,29 @@ from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
 from amos_fairseq.report.runs import cost_of, hardware_of
 
-VOID = {"meta", "br", "img", "link"}
 EVIL = "<script>alert(1)</script>"
 NAME = f"{EVIL}$\\frac$"  # mathematics that matplotlib cannot parse
-RECORD = {
-    "epoch": 0.5,
-    "mlm_loss_1": 5.0,
-    "mlm_loss_2": 4.0,
-    "mlm_loss_4": 3.0,
-    "rtd_recall": 0.25,
-    "unigram_entropy": 4.5,
-}
+RECORD = {"epoch": 0.5, "mlm_loss_1": 5.0, "mlm_loss_2": 4.0, "mlm_loss_4": 3.0, "rtd_recall": 0.25}
+RECORD |= {"unigram_entropy": 4.5}
+SHORT = {"tokens_per_sample": 20}
 MIXTURE = {"mixture_1": 0.2, "mixture_2": 0.3, "mixture_4": 0.5}
 DETECTOR = {"rtd_loss_above_prior": -0.01, "rtd_logit_std": 0.7, "rtd_state_variance": 0.2}
 
 
-class Page(html.parser.HTMLParser):
-    """Check that tags are balanced, collect ids, links, headings, and the text outside of styles."""
-
-    def __init__(self, content: str):
-        super().__init__()
-        self.open, self.ids, self.links, self.titles, self.text = [], [], [], [], ""
-        self.feed(content)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        assert tag not in ("script", "link", "img", "iframe", "object", "embed")
-        self.open += [tag] if tag not in VOID else []
-        for name, value in attrs:
-            assert not name.startswith("on"), (tag, name)
-            self.ids += [value] if name == "id" else []
-            if name in ("href", "xlink:href", "src"):
-                assert value.startswith("#"), value
-                self.links.append(value[1:])
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.open = self.open[: len(self.open) - (tag not in VOID)]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "style":
-            assert "url(" not in data
-            assert "@import" not in data
-        else:
-            self.text += data
-        if self.open and self.open[-1] == "h2":
-            self.titles.append(data)
-
-
 def write_metrics(run, **values):
+    """Return the run, which is created if it is not there."""
+    run.mkdir(exist_ok=True)
     records = [{"split": "train", "update": 10, **RECORD, **values, "wall": 60.0, "wps": 100.0}]
     records += [{"split": "train", "update": 20, **RECORD, **values, "wall": 3600.0, "wps": 300.0}]
     records += [{"split": "valid", "update": 20, **RECORD, **values}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return run
 
 
 def write_probing(folder, run):
     """Two seeds of one probe, with 50 and 70 % of the targets right."""
     folder.mkdir()
-    results = [
-        ProbeResult(NAME, "generator", 2, None, seed, "micro_f1", score, 9)
-        for seed, score in enumerate((0.5, 0.7), start=1)
-    ]
+    results = [ProbeResult(NAME, "generator", 2, None, n, "micro_f1", f1, 9) for n, f1 in ((1, 0.5), (2, 0.7))]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
     write_results(folder, checkpoint, {"classifier": "linear"}, results)
     return folder
@@ -105,7 +63,7 @@ def text(tmp_path):
 
 @pytest.mark.slow
 def test_page_of_an_amos_run(tmp_path, text, capsys):
-    run = write_run(tmp_path / "<i>a & $run", task={"tokens_per_sample": 20})
+    run = write_run(tmp_path / "<i>a & $run", task=SHORT)
     write_metrics(run, **MIXTURE, **DETECTOR)
     add_settings(run, "amos_tiny")
     glue = write_summary(tmp_path / "glue", UPDATES, run, **{"MNLI": 70.0, EVIL: 50.0})
@@ -131,15 +89,8 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     ]
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.links) <= set(page.ids)
-    for name in (
-        "AMOS Figure 1a",
-        "AMOS Figure 1b",
-        "AMOS Figure 5a",
-        "AMOS Figure 5b",
-        "AMOS Figure 6",
-        "AMOS Table 9",
-    ):
-        assert name in page.text
+    for name in ("Figure 1a", "Figure 1b", "Figure 5a", "Figure 5b", "Figure 6", "Table 9"):
+        assert f"AMOS {name}" in page.text
     assert "<i>a & $run" in page.text
     assert "held_out.txt" in page.text
     assert "the token sampled from each depth of the generator" in page.text
@@ -149,8 +100,7 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     assert "60.0 ± 14.1" in page.text, "50 and 70 % of two probes"
     assert f"{NAME} 9" in page.text, "targets of a probing task"
     assert EVIL in page.text.replace("\u2019", ""), "the task's name"
-    printed = capsys.readouterr().out
-    assert "left out:" not in printed
+    assert "left out:" not in capsys.readouterr().out
     assert "chunk (span F1)" in page.text
     figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
     stems = ["discriminator", "generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]
@@ -160,13 +110,10 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "absent"),
-    [
-        ("mlm", ["Loss on replaced tokens by depth", "Mixture weights"]),
-        ("electric", ["Mixture weights"]),
-    ],
+    [("mlm", ["Loss on replaced tokens by depth", "Mixture weights"]), ("electric", ["Mixture weights"])],
 )
 def test_parts_that_an_objective_lacks_are_left_out(tmp_path, text, objective, absent, capsys):
-    run = write_run(tmp_path / "run", objective, task={"tokens_per_sample": 20})
+    run = write_run(tmp_path / "run", objective, task=SHORT)
     write_metrics(run)
     page = report(tmp_path, run, "--text", text, "--sentence", CORPUS[1])
     printed = capsys.readouterr().out
@@ -178,10 +125,8 @@ def test_parts_that_an_objective_lacks_are_left_out(tmp_path, text, objective, a
 
 
 def test_runs_with_one_depth_share_a_panel_and_the_corpus_is_not_needed(tmp_path, text, capsys):
-    runs = [
-        write_run(tmp_path / name, generator_depths=depth, task={"tokens_per_sample": 20})
-        for name, depth in (("shallow", "1"), ("deep", "2"))
-    ]
+    names = {"shallow": "1", "deep": "2"}
+    runs = [write_run(tmp_path / name, generator_depths=names[name], task=SHORT) for name in names]
     page = report(tmp_path, *runs, "--text", text)
     assert "shallow, depth 1" in page.text
     assert "deep, depth 2" in page.text
@@ -193,16 +138,10 @@ def test_runs_with_one_depth_share_a_panel_and_the_corpus_is_not_needed(tmp_path
 
 
 def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
-    write_metrics(run)
+    run = write_metrics(tmp_path / "run")
     page = report(tmp_path, run)
-    assert page.titles == [
-        "Runs and their cost",
-        "Generator loss by depth",
-        "Discriminator accuracy on replaced tokens",
-        "Left out",
-    ]
+    curves = ["Generator loss by depth", "Discriminator accuracy on replaced tokens"]
+    assert page.titles == ["Runs and their cost", *curves, "Left out"]
     assert f"{run} has no checkpoint_last.pt" in capsys.readouterr().out
     assert "Pretraining of runUpdates: 20." in page.text, "the heading, then the line below it"
     assert "curriculum" not in page.text
@@ -210,17 +149,13 @@ def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
 
 @pytest.mark.parametrize(("deviation", "said"), [(0.009, True), (0.011, False)])
 def test_a_run_that_ends_with_equal_logits_is_named(tmp_path, deviation, said):
-    run = tmp_path / "run"
-    run.mkdir()
-    write_metrics(run, rtd_logit_std=deviation)
+    run = write_metrics(tmp_path / "run", rtd_logit_std=deviation)
     page = report(tmp_path, run)
     assert ("since update 10 the logits of a batch have been equal" in page.text) == said
 
 
 def test_old_figures_are_removed_and_a_run_counts_once(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    write_metrics(run)
+    run = write_metrics(tmp_path / "run")
     figures = tmp_path / "page_figures"
     report(tmp_path, run, "--probe", write_probing(tmp_path / "probe", run))
     (figures / "own.png").touch()
@@ -231,19 +166,15 @@ def test_old_figures_are_removed_and_a_run_counts_once(tmp_path):
 
 
 def test_two_outputs_of_amos_probe_have_their_names(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_metrics(tmp_path / name)
-    folders = [write_probing(tmp_path / f"probe_{name}", tmp_path / name) for name in ("one", "two")]
-    page = report(tmp_path, tmp_path / "one", tmp_path / "two", "--probe", *folders, folders[0])
+    runs = [write_metrics(tmp_path / name) for name in ("one", "two")]
+    folders = [write_probing(tmp_path / f"probe_{run.name}", run) for run in runs]
+    page = report(tmp_path, *runs, "--probe", *folders, folders[0])
     assert page.titles[-3:] == ["Edge probing by layer: one", "Edge probing by layer: two", "Left out"]
     assert "over 2 seeds of the micro-F1" in page.text
 
 
 def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_path, capsys):
-    run = tmp_path / "run"
-    run.mkdir()
-    write_metrics(run)
+    run = write_metrics(tmp_path / "run")
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"split": "tr')
     report(tmp_path, run)
@@ -272,17 +203,13 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
 )
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = tmp_path / "run"
-    run.mkdir()
-    write_metrics(run)
+    run = write_metrics(tmp_path / "run")
     assert message in error_line(capsys, main, "report", *(word.replace("RUN", str(run)) for word in arguments))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
-    run.mkdir()
-    write_metrics(run)
+    run = write_metrics(tmp_path / "run")
     report(tmp_path, run)
     before = (tmp_path / "page.html").read_bytes()
     report(tmp_path, run)
@@ -299,9 +226,7 @@ def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
 
 def write_times(folder, walls, seconds, parent=None):
     """A log with ``walls``, and a checkpoint after that many seconds; return what the report reads of it."""
-    records = [
-        {"split": "train", "update": update} | ({"wall": wall} if wall else {}) for update, wall in enumerate(walls)
-    ]
+    records = [{"split": "train", "update": n} | ({"wall": wall} if wall else {}) for n, wall in enumerate(walls)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     torch.save({"extra_state": {"previous_training_time": seconds}}, folder / "checkpoint_last.pt")
     return SimpleNamespace(file=folder / "checkpoint_last.pt", parent=parent and str(parent), num_updates=1)
@@ -333,9 +258,7 @@ def test_time_of_a_run_in_parts(tmp_path):
 
 def test_gpus_of_the_log(tmp_path):
     line = "[x] - rank   {}: capabilities =  8.0  ; total memory = 39.586 GB ; name = NVIDIA A100-SXM4-40GB      \n"
-    (tmp_path / "hydra_train.log").write_text(
-        "start\n" + line.format(0) + line.format(1) + line.format(0) + line.format(1)
-    )
+    (tmp_path / "hydra_train.log").write_text("start\n" + 2 * (line.format(0) + line.format(1)))
     assert hardware_of(tmp_path) == "2 x NVIDIA A100-SXM4-40GB"
     assert hardware_of(tmp_path / "absent") is None
     (tmp_path / "hydra_train.log").unlink()

@@ -43,10 +43,7 @@ def test_results_of_tagging(tmp_path):
     results = read_benchmarks(folders, "--tag")
     table = benchmark_table(results)
     assert table.columns == ["", "upos", "chunk (span F1)"]
-    assert table.rows == [
-        ["run, 10 updates", "81.0 ± 1.4", "62.0 ± 2.8"],
-        ["run, 20 updates", "81.0 ± 1.4", "62.0 ± 2.8"],
-    ]
+    assert table.rows == [[f"run, {updates} updates", "81.0 ± 1.4", "62.0 ± 2.8"] for updates in (10, 20)]
     assert table.notes == ["a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"]
     panels, _ = points_over_cost(results, [])
     assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
@@ -77,10 +74,8 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
         {"label": "run", "points": [(1000, 60.0, 0.5), (2000, 70.0, 0.5)]},
         {"label": "other", "points": [(500, 50.0, 0.5), (700, 52.0, 0.5)]},
     ]
-    runs = [
-        PretrainingRun(tmp_path / name, name, PretrainingCost(0, flops_per_update=cost))
-        for name, cost in (("run", 3), ("other", 10))
-    ]
+    costs = {"run": PretrainingCost(0, flops_per_update=3), "other": PretrainingCost(0, flops_per_update=10)}
+    runs = [PretrainingRun(tmp_path / name, name, cost) for name, cost in costs.items()]
     panels, unit = points_over_cost(results, runs)
     assert unit == "FLOPs of pretraining"
     assert [series.points[0][0] for series in panels["MNLI mm"]] == [3000, 5000]
@@ -96,12 +91,6 @@ SUMMARY = (
 
 def summary(task="RTE", median="50", deviation="1", file="x.pt", num_updates="5", note="a") -> str:
     return SUMMARY % (task, median, deviation, file, num_updates, note)
-
-
-def test_the_summary_of_the_next_test_is_accepted(tmp_path):
-    (tmp_path / "glue.json").write_text(summary())
-    (found,) = read_benchmarks([str(tmp_path)], "--glue")
-    assert (main_spreads(found), found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +116,10 @@ def test_the_summary_of_the_next_test_is_accepted(tmp_path):
     ids=lambda content: str(content)[-60:],
 )
 def test_a_folder_without_results_is_one_line(tmp_path, content):
+    (tmp_path / "glue.json").write_text(summary())
+    (found,) = read_benchmarks([str(tmp_path)], "--glue")
+    assert (main_spreads(found), found.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
+    (tmp_path / "glue.json").unlink()
     if content is not None:
         (tmp_path / "glue.json").write_text(content)
     with pytest.raises(UserError, match=r"holds no results: give the --out|: repeat the command that wrote it"):

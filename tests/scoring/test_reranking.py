@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 
 import pytest
 
@@ -18,13 +19,15 @@ from amos_fairseq.scoring.reranking import (
     winners,
 )
 
+
+def utterance(reference, hypotheses):
+    return {"reference": reference, "hypotheses": [{"text": text, "score": f} for text, f in hypotheses.items()]}
+
+
 # With f + lambda PLL: "a b" wins from lambda 0.25 on (-1 - 8 l against -2 - 4 l).
-FIRST = {
-    "reference": "a b",
-    "hypotheses": [{"text": "a x", "score": -1}, {"text": "a b", "score": -2}, {"text": "x", "score": -9.5}],
-}
+FIRST = utterance("a b", {"a x": -1, "a b": -2, "x": -9.5})
 # The recogniser is right; "d" wins above lambda 0.6 (-1 - 6 l against -4 - l).
-SECOND = {"reference": "c c c", "hypotheses": [{"text": "c c c", "score": -1}, {"text": "d", "score": -4.0}]}
+SECOND = utterance("c c c", {"c c c": -1, "d": -4.0})
 PLLS = {"a x": -8.0, "a b": -4.0, "x": -3.0, "c c c": -6.0, "d": -1.0}
 SCORES = {text: TextScore(pll, num_tokens=2 + len(text.split())) for text, pll in PLLS.items()}
 EMPTY, TOO_LONG = TextScore(0.0, num_tokens=2), TextScore(None, num_tokens=900)
@@ -46,21 +49,12 @@ def test_winners_change_at_the_crossings(utterances):
     def texts(weight):
         return [winner["text"] for winner in winners(utterances, SCORES, weight).values()]
 
-    assert texts(0.0) == ["a x", "c c c"]
-    assert texts(0.2) == ["a x", "c c c"]
-    assert texts(0.3) == ["a b", "c c c"]
-    assert texts(0.55) == ["a b", "c c c"]
+    assert texts(0.0) == texts(0.2) == ["a x", "c c c"]
+    assert texts(0.3) == texts(0.55) == ["a b", "c c c"]
     assert texts(0.65) == ["a b", "d"]
-    assert winners(utterances, SCORES, 0.3)["first"] == {
-        "text": "a b",
-        "place": 2,
-        "score": -2.0,
-        "pll": -4.0,
-        "word_errors": 0,
-    }
-
-
-def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
+    expected = {"text": "a b", "place": 2, "score": -2.0, "pll": -4.0, "word_errors": 0}
+    assert winners(utterances, SCORES, 0.3)["first"] == expected
+    # Equal sums keep the order of the recogniser.
     assert winners(utterances, SCORES, 0.25)["first"]["place"] == 1
 
 
@@ -77,9 +71,8 @@ def test_equal_sums_keep_the_order_of_the_recogniser(utterances):
     ],
 )
 def test_empty_and_too_long_hypotheses(tmp_path, hypotheses, winner):
-    entries = [{"text": text, "score": score} for text, score in hypotheses.items()]
-    (utterance,) = read(tmp_path, {"u": {"reference": "a b", "hypotheses": entries}})
-    found = winners([utterance], SCORES | {"": EMPTY, "long": TOO_LONG}, 1.0)["u"]
+    lists = read(tmp_path, {"u": utterance("a b", hypotheses)})
+    found = winners(lists, SCORES | {"": EMPTY, "long": TOO_LONG}, 1.0)["u"]
     assert (found["text"], found["pll"]) == (winner, {"": 0.0, "long": None}.get(winner, -4.0))
 
 
@@ -98,10 +91,8 @@ def test_error_rates_before_after_and_oracle(utterances):
 
 
 def test_oracle_above_zero(tmp_path):
-    (utterance,) = read(
-        tmp_path, {"u": {"reference": "p q", "hypotheses": [{"text": "r s", "score": 0}, {"text": "p", "score": -9}]}}
-    )
-    assert error_rates([utterance], {"r s": TextScore(-1.0, 4), "p": TextScore(-5.0, 3)}, 0.5)["wer_oracle"] == 50.0
+    lists = read(tmp_path, {"u": utterance("p q", {"r s": 0, "p": -9})})
+    assert error_rates(lists, {"r s": TextScore(-1.0, 4), "p": TextScore(-5.0, 3)}, 0.5)["wer_oracle"] == 50.0
 
 
 @pytest.mark.parametrize(
@@ -113,17 +104,11 @@ def test_oracle_above_zero(tmp_path):
         ("{", "is not JSON .*: give a JSON file of n-best lists"),
         ({"u": {"hypotheses": []}}, "utterance 'u' needs a string 'reference'"),
         ({"u": "a b"}, "utterance 'u' needs a string 'reference'"),
-        (
-            {"u": {"reference": "a", "hypotheses": []}},
-            "utterance 'u' needs a list 'hypotheses' with at least one entry",
-        ),
+        ({"u": utterance("a", {})}, "utterance 'u' needs a list 'hypotheses' with at least one entry"),
         ({"u": {"reference": "a", "hypotheses": [{"text": "a"}]}}, "hypothesis 1 of 'u' needs a 'text' and a finite"),
-        ({"u": {"reference": "a", "hypotheses": [{"text": "a", "score": True}]}}, "hypothesis 1 of 'u'"),
-        (
-            '{"u": {"reference": "a", "hypotheses": [{"text": "a", "score": 1}, {"text": "b", "score": NaN}]}}',
-            "hypothesis 2",
-        ),
-        ({"u": {"reference": " ", "hypotheses": [{"text": "a", "score": 1}]}}, "all references are empty"),
+        ({"u": utterance("a", {"a": True})}, "hypothesis 1 of 'u'"),
+        ({"u": utterance("a", {"a": 1, "b": math.nan})}, "hypothesis 2"),
+        ({"u": utterance(" ", {"a": 1})}, "all references are empty"),
         ('{"u": {"reference": "a"}, "u": {"reference": "b"}}', "'u' occurs 2 times"),
     ],
 )
@@ -133,22 +118,15 @@ def test_invalid_files_are_refused(tmp_path, content, message):
     assert str(tmp_path / "nbest.json") in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("reference", "hypothesis", "errors"),
-    [
-        ("the cat sat", "the cat sat", 0),
-        ("the cat sat", "the bat sat", 1),
-        ("the cat sat", "cat sat", 1),
-        ("the cat sat", "the the cat sat", 1),
-        ("the cat sat", "", 3),
-        ("the cat sat", "sat cat the", 2),
-        ("a b c d", "b c d e", 2),
-        ("The cat", "the cat", 1),
-        ("", "um", 1),
-    ],
-)
-def test_word_errors_by_hand(reference, hypothesis, errors):
-    assert WordErrors.of(reference, hypothesis) == WordErrors(errors, len(reference.split()))
+def test_word_errors_by_hand():
+    hypotheses = {"the cat sat": 0, "the bat sat": 1, "cat sat": 1, "the the cat sat": 1, "": 3, "sat cat the": 2}
+    for text, errors in hypotheses.items():
+        assert WordErrors.of("the cat sat", text) == WordErrors(errors, 3), text
+    assert WordErrors.of("a b c d", "b c d e") == WordErrors(2, 4)
+    assert WordErrors.of("The cat", "the cat") == WordErrors(1, 2)
+    assert WordErrors.of("", "um") == WordErrors(1, 0)
+    assert WordErrors.of("a", "b c d").rate == 300
+    assert WordErrors.total([WordErrors(1, 2), WordErrors(0, 6)]).rate == 12.5  # over all words
 
 
 def test_edit_distance_of_short_texts_against_all_alignments():
@@ -163,9 +141,3 @@ def test_edit_distance_of_short_texts_against_all_alignments():
     texts = [text for length in range(5) for text in itertools.product("xyz", repeat=length)]
     for a, b in itertools.product(texts, texts[:121:3]):
         assert edit_distance(list(a), list(b)) == fewest(a, b)
-
-
-def test_word_error_rate_is_over_all_words():
-    total = WordErrors.total([WordErrors(1, 2), WordErrors(0, 6)])
-    assert total.rate == 12.5
-    assert WordErrors.of("a", "b c d").rate == 300

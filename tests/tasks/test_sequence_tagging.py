@@ -12,15 +12,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.tasks.sequence_tagging import SequenceTaggingConfig, SequenceTaggingTask
 
-MODEL = {
-    "encoder_layers": 2,
-    "encoder_embed_dim": 64,
-    "encoder_ffn_embed_dim": 128,
-    "encoder_attention_heads": 2,
-    "max_positions": 40,
-    "generator_depths": "1,2",
-    "pooler_dropout": 0.3,
-}
+MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
+MODEL |= {"max_positions": 40, "generator_depths": "1,2", "pooler_dropout": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +41,7 @@ def test_every_sentence_occurs_once_in_an_epoch(data, caplog):
     for split, epochs in (("train", (1, 2)), ("valid", (1, 1))):
         orders = []
         for epoch in epochs:
-            iterator = task.get_batch_iterator(
-                task.datasets[split], max_sentences=7, max_positions=40, num_shards=1, shard_id=0, epoch=epoch
-            )
+            iterator = task.get_batch_iterator(task.datasets[split], max_sentences=7, max_positions=40, epoch=epoch)
             orders.append([index for batch in iterator.next_epoch_itr() for index in batch["id"].tolist()])
         assert all(sorted(order) == list(range(40)) for order in orders)
         assert (orders[0] != orders[1]) == (split == "train")

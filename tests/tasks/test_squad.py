@@ -15,14 +15,8 @@ from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 
-MODEL = {
-    "encoder_layers": 2,
-    "encoder_embed_dim": 64,
-    "encoder_ffn_embed_dim": 128,
-    "encoder_attention_heads": 2,
-    "max_positions": 64,
-    "generator_depths": "1,2",
-}
+MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
+MODEL |= {"max_positions": 64, "generator_depths": "1,2"}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +36,8 @@ def build(task: SquadTask):
 
 
 def epoch_of(task: SquadTask, split: str, epoch: int, rank: int = 0, ranks: int = 1) -> list[list[int]]:
-    iterator = task.get_batch_iterator(
-        task.datasets[split], max_sentences=7, max_positions=64, num_shards=ranks, shard_id=rank, epoch=epoch
-    )
+    settings = {"max_sentences": 7, "max_positions": 64, "num_shards": ranks, "shard_id": rank}
+    iterator = task.get_batch_iterator(task.datasets[split], epoch=epoch, **settings)
     return [batch["id"].tolist() for batch in iterator.next_epoch_itr() if batch]
 
 

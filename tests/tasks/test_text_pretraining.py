@@ -22,6 +22,15 @@ def train_iterator(data: Path | str, epoch: int = 1, *, update_freq: int = 1, ba
     return task.get_batch_iterator(task.dataset("train"), max_sentences=batch_size, epoch=epoch, **settings)
 
 
+def state_after(num_batches: int, *arguments, **settings) -> dict:
+    """The state of an interrupted epoch."""
+    iterator = train_iterator(*arguments, **settings)
+    batches = iterator.next_epoch_itr(shuffle=True)
+    for _ in range(num_batches):
+        next(batches)
+    return iterator.state_dict()
+
+
 def contents(batch: dict) -> tuple:
     return (batch["id"].tolist(), *(tensor.tolist() for tensor in batch["net_input"].values()))
 
@@ -48,11 +57,9 @@ def test_masked_share_by_hand(corpus: Path) -> None:
     ],
 )
 def test_invalid_settings_are_refused(corpus: Path, settings: dict, message: str) -> None:
-    settings = {
-        key: value.format(corpus=corpus) if isinstance(value, str) else value for key, value in settings.items()
-    }
+    paths = {name: value.format(corpus=corpus) for name, value in settings.items() if isinstance(value, str)}
     with pytest.raises(UserError, match=message):
-        make_task(**({"data": corpus} | settings))
+        make_task(**({"data": corpus} | settings | paths))
 
 
 def test_missing_or_empty_data_are_refused_before_training(corpus: Path, tmp_path: Path) -> None:
@@ -106,9 +113,8 @@ def test_loader_processes_receive_the_epoch(corpus: Path) -> None:
         task.load_dataset("train")
         batches = []
         for epoch in (1, 2, 3):
-            iterator = task.get_batch_iterator(
-                task.dataset("train"), max_sentences=4, epoch=epoch, num_workers=num_workers, data_buffer_size=10
-            )
+            settings = {"max_sentences": 4, "num_workers": num_workers, "data_buffer_size": 10}
+            iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **settings)
             batches.append([contents(batch) for batch in iterator.next_epoch_itr(shuffle=True)])
         return batches
 
@@ -121,11 +127,7 @@ def test_loader_processes_receive_the_epoch(corpus: Path) -> None:
 def test_resume_in_the_middle_of_an_epoch(corpus: Path, batches_before: int, num_workers: int) -> None:
     """Epoch 2, in a new process, with other loader processes: the rest of the epoch as if nothing had happened."""
     whole = [contents(batch) for batch in train_iterator(corpus, 2).next_epoch_itr(shuffle=True)]
-    interrupted = train_iterator(corpus, 2)
-    batches = interrupted.next_epoch_itr(shuffle=True)
-    for _ in range(batches_before):
-        next(batches)
-    state = interrupted.state_dict()
+    state = state_after(batches_before, corpus, 2)
     assert state["epoch"] == 2
     resumed = train_iterator(corpus, 2, num_workers=num_workers)
     resumed.load_state_dict(state)
@@ -136,21 +138,15 @@ def test_resume_in_the_middle_of_an_epoch(corpus: Path, batches_before: int, num
 @pytest.mark.parametrize(("num_shards", "update_freq", "batch_size"), [(2, 2, 2), (4, 1, 2), (1, 1, 8), (8, 1, 1)])
 def test_resume_with_another_number_of_ranks(corpus: Path, num_shards: int, update_freq: int, batch_size: int) -> None:
     """Saved by 1 rank x update_freq 4 x batch 2 after 3 updates; continued by others with a global batch of 8."""
-    single = train_iterator(corpus, update_freq=4, batch_size=2)
-    batches = single.next_epoch_itr(shuffle=True)
-    updates = [
-        [block for batch in group for block in batch["id"].tolist()] for group in iterators.GroupedIterator(batches, 4)
-    ]
-    single = train_iterator(corpus, update_freq=4, batch_size=2)
-    batches = single.next_epoch_itr(shuffle=True)
-    for _ in range(3 * 4):
-        next(batches)
+    batches = train_iterator(corpus, update_freq=4, batch_size=2).next_epoch_itr(shuffle=True)
+    groups = iterators.GroupedIterator(batches, 4)
+    updates = [[block for batch in group for block in batch["id"].tolist()] for group in groups]
+    state = state_after(3 * 4, corpus, update_freq=4, batch_size=2)
     taken: list[list[int]] = [[] for _ in updates[3:]]
     for rank in range(num_shards):
-        resumed = train_iterator(
-            corpus, update_freq=update_freq, batch_size=batch_size, num_shards=num_shards, shard_id=rank
-        )
-        resumed.load_state_dict(single.state_dict())
+        settings = {"update_freq": update_freq, "batch_size": batch_size, "num_shards": num_shards}
+        resumed = train_iterator(corpus, shard_id=rank, **settings)
+        resumed.load_state_dict(state)
         groups = list(iterators.GroupedIterator(resumed.next_epoch_itr(shuffle=True), update_freq))
         assert len(groups) == len(taken)
         for update, group in enumerate(groups):
@@ -159,11 +155,7 @@ def test_resume_with_another_number_of_ranks(corpus: Path, num_shards: int, upda
 
 
 def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
-    iterator = train_iterator(corpus, update_freq=2, batch_size=2)
-    batches = iterator.next_epoch_itr(shuffle=True)
-    for _ in range(6):
-        next(batches)
-    state = iterator.state_dict()  # 12 blocks
+    state = state_after(6, corpus, update_freq=2, batch_size=2)  # 12 blocks
     with pytest.raises(UserError, match=r"run with 4 blocks per update .* has 8: .* --reset-dataloader"):
         train_iterator(corpus, update_freq=2, batch_size=2, num_shards=2).load_state_dict(state)
     # 12 blocks are between two updates of 2, of 6 and of 12 blocks.
@@ -180,14 +172,11 @@ def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
 
 
 def test_another_micro_batch_of_the_same_update_is_noted(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
-    iterator = train_iterator(corpus, update_freq=2, batch_size=2)
-    batches = iterator.next_epoch_itr(shuffle=True)
-    for _ in range(6):
-        next(batches)
-    train_iterator(corpus, update_freq=1, batch_size=2, num_shards=2).load_state_dict(iterator.state_dict())
+    state = state_after(6, corpus, update_freq=2, batch_size=2)
+    train_iterator(corpus, update_freq=1, batch_size=2, num_shards=2).load_state_dict(state)
     assert "micro-batches" not in caplog.text
     resumed = train_iterator(corpus, update_freq=1, batch_size=4)
-    resumed.load_state_dict(iterator.state_dict())
+    resumed.load_state_dict(state)
     assert "micro-batches of 4 blocks instead of 2: same blocks, other noise" in caplog.text
     assert resumed.iterations_in_epoch == 3
 

@@ -4,7 +4,6 @@ Thousands of random texts and difficult ones, on both ways that the file is used
 own dictionary; and the library with whole texts, as Hugging Face's clients call it.
 """
 
-import io
 import json
 import os
 import random
@@ -17,7 +16,7 @@ import pytest
 import sentencepiece
 from fairseq.data import Dictionary
 from sentencepiece import sentencepiece_model_pb2
-from tokenizer_text import ALPHABETS, HOSTILE, random_texts, write_sample
+from tokenizer_text import ALPHABETS, HOSTILE, LEARNED_KINDS, random_texts, train_bpe
 from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
@@ -42,14 +41,7 @@ class Learned(NamedTuple):
     expected: Callable[[str], list[int]]
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory) -> Path:
-    return write_sample(tmp_path_factory.mktemp("sample"))
-
-
-@pytest.fixture(
-    scope="module", params=["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]
-)
+@pytest.fixture(scope="module", params=LEARNED_KINDS)
 def learned(request, sample, tmp_path_factory) -> Learned:
     bpe, case = request.param.split("-")
     tokenizer = learn_tokenizer(sample, bpe, 300, case == "cased")
@@ -190,24 +182,17 @@ _RULES = dict.fromkeys(map(ord, "\u200b\u200c\u200e\u200f\u2581\ufeff\ufffd"), "
 
 def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> Learned:
     """A model as a user may have one, learned from text as it is."""
-    model = io.BytesIO()
-    defaults = {"model_type": "bpe", "bos_id": -1, "eos_id": -1, "pad_id": -1, "normalization_rule_name": "identity"}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        vocab_size=vocab_size,
-        unk_id=0,
-        minloglevel=2,
-        **(defaults | settings),
-    )
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    return Learned(from_sentencepiece(model.getvalue()), lambda text: [index + 3 for index in processor.encode(text)])
+    model = train_bpe(lines, vocab_size, **({"normalization_rule_name": "identity"} | settings))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return Learned(from_sentencepiece(model), lambda text: [index + 3 for index in processor.encode(text)])
+
+
+FOXES = ["the quick brown fox jumps over the lazy dog", "a lazy fox and a quick dog"] * 20
 
 
 def test_model_of_a_user_with_control_symbols():
     """Its own <s> and </s> have no row: ours take their place."""
-    lines = ["the quick brown fox jumps over the lazy dog", "a lazy fox and a quick dog"] * 20
-    tokenizer, expected = sentencepiece_of(lines, 40, bos_id=1, eos_id=2)
+    tokenizer, expected = sentencepiece_of(FOXES, 40, bos_id=1, eos_id=2)
     texts = ["the dog", "  a  lazy   fox ", "", "☃ quick☃☃ ☃", "<s> the </s>", *random_texts([*"thequickfx ☃"], 400)]
     assert_same_ids(tokenizer, lambda text: [max(3, index - 2) for index in expected(text)], texts)
 
@@ -226,9 +211,8 @@ def test_model_of_a_user_with_control_symbols():
     ],
 )
 def test_models_that_cannot_be_converted_exactly_are_refused(settings, reason):
-    lines = ["the quick brown fox jumps over the lazy dog", "a lazy fox and a quick dog"] * 20
     with pytest.raises(UserError, match=f"the SentencePiece model {reason}"):
-        sentencepiece_of(lines, **({"vocab_size": 40} | settings))
+        sentencepiece_of(FOXES, **({"vocab_size": 40} | settings))
 
 
 def test_bytes_that_are_no_model_are_refused():
@@ -238,18 +222,8 @@ def test_bytes_that_are_no_model_are_refused():
 
 def test_the_step_of_the_library_for_the_table_of_a_model_is_inexact():
     """Why such models are refused. If this fails, the library has changed, and they may be accepted with this step."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b c"] * 10),
-        model_writer=model,
-        vocab_size=5,
-        model_type="bpe",
-        minloglevel=2,
-        bos_id=-1,
-        eos_id=-1,
-    )
     proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(model.getvalue())
+    proto.ParseFromString(train_bpe(["a b c"] * 10, 5))
     step = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
     reference = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc", add_dummy_prefix=False)
     assert reference.normalize("a\u0323\u0302") == "\u1ead"  # a with circumflex and dot below
@@ -267,8 +241,7 @@ def test_a_different_piece_is_found(sample):
 
 def test_merges_with_equal_results_share_one_piece():
     """The first merge determines the id, and both produce the piece."""
-    tokenizer = from_bpe(
-        ["a", "b", "a</w>"], [("a", "b"), ("ab", "a</w>"), ("b", "a</w>"), ("a", "ba</w>")], cased=True
-    )
+    merges = [("a", "b"), ("ab", "a</w>"), ("b", "a</w>"), ("a", "ba</w>")]
+    tokenizer = from_bpe(["a", "b", "a</w>"], merges, cased=True)
     assert tokenizer.dictionary_symbols == ["a", "b", "a</w>", "ab", "aba</w>", "ba</w>"]
     assert tokenizer.encode("aba ba") == ["aba</w>", "ba</w>"]

@@ -15,11 +15,6 @@ from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory) -> Path:
-    return write_sample(tmp_path_factory.mktemp("sample"))
-
-
 def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
     """One that we learn, such as sentencepiece-cased, or one of Hugging Face's library."""
     sample = write_sample(directory)
@@ -31,30 +26,28 @@ def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
 
 def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
     """A small tokenizer of the given model, as Hugging Face's library writes it."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind in ("bytes", "unigram") else None
-    special = special or ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind in ("bytes", "unigram"):
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    settings = {"vocab_size": 300, "special_tokens": special, "show_progress": False}
     lines = sample.read_text(encoding="utf-8").split("\n")
     if kind == "wordpiece":
         learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
         learner.normalizer, learner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
         learner.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+        trainer = trainers.WordPieceTrainer(**settings)
     elif kind == "bytes":
         learner = tokenizers.Tokenizer(models.BPE())
         learner.pre_tokenizer, learner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        )
+        settings |= {"vocab_size": 500, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+        trainer = trainers.BpeTrainer(**settings)
     elif kind == "unigram":
         learner = tokenizers.Tokenizer(models.Unigram())
         learner.pre_tokenizer, learner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
-        )
+        trainer = trainers.UnigramTrainer(unk_token="<unk>", **settings)
     else:  # pieces with spaces inside, as a model without pre-tokenizer learns them
         learner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
-        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+        trainer = trainers.BpeTrainer(**settings)
     learner.train_from_iterator(lines, trainer)
     learner.enable_truncation(8)
     learner.enable_padding(length=8)
@@ -123,9 +116,8 @@ def test_hugging_face_saved_tokenizer_is_the_same_one(hugging_face, tmp_path):
 def test_configuration_names_the_special_tokens(sample, tmp_path):
     """Names in the configuration take precedence over the usual spellings."""
     directory = hugging_face_directory(tmp_path / "named", "wordpiece", sample)
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps({"cls_token": "[SEP]", "sep_token": {"content": "[CLS]"}, "mask_token": None})
-    )
+    names = {"cls_token": "[SEP]", "sep_token": {"content": "[CLS]"}, "mask_token": None}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names))
     special = load_tokenizer(directory).special_tokens
     assert special == {"<s>": "[SEP]", "<pad>": "[PAD]", "</s>": "[CLS]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
 

@@ -1,11 +1,9 @@
 """The tokenizer of the released AMOS checkpoint: its rules on hand-made cases, and the properties of every tokenizer."""
 
-import io
-
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from tokenizer_text import HOSTILE, assert_survives_fairseq
+from tokenizer_text import HOSTILE, SPLIT_LINES, assert_survives_fairseq, train_bpe
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization import load_tokenizer
@@ -39,20 +37,7 @@ PLAIN |= {"\u2013": "-", "\u2014": "-"}
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    written = io.BytesIO()
-    lines = ["the quick brown fox jumps over the lazy dog .", "it 's a ( small ) corpus , isn't it ? yes !"] * 20
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=written,
-        model_type="bpe",
-        vocab_size=90,
-        minloglevel=2,
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-        normalization_rule_name="nmt_nfkc",
-    )
-    return written.getvalue()
+    return train_bpe(SPLIT_LINES, 90, normalization_rule_name="nmt_nfkc")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +48,7 @@ def release(model, tmp_path_factory):
     pieces = [processor.id_to_piece(i) for i in range(1, len(processor))]
     (directory / "sp.model").write_bytes(model)
     listed = [piece for piece in reversed(pieces) if piece != "\u2581?"]
-    (directory / "dict.txt").write_text(
-        "".join(f"{piece} {i + 1}\n" for i, piece in enumerate(listed)), encoding="utf-8"
-    )
+    (directory / "dict.txt").write_text("".join(f"{piece} 7\n" for piece in listed), encoding="utf-8")
     return directory
 
 
@@ -137,9 +120,10 @@ def test_offsets_point_into_the_original_line(tokenizer):
         assert all(0 <= s <= e <= len(text) and text[s:e].strip() == text[s:e] for _, s, e in spans)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [("a 1\nb 1\na 1\n", "line 3"), ("<pad> 1\n", "line 1"), ("a\n", "expected 'piece count'")]
-)
+FOREIGN = {"a 1\nb 1\na 1\n": "line 3", "<pad> 1\n": "line 1", "a\n": "expected 'piece count'"}
+
+
+@pytest.mark.parametrize(("content", "message"), FOREIGN.items())
 def test_dictionaries_that_fairseq_would_read_differently_are_refused(content, message, model, tmp_path):
     (tmp_path / "sp.model").write_bytes(model)
     (tmp_path / "dict.txt").write_text(content)

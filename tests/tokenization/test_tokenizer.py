@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
+from tokenizer_text import HOSTILE, LEARNED_KINDS, assert_survives_fairseq
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import directory_sha256
@@ -15,14 +15,7 @@ from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, un
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory) -> Path:
-    return write_sample(tmp_path_factory.mktemp("sample"))
-
-
-@pytest.fixture(
-    scope="module", params=["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-uncased", "fastbpe-cased"]
-)
+@pytest.fixture(scope="module", params=LEARNED_KINDS)
 def learned(request, sample):
     bpe, case = request.param.split("-")
     return learn_tokenizer(sample, bpe, 300, case == "cased")
@@ -100,6 +93,8 @@ def break_dictionary(directory: Path) -> None:
         (lambda d: (d / "tokenizer.settings.json").write_text('{"kind": "words"}'), "'kind' must be one of"),
         (lambda d: (d / "tokenizer.json").unlink(), r"tokenizer\.json is missing: give the whole tokenizer directory"),
         (lambda d: (d / "tokenizer.json").write_bytes(b""), "is empty"),
+        (lambda d: (d / "tokenizer.json").write_bytes(b"no model"), r"json is not a usable tokenizer\.json: "),
+        (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), r"json is not a usable tokenizer\.json: "),
         (lambda d: (d / "dict.txt").unlink(), "dict.txt is missing"),
         (lambda d: (d / "dict.txt").write_text("a b c\n"), "expected 'piece count'"),
         (break_dictionary, "does not match"),
@@ -110,14 +105,6 @@ def test_damaged_directory_is_refused(learned, tmp_path, damage, message):
     learned.save(tmp_path)
     damage(tmp_path)
     with pytest.raises(UserError, match=message):
-        load_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"no model", b"\xff\xfe"])
-def test_broken_model_is_refused(learned, tmp_path, content):
-    learned.save(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json is not a usable tokenizer\.json: "):
         load_tokenizer(tmp_path)
 
 

@@ -64,9 +64,8 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
         assert rows.pop(0) == ["index", "prediction", "label"]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
         inputs = prepared.inputs(split, 80, 2)  # the recipe's separators
-        for row, text, label in zip(
-            rows, map(inputs.__getitem__, range(len(inputs))), prepared.labels(split), strict=True
-        ):
+        texts = [inputs[number] for number in range(len(inputs))]
+        for row, text, label in zip(rows, texts, prepared.labels(split), strict=True):
             with torch.no_grad():
                 logits, _ = loaded.model(text[None], features_only=True, classification_head_name=HEAD)
             if task == "STS-B":
